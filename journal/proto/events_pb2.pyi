@@ -1,0 +1,325 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Sharding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OFF: _ClassVar[Sharding]
+    DYNAMIC: _ClassVar[Sharding]
+    FILE: _ClassVar[Sharding]
+    DATA: _ClassVar[Sharding]
+    FILE_OR_DATA: _ClassVar[Sharding]
+    HINT: _ClassVar[Sharding]
+OFF: Sharding
+DYNAMIC: Sharding
+FILE: Sharding
+DATA: Sharding
+FILE_OR_DATA: Sharding
+HINT: Sharding
+
+class Event(_message.Message):
+    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_completed", "lease_returned", "lease_lost", "repetition_started")
+    TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    LEADER_ELECTED_FIELD_NUMBER: _ClassVar[int]
+    DATASET_REGISTERED_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_DECIDED_FIELD_NUMBER: _ClassVar[int]
+    JOB_CREATED_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_CREATED_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_COLLECTED_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_JOINED_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_LEFT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_REGISTERED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_LOST_FIELD_NUMBER: _ClassVar[int]
+    TASK_CREATED_FIELD_NUMBER: _ClassVar[int]
+    TASK_COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    SPLITS_LEASED_FIELD_NUMBER: _ClassVar[int]
+    LEASE_COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    LEASE_RETURNED_FIELD_NUMBER: _ClassVar[int]
+    LEASE_LOST_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_STARTED_FIELD_NUMBER: _ClassVar[int]
+    time_ms: int
+    request: Request
+    leader_elected: LeaderElected
+    dataset_registered: DatasetRegistered
+    compression_decided: CompressionDecided
+    job_created: JobCreated
+    iteration_created: IterationCreated
+    iteration_finished: IterationFinished
+    iteration_collected: IterationCollected
+    consumer_joined: ConsumerJoined
+    consumer_left: ConsumerLeft
+    worker_registered: WorkerRegistered
+    worker_lost: WorkerLost
+    task_created: TaskCreated
+    task_completed: TaskCompleted
+    splits_leased: SplitsLeased
+    lease_completed: LeaseCompleted
+    lease_returned: LeaseReturned
+    lease_lost: LeaseLost
+    repetition_started: RepetitionStarted
+    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_completed: _Optional[_Union[LeaseCompleted, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., repetition_started: _Optional[_Union[RepetitionStarted, _Mapping]] = ...) -> None: ...
+
+class Request(_message.Message):
+    __slots__ = ("caller", "number")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    caller: str
+    number: int
+    def __init__(self, caller: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+
+class LeaderElected(_message.Message):
+    __slots__ = ("term", "address", "format", "version", "journal_id")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_ID_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    address: str
+    format: int
+    version: str
+    journal_id: str
+    def __init__(self, term: _Optional[int] = ..., address: _Optional[str] = ..., format: _Optional[int] = ..., version: _Optional[str] = ..., journal_id: _Optional[str] = ...) -> None: ...
+
+class SplitSource(_message.Message):
+    __slots__ = ("arithmetic", "count", "explicit", "endless")
+    ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    EXPLICIT_FIELD_NUMBER: _ClassVar[int]
+    ENDLESS_FIELD_NUMBER: _ClassVar[int]
+    arithmetic: Arithmetic
+    count: int
+    explicit: ExplicitSplits
+    endless: Endless
+    def __init__(self, arithmetic: _Optional[_Union[Arithmetic, _Mapping]] = ..., count: _Optional[int] = ..., explicit: _Optional[_Union[ExplicitSplits, _Mapping]] = ..., endless: _Optional[_Union[Endless, _Mapping]] = ...) -> None: ...
+
+class Arithmetic(_message.Message):
+    __slots__ = ("start", "stop", "step")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    stop: int
+    step: int
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class ExplicitSplits(_message.Message):
+    __slots__ = ("splits",)
+    SPLITS_FIELD_NUMBER: _ClassVar[int]
+    splits: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, splits: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Endless(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DatasetDefinition(_message.Message):
+    __slots__ = ("tf_data_graph", "sources", "unsplittable", "metadata", "structure")
+    TF_DATA_GRAPH_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    UNSPLITTABLE_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURE_FIELD_NUMBER: _ClassVar[int]
+    tf_data_graph: TfDataGraph
+    sources: _containers.RepeatedCompositeFieldContainer[SplitSource]
+    unsplittable: str
+    metadata: bytes
+    structure: str
+    def __init__(self, tf_data_graph: _Optional[_Union[TfDataGraph, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[SplitSource, _Mapping]]] = ..., unsplittable: _Optional[str] = ..., metadata: _Optional[bytes] = ..., structure: _Optional[str] = ...) -> None: ...
+
+class TfDataGraph(_message.Message):
+    __slots__ = ("blob",)
+    BLOB_FIELD_NUMBER: _ClassVar[int]
+    blob: str
+    def __init__(self, blob: _Optional[str] = ...) -> None: ...
+
+class DatasetRegistered(_message.Message):
+    __slots__ = ("dataset_id", "definition")
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    DEFINITION_FIELD_NUMBER: _ClassVar[int]
+    dataset_id: str
+    definition: DatasetDefinition
+    def __init__(self, dataset_id: _Optional[str] = ..., definition: _Optional[_Union[DatasetDefinition, _Mapping]] = ...) -> None: ...
+
+class CompressionDecided(_message.Message):
+    __slots__ = ("dataset_id", "disabled")
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    DISABLED_FIELD_NUMBER: _ClassVar[int]
+    dataset_id: str
+    disabled: bool
+    def __init__(self, dataset_id: _Optional[str] = ..., disabled: bool = ...) -> None: ...
+
+class JobCreated(_message.Message):
+    __slots__ = ("job_id", "name", "dataset_id", "sharding", "num_consumers", "cross_trainer_cache", "target_workers")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARDING_FIELD_NUMBER: _ClassVar[int]
+    NUM_CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    CROSS_TRAINER_CACHE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    name: str
+    dataset_id: str
+    sharding: Sharding
+    num_consumers: int
+    cross_trainer_cache: bool
+    target_workers: int
+    def __init__(self, job_id: _Optional[int] = ..., name: _Optional[str] = ..., dataset_id: _Optional[str] = ..., sharding: _Optional[_Union[Sharding, str]] = ..., num_consumers: _Optional[int] = ..., cross_trainer_cache: bool = ..., target_workers: _Optional[int] = ...) -> None: ...
+
+class IterationCreated(_message.Message):
+    __slots__ = ("iteration_id", "job_id", "repetition")
+    ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_FIELD_NUMBER: _ClassVar[int]
+    iteration_id: int
+    job_id: int
+    repetition: int
+    def __init__(self, iteration_id: _Optional[int] = ..., job_id: _Optional[int] = ..., repetition: _Optional[int] = ...) -> None: ...
+
+class IterationFinished(_message.Message):
+    __slots__ = ("iteration_id",)
+    ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    iteration_id: int
+    def __init__(self, iteration_id: _Optional[int] = ...) -> None: ...
+
+class IterationCollected(_message.Message):
+    __slots__ = ("iteration_id",)
+    ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    iteration_id: int
+    def __init__(self, iteration_id: _Optional[int] = ...) -> None: ...
+
+class ConsumerJoined(_message.Message):
+    __slots__ = ("consumer_id", "iteration_id")
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    consumer_id: int
+    iteration_id: int
+    def __init__(self, consumer_id: _Optional[int] = ..., iteration_id: _Optional[int] = ...) -> None: ...
+
+class ConsumerLeft(_message.Message):
+    __slots__ = ("consumer_id", "reason")
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    consumer_id: int
+    reason: str
+    def __init__(self, consumer_id: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class TransferServer(_message.Message):
+    __slots__ = ("protocol", "address", "compatibility_info", "fall_back_to_grpc_at_client_creation_time", "fall_back_to_grpc_at_get_element_time")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    COMPATIBILITY_INFO_FIELD_NUMBER: _ClassVar[int]
+    FALL_BACK_TO_GRPC_AT_CLIENT_CREATION_TIME_FIELD_NUMBER: _ClassVar[int]
+    FALL_BACK_TO_GRPC_AT_GET_ELEMENT_TIME_FIELD_NUMBER: _ClassVar[int]
+    protocol: str
+    address: str
+    compatibility_info: bytes
+    fall_back_to_grpc_at_client_creation_time: bool
+    fall_back_to_grpc_at_get_element_time: bool
+    def __init__(self, protocol: _Optional[str] = ..., address: _Optional[str] = ..., compatibility_info: _Optional[bytes] = ..., fall_back_to_grpc_at_client_creation_time: bool = ..., fall_back_to_grpc_at_get_element_time: bool = ...) -> None: ...
+
+class WorkerRegistered(_message.Message):
+    __slots__ = ("worker_id", "address", "uid", "tags", "transfer_servers", "stock")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_SERVERS_FIELD_NUMBER: _ClassVar[int]
+    STOCK_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    address: str
+    uid: int
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    transfer_servers: _containers.RepeatedCompositeFieldContainer[TransferServer]
+    stock: bool
+    def __init__(self, worker_id: _Optional[int] = ..., address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[TransferServer, _Mapping]]] = ..., stock: bool = ...) -> None: ...
+
+class WorkerLost(_message.Message):
+    __slots__ = ("worker_id", "reason")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    reason: str
+    def __init__(self, worker_id: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class TaskCreated(_message.Message):
+    __slots__ = ("task_id", "iteration_id", "worker_id")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    iteration_id: int
+    worker_id: int
+    def __init__(self, task_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., worker_id: _Optional[int] = ...) -> None: ...
+
+class TaskCompleted(_message.Message):
+    __slots__ = ("task_id",)
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    def __init__(self, task_id: _Optional[int] = ...) -> None: ...
+
+class SplitsLeased(_message.Message):
+    __slots__ = ("lease_id", "iteration_id", "task_id", "provider", "repetition", "first", "count")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    PROVIDER_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    iteration_id: int
+    task_id: int
+    provider: int
+    repetition: int
+    first: int
+    count: int
+    def __init__(self, lease_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., task_id: _Optional[int] = ..., provider: _Optional[int] = ..., repetition: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class LeaseCompleted(_message.Message):
+    __slots__ = ("lease_id",)
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    def __init__(self, lease_id: _Optional[int] = ...) -> None: ...
+
+class LeaseReturned(_message.Message):
+    __slots__ = ("lease_id", "count")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    count: int
+    def __init__(self, lease_id: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class LeaseLost(_message.Message):
+    __slots__ = ("lease_id",)
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    def __init__(self, lease_id: _Optional[int] = ...) -> None: ...
+
+class RepetitionStarted(_message.Message):
+    __slots__ = ("iteration_id", "provider", "repetition")
+    ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    PROVIDER_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_FIELD_NUMBER: _ClassVar[int]
+    iteration_id: int
+    provider: int
+    repetition: int
+    def __init__(self, iteration_id: _Optional[int] = ..., provider: _Optional[int] = ..., repetition: _Optional[int] = ...) -> None: ...
+
+class Snapshot(_message.Message):
+    __slots__ = ("format", "time_ms", "state")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    format: int
+    time_ms: int
+    state: bytes
+    def __init__(self, format: _Optional[int] = ..., time_ms: _Optional[int] = ..., state: _Optional[bytes] = ...) -> None: ...

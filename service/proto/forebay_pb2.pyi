@@ -1,0 +1,242 @@
+from forebay.journal.proto import events_pb2 as _events_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RegisterDatasetRequest(_message.Message):
+    __slots__ = ("dataset_id", "graph", "sources", "unsplittable", "metadata", "structure")
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    UNSPLITTABLE_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURE_FIELD_NUMBER: _ClassVar[int]
+    dataset_id: str
+    graph: bytes
+    sources: _containers.RepeatedCompositeFieldContainer[_events_pb2.SplitSource]
+    unsplittable: str
+    metadata: bytes
+    structure: str
+    def __init__(self, dataset_id: _Optional[str] = ..., graph: _Optional[bytes] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., unsplittable: _Optional[str] = ..., metadata: _Optional[bytes] = ..., structure: _Optional[str] = ...) -> None: ...
+
+class RegisterDatasetResponse(_message.Message):
+    __slots__ = ("dataset_id",)
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    dataset_id: str
+    def __init__(self, dataset_id: _Optional[str] = ...) -> None: ...
+
+class GetDatasetRequest(_message.Message):
+    __slots__ = ("dataset_id", "with_graph")
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    WITH_GRAPH_FIELD_NUMBER: _ClassVar[int]
+    dataset_id: str
+    with_graph: bool
+    def __init__(self, dataset_id: _Optional[str] = ..., with_graph: bool = ...) -> None: ...
+
+class GetDatasetResponse(_message.Message):
+    __slots__ = ("definition", "graph")
+    DEFINITION_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    definition: _events_pb2.DatasetDefinition
+    graph: bytes
+    def __init__(self, definition: _Optional[_Union[_events_pb2.DatasetDefinition, _Mapping]] = ..., graph: _Optional[bytes] = ...) -> None: ...
+
+class GetOrCreateJobRequest(_message.Message):
+    __slots__ = ("request", "dataset_id", "job_name", "sharding")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    SHARDING_FIELD_NUMBER: _ClassVar[int]
+    request: _events_pb2.Request
+    dataset_id: str
+    job_name: str
+    sharding: _events_pb2.Sharding
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., dataset_id: _Optional[str] = ..., job_name: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ...) -> None: ...
+
+class GetOrCreateJobResponse(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    def __init__(self, job_id: _Optional[int] = ...) -> None: ...
+
+class JoinIterationRequest(_message.Message):
+    __slots__ = ("request", "job_id", "repetition")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_FIELD_NUMBER: _ClassVar[int]
+    request: _events_pb2.Request
+    job_id: int
+    repetition: int
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., job_id: _Optional[int] = ..., repetition: _Optional[int] = ...) -> None: ...
+
+class JoinIterationResponse(_message.Message):
+    __slots__ = ("iteration_id", "consumer_id")
+    ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    iteration_id: int
+    consumer_id: int
+    def __init__(self, iteration_id: _Optional[int] = ..., consumer_id: _Optional[int] = ...) -> None: ...
+
+class ConsumerHeartbeatRequest(_message.Message):
+    __slots__ = ("consumer_id", "version", "wait_ms")
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    consumer_id: int
+    version: int
+    wait_ms: int
+    def __init__(self, consumer_id: _Optional[int] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class ConsumerHeartbeatResponse(_message.Message):
+    __slots__ = ("version", "tasks", "finished", "journal_id")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_ID_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    tasks: _containers.RepeatedCompositeFieldContainer[TaskInfo]
+    finished: bool
+    journal_id: str
+    def __init__(self, version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., finished: bool = ..., journal_id: _Optional[str] = ...) -> None: ...
+
+class TaskInfo(_message.Message):
+    __slots__ = ("task_id", "completed", "worker_address", "worker_uid", "transfer_servers", "worker_tags")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_UID_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_SERVERS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_TAGS_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    completed: bool
+    worker_address: str
+    worker_uid: int
+    transfer_servers: _containers.RepeatedCompositeFieldContainer[_events_pb2.TransferServer]
+    worker_tags: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, task_id: _Optional[int] = ..., completed: bool = ..., worker_address: _Optional[str] = ..., worker_uid: _Optional[int] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., worker_tags: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LeaveIterationRequest(_message.Message):
+    __slots__ = ("consumer_id",)
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    consumer_id: int
+    def __init__(self, consumer_id: _Optional[int] = ...) -> None: ...
+
+class LeaveIterationResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerHeartbeatRequest(_message.Message):
+    __slots__ = ("address", "uid", "tags", "transfer_servers", "version", "wait_ms")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_SERVERS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    uid: int
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    transfer_servers: _containers.RepeatedCompositeFieldContainer[_events_pb2.TransferServer]
+    version: int
+    wait_ms: int
+    def __init__(self, address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class WorkerHeartbeatResponse(_message.Message):
+    __slots__ = ("worker_id", "version", "tasks", "journal_id")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    version: int
+    tasks: _containers.RepeatedCompositeFieldContainer[Task]
+    journal_id: str
+    def __init__(self, worker_id: _Optional[int] = ..., version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., journal_id: _Optional[str] = ...) -> None: ...
+
+class Task(_message.Message):
+    __slots__ = ("task_id", "iteration_id", "dataset_id", "sharding", "num_providers")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARDING_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROVIDERS_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    iteration_id: int
+    dataset_id: str
+    sharding: _events_pb2.Sharding
+    num_providers: int
+    def __init__(self, task_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., num_providers: _Optional[int] = ...) -> None: ...
+
+class LeaseSplitsRequest(_message.Message):
+    __slots__ = ("request", "task_id", "provider", "repetition", "want", "completed", "returned")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    PROVIDER_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_FIELD_NUMBER: _ClassVar[int]
+    WANT_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
+    request: _events_pb2.Request
+    task_id: int
+    provider: int
+    repetition: int
+    want: int
+    completed: _containers.RepeatedScalarFieldContainer[int]
+    returned: _containers.RepeatedCompositeFieldContainer[ReturnedLease]
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., task_id: _Optional[int] = ..., provider: _Optional[int] = ..., repetition: _Optional[int] = ..., want: _Optional[int] = ..., completed: _Optional[_Iterable[int]] = ..., returned: _Optional[_Iterable[_Union[ReturnedLease, _Mapping]]] = ...) -> None: ...
+
+class ReturnedLease(_message.Message):
+    __slots__ = ("lease_id", "count")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    count: int
+    def __init__(self, lease_id: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class LeaseSplitsResponse(_message.Message):
+    __slots__ = ("lease_id", "first", "count", "end_of_splits")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    END_OF_SPLITS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    first: int
+    count: int
+    end_of_splits: bool
+    def __init__(self, lease_id: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., end_of_splits: bool = ...) -> None: ...
+
+class CompleteTaskRequest(_message.Message):
+    __slots__ = ("task_id",)
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    def __init__(self, task_id: _Optional[int] = ...) -> None: ...
+
+class CompleteTaskResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LeaveServiceRequest(_message.Message):
+    __slots__ = ("worker_id", "reason")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    reason: str
+    def __init__(self, worker_id: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class LeaveServiceResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("status",)
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    status: str
+    def __init__(self, status: _Optional[str] = ...) -> None: ...
