@@ -1,0 +1,432 @@
+"""`decide`: what a command leads to, given the state.
+
+Pure and synchronous: it reads the state, changes nothing, and returns the events that
+`apply` will fold in, with the answer for whoever asked. Commands that ask for what is so
+already lead to no event, so they can be repeated freely; commands that make something new
+carry a request number, and a retry is answered by the event that answered it first.
+
+Leases. A task asks for splits of one provider's current repetition and gets the next range
+of them. How many is what it wants, but never more than half of its even share of what is
+left, so that the last splits spread over all tasks whatever their speed. The first request
+for a later repetition starts it; a request for an earlier one finds it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from ...journal.codec import FORMAT
+from ...journal.proto import events_pb2 as ev
+from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unimplemented
+from . import commands as c
+from .apply import fingerprint
+from .state import ENDLESS, Iteration, Job, Lease, Provider, State, Task, lease_caller
+
+
+class Decision(NamedTuple):
+    """Events to journal and apply, in order, and the answer to the command."""
+
+    events: list[ev.Event]
+    answer: Any
+
+
+def decide(state: State, command: c.Command, now_ms: int) -> Decision:
+    """Decide a command. Raises the errors of service/errors.py; then nothing has happened."""
+    if command.request is not None:
+        caller, number = command.request
+        last = state.answers.get(caller)
+        if last is not None and number == last.number:
+            return Decision([], _answer(ev.Event.FromString(last.event)))
+        if last is not None and number < last.number:
+            raise InvalidArgument(
+                f"request {number} of caller {caller!r} comes after its request {last.number} "
+                "was answered; number the requests of one caller upwards, one at a time"
+            )
+    return _DECIDE[type(command)](state, command, now_ms)
+
+
+def _answer(event: ev.Event) -> Any:
+    """The answer that an event gives to the command that led to it."""
+    kind = event.WhichOneof("event")
+    if kind == "job_created":
+        return event.job_created.job_id
+    if kind == "consumer_joined":
+        return event.consumer_joined
+    if kind == "splits_leased":
+        return event.splits_leased
+    raise AssertionError(f"{kind} answers no command")
+
+
+def _request(command: c.Command) -> ev.Request | None:
+    if command.request is None:
+        return None
+    return ev.Request(caller=command.request[0], number=command.request[1])
+
+
+class _Ids:
+    """New ids for the events of one decision."""
+
+    def __init__(self, state: State) -> None:
+        self._next = state.next_id
+
+    def new(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+
+# -- datasets and jobs ---------------------------------------------------------------------
+
+
+def _elect_leader(state: State, command: c.ElectLeader, now_ms: int) -> Decision:
+    elected = ev.LeaderElected(
+        term=command.term,
+        address=command.address,
+        format=FORMAT,
+        version=command.version,
+        journal_id=state.journal_id or command.journal_id,
+    )
+    return Decision([ev.Event(time_ms=now_ms, leader_elected=elected)], elected)
+
+
+def _register_dataset(state: State, command: c.RegisterDataset, now_ms: int) -> Decision:
+    dataset_id = command.dataset_id
+    if dataset_id and (known := state.datasets.get(dataset_id)):
+        if known.definition.metadata != command.definition.metadata:
+            raise InvalidArgument(
+                "Datasets with the same ID should have the same structure: dataset "
+                f"{dataset_id!r} is registered with another element_spec, compression or "
+                "cardinality; register the new one under another id"
+            )
+        return Decision([], dataset_id)
+    if not dataset_id:
+        mark = fingerprint(command.definition.SerializeToString(deterministic=True))
+        if mark in state.dataset_by_fingerprint:
+            return Decision([], state.dataset_by_fingerprint[mark])
+        dataset_id = _free_dataset_id(state)
+    registered = ev.DatasetRegistered(dataset_id=dataset_id, definition=command.definition)
+    return Decision([ev.Event(time_ms=now_ms, dataset_registered=registered)], dataset_id)
+
+
+def _free_dataset_id(state: State) -> str:
+    number = state.next_id
+    while str(number) in state.datasets:
+        number += 1
+    return str(number)
+
+
+def _decide_compression(state: State, command: c.DecideCompression, now_ms: int) -> Decision:
+    dataset = state.datasets.get(command.dataset_id)
+    if dataset is None:
+        raise NotFound(f"Dataset id {command.dataset_id} not found")
+    if dataset.compression_disabled is not None:
+        return Decision([], dataset.compression_disabled)
+    decided = ev.CompressionDecided(dataset_id=command.dataset_id, disabled=command.disable)
+    return Decision([ev.Event(time_ms=now_ms, compression_decided=decided)], command.disable)
+
+
+def _get_or_create_job(state: State, command: c.GetOrCreateJob, now_ms: int) -> Decision:
+    if command.name and command.name in state.job_by_name:
+        job = state.jobs[state.job_by_name[command.name]]
+        _require_same_parameters(job, command)
+        return Decision([], job.job_id)
+    dataset = state.datasets.get(command.dataset_id)
+    if dataset is None:
+        raise NotFound(
+            f"Dataset id {command.dataset_id} not found; register it with this dispatcher first"
+        )
+    if command.sharding not in (ev.OFF, ev.DYNAMIC) or command.num_consumers is not None:
+        what = (
+            f"static sharding ({_sharding(command.sharding)})"
+            if command.num_consumers is None
+            else "a coordinated read (num_consumers)"
+        )
+        raise Unimplemented(f"this version does not do {what}; use sharding OFF or DYNAMIC")
+    if command.sharding == ev.DYNAMIC and (why := dataset.definition.unsplittable):
+        raise Unimplemented(f"dataset {command.dataset_id} cannot be sharded dynamically: {why}")
+    created = ev.JobCreated(
+        job_id=state.next_id,
+        name=command.name,
+        dataset_id=command.dataset_id,
+        sharding=ev.Sharding.Name(command.sharding),  # type: ignore[arg-type]
+        num_consumers=command.num_consumers,
+        cross_trainer_cache=command.cross_trainer_cache,
+        target_workers=command.target_workers,
+    )
+    event = ev.Event(time_ms=now_ms, request=_request(command), job_created=created)
+    return Decision([event], created.job_id)
+
+
+def _sharding(number: int) -> str:
+    known = number in ev.Sharding.values()
+    return ev.Sharding.Name(number) if known else f"policy {number}"  # type: ignore[arg-type]
+
+
+def _require_same_parameters(job: Job, command: c.GetOrCreateJob) -> None:
+    for what, existing, got in (
+        ("dataset id", job.dataset_id, command.dataset_id),
+        ("processing mode", _sharding(job.sharding), _sharding(command.sharding)),
+        ("number of consumers", job.num_consumers, command.num_consumers),
+        ("cross-trainer cache", job.cross_trainer_cache, command.cross_trainer_cache),
+        ("target workers", job.target_workers, command.target_workers),
+    ):
+        if existing != got:
+            raise InvalidArgument(
+                f"Tried to create job with name {job.name}, but found an existing job with "
+                f"different parameters: Existing {what}: <{existing}>; got <{got}>"
+            )
+
+
+# -- iterations and consumers ----------------------------------------------------------------
+
+
+def _join_iteration(state: State, command: c.JoinIteration, now_ms: int) -> Decision:
+    job = state.jobs.get(command.job_id)
+    if job is None:
+        raise NotFound(f"Job id {command.job_id} not found")
+    if command.repetition < 0:
+        raise InvalidArgument(f"repetition {command.repetition} is negative; the first one is 0")
+    ids = _Ids(state)
+    events = []
+    iteration_id = job.iterations.get(command.repetition)
+    if iteration_id is None:
+        iteration_id = ids.new()
+        created = ev.IterationCreated(
+            iteration_id=iteration_id, job_id=job.job_id, repetition=command.repetition
+        )
+        events.append(ev.Event(time_ms=now_ms, iteration_created=created))
+        events += [
+            _task_created(ids.new(), iteration_id, worker_id, now_ms) for worker_id in state.workers
+        ]
+    joined = ev.ConsumerJoined(consumer_id=ids.new(), iteration_id=iteration_id)
+    events.append(ev.Event(time_ms=now_ms, request=_request(command), consumer_joined=joined))
+    return Decision(events, joined)
+
+
+def _leave_iteration(state: State, command: c.LeaveIteration, now_ms: int) -> Decision:
+    if command.consumer_id not in state.consumers:
+        return Decision([], None)
+    left = ev.ConsumerLeft(consumer_id=command.consumer_id, reason=command.reason)
+    return Decision([ev.Event(time_ms=now_ms, consumer_left=left)], None)
+
+
+def _collect_iteration(state: State, command: c.CollectIteration, now_ms: int) -> Decision:
+    iteration = _iteration(state, command.iteration_id)
+    if iteration.consumers:
+        raise FailedPrecondition(
+            f"iteration {iteration.iteration_id} has {len(iteration.consumers)} consumers; "
+            "only an iteration that nobody reads is collected"
+        )
+    events = list(_lost_leases(state, iteration.tasks, now_ms))
+    if not iteration.finished:
+        events.append(_finished(iteration, now_ms))
+    collected = ev.IterationCollected(iteration_id=iteration.iteration_id)
+    return Decision([*events, ev.Event(time_ms=now_ms, iteration_collected=collected)], None)
+
+
+def _iteration(state: State, iteration_id: int) -> Iteration:
+    iteration = state.iterations.get(iteration_id)
+    if iteration is None:
+        raise NotFound(f"Iteration id {iteration_id} not found")
+    return iteration
+
+
+def _finished(iteration: Iteration, now_ms: int) -> ev.Event:
+    finished = ev.IterationFinished(iteration_id=iteration.iteration_id)
+    return ev.Event(time_ms=now_ms, iteration_finished=finished)
+
+
+# -- workers and tasks -----------------------------------------------------------------------
+
+
+def _register_worker(state: State, command: c.RegisterWorker, now_ms: int) -> Decision:
+    if not command.address:
+        raise InvalidArgument("a worker without an address; give it one that clients can reach")
+    events: list[ev.Event] = []
+    known = state.workers.get(state.worker_at.get(command.address, 0))
+    if known is not None:
+        if known.uid == command.uid:
+            return Decision([], known.worker_id)
+        lose = c.LoseWorker(worker_id=known.worker_id, reason="another process took its address")
+        events += _lose_worker(state, lose, now_ms).events
+    finished = {e.iteration_finished.iteration_id for e in events if e.HasField("iteration_finished")}
+    ids = _Ids(state)
+    registered = ev.WorkerRegistered(
+        worker_id=ids.new(),
+        address=command.address,
+        uid=command.uid,
+        tags=command.tags,
+        transfer_servers=command.transfer_servers,
+        stock=command.stock,
+    )
+    events.append(ev.Event(time_ms=now_ms, worker_registered=registered))
+    events += [
+        _task_created(ids.new(), iteration.iteration_id, registered.worker_id, now_ms)
+        for iteration in state.iterations.values()
+        if not iteration.finished and iteration.iteration_id not in finished
+    ]
+    return Decision(events, registered.worker_id)
+
+
+def _lose_worker(state: State, command: c.LoseWorker, now_ms: int) -> Decision:
+    worker = state.workers.get(command.worker_id)
+    if worker is None:
+        return Decision([], None)
+    events = list(_lost_leases(state, sorted(worker.tasks), now_ms))
+    lost = ev.WorkerLost(worker_id=command.worker_id, reason=command.reason)
+    events.append(ev.Event(time_ms=now_ms, worker_lost=lost))
+    for task_id in sorted(worker.tasks):
+        iteration = state.iterations[state.tasks[task_id].iteration_id]
+        if _ends_with_task(iteration, completed=False):
+            events.append(_finished(iteration, now_ms))
+    return Decision(events, None)
+
+
+def _complete_task(state: State, command: c.CompleteTask, now_ms: int) -> Decision:
+    task = state.tasks.get(command.task_id)
+    if task is None or task.completed:
+        return Decision([], None)
+    events = [_lease_completed(lease_id, now_ms) for lease_id in task.leases]
+    completed = ev.TaskCompleted(task_id=task.task_id)
+    events.append(ev.Event(time_ms=now_ms, task_completed=completed))
+    iteration = state.iterations[task.iteration_id]
+    if _ends_with_task(iteration, completed=True):
+        events.append(_finished(iteration, now_ms))
+    return Decision(events, None)
+
+
+def _ends_with_task(iteration: Iteration, *, completed: bool) -> bool:
+    """Whether the iteration ends when one of its running tasks completes or is lost.
+
+    Somebody must have seen the end of the data: an iteration whose workers are all lost
+    waits for the next worker.
+    """
+    seen_the_end = completed or iteration.completed_tasks > 0
+    return not iteration.finished and iteration.running_tasks == 1 and seen_the_end
+
+
+def _task_created(task_id: int, iteration_id: int, worker_id: int, now_ms: int) -> ev.Event:
+    created = ev.TaskCreated(task_id=task_id, iteration_id=iteration_id, worker_id=worker_id)
+    return ev.Event(time_ms=now_ms, task_created=created)
+
+
+# -- splits ----------------------------------------------------------------------------------
+
+
+def _get_split(state: State, command: c.GetSplit, now_ms: int) -> Decision:
+    iteration = _iteration(state, command.iteration_id)
+    return _lease(state, iteration, command, None, 1, [], now_ms)
+
+
+def _lease_splits(state: State, command: c.LeaseSplits, now_ms: int) -> Decision:
+    task = state.tasks.get(command.task_id)
+    if task is None or task.completed:
+        raise NotFound(f"Task {command.task_id} not found: it has ended, or its worker was lost")
+    iteration = state.iterations[task.iteration_id]
+    events = [
+        _lease_completed(lease_id, now_ms)
+        for lease_id in dict.fromkeys(command.completed)
+        if lease_id in task.leases
+    ]
+    freed = 0
+    for lease_id, count in dict(command.returned).items():
+        if lease_id in task.leases and lease_id not in command.completed:
+            lease = state.leases[lease_id]
+            if not 0 < count <= lease.count:
+                raise InvalidArgument(
+                    f"lease {lease_id} holds {lease.count} splits; {count} cannot be returned"
+                )
+            freed += count
+            returned = ev.LeaseReturned(lease_id=lease_id, count=count)
+            events.append(ev.Event(time_ms=now_ms, lease_returned=returned))
+    if command.want <= 0:
+        return Decision(events, None)
+    if freed:
+        raise InvalidArgument("a request that returns splits cannot want others; want 0")
+    provider = _provider(state, iteration, command.provider)
+    share = provider.size
+    if provider.size != ENDLESS and command.repetition == provider.repetition:
+        share = provider.waiting()
+    share = -(-share // (2 * max(1, iteration.running_tasks)))
+    return _lease(state, iteration, command, task, min(command.want, share), events, now_ms)
+
+
+def _lease(
+    state: State,
+    iteration: Iteration,
+    command: c.GetSplit | c.LeaseSplits,
+    task: Task | None,
+    want: int,
+    events: list[ev.Event],
+    now_ms: int,
+) -> Decision:
+    """Lease up to `want` splits, to `task` or (GetSplit) to nobody known."""
+    provider = _provider(state, iteration, command.provider)
+    if command.repetition > provider.repetition:
+        started = ev.RepetitionStarted(
+            iteration_id=iteration.iteration_id,
+            provider=command.provider,
+            repetition=command.repetition,
+        )
+        events.append(ev.Event(time_ms=now_ms, repetition_started=started))
+        provider = Provider(provider.size, command.repetition)
+    elif command.repetition < provider.repetition:
+        return Decision(events, None)
+    if provider.returned:
+        first, stop = provider.returned[0]
+    else:
+        first, stop = provider.next, provider.size
+    count = min(want, stop - first)
+    if count <= 0:
+        return Decision(events, None)
+    leased = ev.SplitsLeased(
+        lease_id=0 if task is None else state.next_id,
+        iteration_id=iteration.iteration_id,
+        task_id=0 if task is None else task.task_id,
+        provider=command.provider,
+        repetition=command.repetition,
+        first=first,
+        count=count,
+    )
+    events.append(ev.Event(time_ms=now_ms, request=_request(command), splits_leased=leased))
+    return Decision(events, leased)
+
+
+def _provider(state: State, iteration: Iteration, number: int) -> Provider:
+    if not iteration.providers:
+        raise FailedPrecondition(
+            f"iteration {iteration.iteration_id} hands out no splits: its job is not sharded "
+            "dynamically"
+        )
+    if not 0 <= number < len(iteration.providers):
+        raise InvalidArgument(
+            f"iteration {iteration.iteration_id} has {len(iteration.providers)} split providers; "
+            f"there is no number {number}"
+        )
+    return iteration.providers[number]
+
+
+def _lease_completed(lease_id: int, now_ms: int) -> ev.Event:
+    return ev.Event(time_ms=now_ms, lease_completed=ev.LeaseCompleted(lease_id=lease_id))
+
+
+def _lost_leases(state: State, task_ids: Iterable[int], now_ms: int) -> Iterator[ev.Event]:
+    for task_id in task_ids:
+        for lease_id in state.tasks[task_id].leases:
+            yield ev.Event(time_ms=now_ms, lease_lost=ev.LeaseLost(lease_id=lease_id))
+
+
+_DECIDE: dict[type[c.Command], Callable[[State, Any, int], Decision]] = {
+    c.ElectLeader: _elect_leader,
+    c.RegisterDataset: _register_dataset,
+    c.DecideCompression: _decide_compression,
+    c.GetOrCreateJob: _get_or_create_job,
+    c.JoinIteration: _join_iteration,
+    c.LeaveIteration: _leave_iteration,
+    c.CollectIteration: _collect_iteration,
+    c.RegisterWorker: _register_worker,
+    c.LoseWorker: _lose_worker,
+    c.CompleteTask: _complete_task,
+    c.GetSplit: _get_split,
+    c.LeaseSplits: _lease_splits,
+}

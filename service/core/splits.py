@@ -1,0 +1,26 @@
+"""Split sources as data: how many splits there are, and which is number n."""
+
+from __future__ import annotations
+
+from ...journal.proto import events_pb2 as ev
+from .state import ENDLESS
+
+
+def source_size(source: ev.SplitSource) -> int:
+    """The number of splits of one repetition; ENDLESS if there is no end."""
+    kind = source.WhichOneof("source")
+    if kind == "arithmetic":
+        numbers = source.arithmetic
+        return max(0, -((numbers.start - numbers.stop) // numbers.step))
+    if kind == "count":
+        return source.count
+    if kind == "explicit":
+        return len(source.explicit.splits)
+    return ENDLESS
+
+
+def split_value(source: ev.SplitSource, number: int) -> int:
+    """Split `number` as TensorFlow's GetSplit gives it: a value of a range, else an index."""
+    if source.WhichOneof("source") == "arithmetic":
+        return source.arithmetic.start + number * source.arithmetic.step
+    return number

@@ -1,0 +1,72 @@
+"""The state in words and numbers: what `forebay status` and `journal show --at` print."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...journal.proto import events_pb2 as ev
+from . import ranges
+from .state import ENDLESS, Iteration, Provider, State
+
+
+def status(state: State) -> dict[str, Any]:
+    """A JSON-ready summary. Its size follows workers, jobs and iterations, not splits."""
+    return {
+        "journal_id": state.journal_id,
+        "sequence": state.sequence,
+        "time_ms": state.time_ms,
+        "leader": state.leader,
+        "term": state.term,
+        "datasets": [
+            {"dataset_id": d.dataset_id, "unsplittable": d.definition.unsplittable or None}
+            for d in state.datasets.values()
+        ],
+        "workers": [
+            {
+                "worker_id": w.worker_id,
+                "address": w.address,
+                "stock": w.stock,
+                "tags": w.tags,
+                "running_tasks": len(w.tasks),
+            }
+            for w in state.workers.values()
+        ],
+        "jobs": [
+            {
+                "job_id": job.job_id,
+                "name": job.name or None,
+                "dataset_id": job.dataset_id,
+                "sharding": ev.Sharding.Name(job.sharding),  # type: ignore[arg-type]
+                "iterations": [
+                    _iteration(state.iterations[i]) for i in sorted(job.iterations.values())
+                ],
+            }
+            for job in state.jobs.values()
+        ],
+        "leases": len(state.leases),
+    }
+
+
+def _iteration(iteration: Iteration) -> dict[str, Any]:
+    return {
+        "iteration_id": iteration.iteration_id,
+        "repetition": iteration.repetition,
+        "finished": iteration.finished,
+        "consumers": len(iteration.consumers),
+        "running_tasks": iteration.running_tasks,
+        "completed_tasks": iteration.completed_tasks,
+        "providers": [_provider(p) for p in iteration.providers],
+    }
+
+
+def _provider(provider: Provider) -> dict[str, Any]:
+    completed, lost = ranges.total(provider.completed), ranges.total(provider.lost)
+    returned = ranges.total(provider.returned)
+    return {
+        "repetition": provider.repetition,
+        "splits": None if provider.size == ENDLESS else provider.size,
+        "leased": provider.next - returned - completed - lost,
+        "completed": completed,
+        "lost": lost,
+        "returned": returned,
+    }

@@ -1,0 +1,286 @@
+"""The dispatcher: the one owner of the state, and the only way to change it.
+
+    command → decide → events → journal.append → apply → (durable) → reply
+
+`decide` and `apply` run at once, on the event loop, so that the next decision sees this
+one; only the replies wait until the journal is durable. What is not state lives here as
+well: when workers and consumers were last heard of, and who waits for a change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+from ...journal import Journal, Retention, replay
+from ...journal.proto import events_pb2 as ev
+from ...storage import Storage, StorageError, Writer
+from ..core import commands as c
+from ..core.apply import apply
+from ..core.decide import decide
+from ..core.state import State, decode_state, encode_state
+from ..errors import ForebayError, Unavailable
+from .options import DispatcherOptions
+
+log = logging.getLogger(__name__)
+
+_QUIET = frozenset({"splits_leased", "lease_completed", "lease_returned", "repetition_started"})
+"""Events that nobody waits for."""
+
+
+class Dispatcher:
+    """Decides, journals, answers. Everything runs on one event loop.
+
+    `await Dispatcher.open(storage, options, address)` recovers the state and takes the
+    journal over; `close` gives it up.
+    """
+
+    def __init__(
+        self, storage: Storage, writer: Writer, state: State, options: DispatcherOptions
+    ) -> None:
+        self.state = state
+        self.options = options
+        self.stopped = asyncio.Event()  # set when it must not serve any longer
+        self._storage = storage
+        self._writer = writer
+        self._journal = Journal(storage, writer, retention=Retention(options.retention_hours))
+        self._subscribers: list[Callable[[ev.Event], None]] = []
+        self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
+        now = time.monotonic()
+        # After a replay everybody counts as just seen.
+        self._seen: dict[int, float] = dict.fromkeys((*state.workers, *state.consumers), now)
+        self._snapshot_sequence = state.sequence
+        self._snapshot_task: asyncio.Task[None] | None = None
+        self._timer: asyncio.Task[None] | None = None
+        self._journal.on_failure = self._journal_failed
+
+    @classmethod
+    async def open(cls, storage: Storage, options: DispatcherOptions, address: str) -> Dispatcher:
+        """Take over the journal in `storage`: fence earlier writers, replay, elect.
+
+        Raises Locked, StorageUnusable, NewerFormat, Corrupt.
+        """
+        begun = time.monotonic()
+        writer = storage.open_writer(f"the dispatcher {address} on {socket.gethostname()}")
+        try:
+            state, events = recover(storage)
+        except BaseException:
+            writer.close()
+            raise
+        self = cls(storage, writer, state, options)
+        self._snapshot_sequence = state.sequence - events
+        await self.execute(
+            c.ElectLeader(
+                term=writer.term,
+                address=address,
+                version=version("forebay"),
+                journal_id=uuid.uuid4().hex,
+            )
+        )
+        log.info(
+            "leads journal %s in term %d from sequence %d, after replaying %d events in %.0f ms",
+            state.journal_id, writer.term, state.sequence, events,
+            1000 * (time.monotonic() - begun),
+        )  # fmt: skip
+        self._timer = asyncio.create_task(self._watch_timeouts(), name="forebay-timeouts")
+        return self
+
+    async def close(self) -> None:
+        """Flush and give up the journal. Call it when no request is being served any more."""
+        self.stopped.set()
+        self.wake_all()
+        for task in (self._timer, self._snapshot_task):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        await self._journal.close()
+
+    # -- decisions ---------------------------------------------------------------------------
+
+    async def execute(self, command: c.Command) -> Any:
+        """Decide a command, and return its answer once that is durable.
+
+        Raises the command's domain errors, and Unavailable when the journal has failed: then
+        the outcome is unknown, and the caller asks again with the same request number.
+        """
+        journal = self._journal
+        if self.stopped.is_set():
+            raise self._unavailable()
+        try:
+            events, answer = decide(self.state, command, time.time_ns() // 1_000_000)
+        except ForebayError:
+            await self.settled()
+            raise
+        if events:
+            journal.append(events)
+            for event in events:
+                apply(self.state, event)
+            self._tell(events)
+        await self.settled()
+        return answer
+
+    async def settled(self) -> None:
+        """Wait until everything decided so far is durable. Raises Unavailable."""
+        try:
+            await self._journal.wait_durable(self._journal.sequence)
+        except StorageError as error:
+            raise self._unavailable() from error
+
+    def subscribe(self, callback: Callable[[ev.Event], None]) -> None:
+        """Have `callback` called with each event as it is applied. It may not block."""
+        self._subscribers.append(callback)
+
+    async def wait_until(self, changed: Callable[[], bool], wait_ms: int) -> None:
+        """Wait until `changed()` holds after some decision, at the longest `wait_ms`."""
+        if changed() or wait_ms <= 0 or self.stopped.is_set():
+            return
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[future] = changed
+        try:
+            await asyncio.wait_for(future, wait_ms / 1000)
+        except TimeoutError:
+            return
+        finally:
+            self._waiting.pop(future, None)
+
+    def wake_all(self) -> None:
+        """End every `wait_until`, so that the server can stop."""
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def _tell(self, events: list[ev.Event]) -> None:
+        for callback in self._subscribers:
+            for event in events:
+                callback(event)
+        if not all(event.WhichOneof("event") in _QUIET for event in events):
+            for future, changed in self._waiting.items():
+                if not future.done() and changed():
+                    future.set_result(None)
+        self._snapshot_if_due()
+
+    # -- blobs -------------------------------------------------------------------------------
+
+    async def write_blob(self, data: bytes) -> str:
+        """Store a dataset's graph durably; return its digest. Raises Unavailable."""
+        try:
+            return await asyncio.to_thread(self._writer.write_blob, data)
+        except StorageError as error:
+            raise Unavailable(f"the dataset could not be stored: {error}") from error
+
+    async def read_blob(self, digest: str) -> bytes:
+        """A stored graph."""
+        return await asyncio.to_thread(self._storage.read_blob, digest)
+
+    # -- heartbeats --------------------------------------------------------------------------
+
+    def saw(self, member_id: int) -> None:
+        """A worker or a consumer gave a sign of life."""
+        self._seen[member_id] = time.monotonic()
+
+    def lost_touch(self, member_id: int) -> None:
+        """Its connection broke: it has `reconnect_grace_ms` to come back."""
+        state, options = self.state, self.options
+        timeout = options.worker_timeout_ms if member_id in state.workers else (
+            options.client_timeout_ms
+        )  # fmt: skip
+        if timeout >= 0:
+            early = max(0, timeout - options.reconnect_grace_ms) / 1000
+            self._seen[member_id] = time.monotonic() - early
+
+    async def _watch_timeouts(self) -> None:
+        interval = min(0.5, self.options.job_gc_check_interval_ms / 1000)
+        next_gc = time.monotonic() + self.options.job_gc_check_interval_ms / 1000
+        while True:
+            await asyncio.sleep(interval)
+            try:
+                await self._expire_members()
+                if time.monotonic() >= next_gc:
+                    next_gc = time.monotonic() + self.options.job_gc_check_interval_ms / 1000
+                    await self._collect_idle_iterations()
+            except Unavailable:
+                return
+
+    async def _expire_members(self) -> None:
+        now, options, state = time.monotonic(), self.options, self.state
+        self._seen = {
+            i: t for i, t in self._seen.items() if i in state.workers or i in state.consumers
+        }
+        for members, timeout_ms, lose in (
+            (state.workers, options.worker_timeout_ms, self._lose_worker),
+            (state.consumers, options.client_timeout_ms, self._lose_consumer),
+        ):
+            if timeout_ms < 0:
+                continue
+            for member_id in list(members):
+                quiet_s = now - self._seen.setdefault(member_id, now)
+                if quiet_s * 1000 > timeout_ms:
+                    await lose(member_id)
+
+    async def _lose_worker(self, worker_id: int) -> None:
+        worker = self.state.workers[worker_id]
+        log.warning("worker %s does not answer and is given up", worker.address)
+        await self.execute(c.LoseWorker(worker_id=worker_id, reason="no sign of life"))
+
+    async def _lose_consumer(self, consumer_id: int) -> None:
+        await self.execute(c.LeaveIteration(consumer_id=consumer_id, reason="no sign of life"))
+
+    async def _collect_idle_iterations(self) -> None:
+        options, state = self.options, self.state
+        if options.job_gc_timeout_ms < 0:
+            return
+        before_ms = time.time_ns() // 1_000_000 - options.job_gc_timeout_ms
+        for iteration in list(state.iterations.values()):
+            idle = not iteration.consumers and iteration.idle_since_ms <= before_ms
+            if idle and (options.gc_dynamic_sharding_jobs or not iteration.providers):
+                await self.execute(c.CollectIteration(iteration_id=iteration.iteration_id))
+
+    # -- snapshots and failure ---------------------------------------------------------------
+
+    def _snapshot_if_due(self) -> None:
+        state = self.state
+        live = len(state.tasks) + len(state.leases) + len(state.iterations)
+        due = max(self.options.snapshot_events, 2 * live)  # so that its cost an event is bounded
+        if state.sequence - self._snapshot_sequence < due:
+            return
+        if self._snapshot_task is None or self._snapshot_task.done():
+            self._snapshot_sequence = state.sequence
+            self._snapshot_task = asyncio.create_task(
+                self._snapshot(state.sequence, encode_state(state), state.time_ms),
+                name="forebay-snapshot",
+            )
+
+    async def _snapshot(self, sequence: int, state: bytes, time_ms: int) -> None:
+        try:
+            await self._journal.write_snapshot(sequence, state, time_ms)
+        except StorageError as error:
+            # The journal is whole without it; the next one is tried as usual.
+            log.error("no snapshot at sequence %d: %s", sequence, error)
+
+    def _journal_failed(self, error: StorageError) -> None:
+        log.critical("the journal cannot be written, so this dispatcher stops serving: %s", error)
+        self.stopped.set()
+        self.wake_all()
+
+    def _unavailable(self) -> Unavailable:
+        failed = self._journal.failed
+        if failed is not None:
+            return Unavailable(f"the dispatcher's journal cannot be written: {failed}")
+        return Unavailable("the dispatcher is stopping")
+
+
+def recover(storage: Storage, at: int | None = None) -> tuple[State, int]:
+    """The state as of event `at` (default: the last one), and how many events were replayed."""
+    recovered = replay(storage, at)
+    state = State() if recovered.state is None else decode_state(recovered.state)
+    events = 0
+    for _, event in recovered.events:
+        apply(state, event)
+        events += 1
+    return state, events

@@ -1,0 +1,214 @@
+"""Forebay's own protocol (service/proto/forebay.proto): translate, execute, translate back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from ...journal.proto import events_pb2 as ev
+from ..core import commands as c
+from ..core.state import lease_caller
+from ..core.status import status
+from ..errors import InvalidArgument, NotFound
+from ..proto import forebay_pb2 as pb
+from .dispatcher import Dispatcher
+
+SERVICE = "forebay.v1.Dispatcher"
+MAX_WAIT_MS = 30_000
+
+
+class ForebayFace:
+    """The methods of forebay.v1.Dispatcher. One each; none keeps anything."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    async def register_dataset(
+        self, request: pb.RegisterDatasetRequest
+    ) -> pb.RegisterDatasetResponse:
+        if not request.graph:
+            raise InvalidArgument("a dataset without a graph; register a tf.data.Dataset")
+        definition = ev.DatasetDefinition(
+            tf_data_graph=ev.TfDataGraph(blob=await self._dispatcher.write_blob(request.graph)),
+            sources=request.sources,
+            unsplittable=request.unsplittable,
+            metadata=request.metadata,
+            structure=request.structure,
+        )
+        dataset_id = await self._dispatcher.execute(
+            c.RegisterDataset(dataset_id=request.dataset_id, definition=definition)
+        )
+        return pb.RegisterDatasetResponse(dataset_id=dataset_id)
+
+    async def get_dataset(self, request: pb.GetDatasetRequest) -> pb.GetDatasetResponse:
+        dataset = self._dispatcher.state.datasets.get(request.dataset_id)
+        await self._dispatcher.settled()
+        if dataset is None:
+            raise NotFound(
+                f"Dataset id {request.dataset_id} not found; register it with this dispatcher first"
+            )
+        definition = dataset.definition
+        graph = b""
+        if request.with_graph:
+            graph = await self._dispatcher.read_blob(definition.tf_data_graph.blob)
+        return pb.GetDatasetResponse(definition=definition, graph=graph)
+
+    async def get_or_create_job(
+        self, request: pb.GetOrCreateJobRequest
+    ) -> pb.GetOrCreateJobResponse:
+        job_id = await self._dispatcher.execute(
+            c.GetOrCreateJob(
+                request=_numbered(request.request),
+                dataset_id=request.dataset_id,
+                name=request.job_name,
+                sharding=request.sharding,
+            )
+        )
+        return pb.GetOrCreateJobResponse(job_id=job_id)
+
+    async def join_iteration(self, request: pb.JoinIterationRequest) -> pb.JoinIterationResponse:
+        joined: ev.ConsumerJoined = await self._dispatcher.execute(
+            c.JoinIteration(
+                request=_numbered(request.request),
+                job_id=request.job_id,
+                repetition=request.repetition,
+            )
+        )
+        self._dispatcher.saw(joined.consumer_id)
+        return pb.JoinIterationResponse(
+            iteration_id=joined.iteration_id, consumer_id=joined.consumer_id
+        )
+
+    async def consumer_heartbeat(
+        self, request: pb.ConsumerHeartbeatRequest
+    ) -> pb.ConsumerHeartbeatResponse:
+        dispatcher, state = self._dispatcher, self._dispatcher.state
+        consumer = state.consumers.get(request.consumer_id)
+        if consumer is None:
+            raise NotFound(
+                f"Consumer id {request.consumer_id} not found: it left, or was given up after "
+                "too long a silence"
+            )
+        dispatcher.saw(consumer.consumer_id)
+        iteration = state.iterations[consumer.iteration_id]
+        try:
+            await dispatcher.wait_until(
+                lambda: iteration.version != request.version, min(request.wait_ms, MAX_WAIT_MS)
+            )
+        except asyncio.CancelledError:
+            dispatcher.lost_touch(consumer.consumer_id)
+            raise
+        dispatcher.saw(consumer.consumer_id)
+        response = pb.ConsumerHeartbeatResponse(
+            version=iteration.version,
+            finished=iteration.finished,
+            journal_id=state.journal_id,
+        )
+        for task_id in iteration.tasks:
+            task = state.tasks[task_id]
+            worker = state.workers[task.worker_id]
+            response.tasks.append(
+                pb.TaskInfo(
+                    task_id=task_id,
+                    completed=task.completed,
+                    worker_address=worker.address,
+                    worker_uid=worker.uid,
+                    worker_tags=worker.tags,
+                    transfer_servers=map(ev.TransferServer.FromString, worker.transfer_servers),
+                )
+            )
+        await dispatcher.settled()
+        return response
+
+    async def leave_iteration(self, request: pb.LeaveIterationRequest) -> pb.LeaveIterationResponse:
+        await self._dispatcher.execute(
+            c.LeaveIteration(consumer_id=request.consumer_id, reason="it said goodbye")
+        )
+        return pb.LeaveIterationResponse()
+
+    async def worker_heartbeat(
+        self, request: pb.WorkerHeartbeatRequest
+    ) -> pb.WorkerHeartbeatResponse:
+        dispatcher, state = self._dispatcher, self._dispatcher.state
+        worker_id = await dispatcher.execute(
+            c.RegisterWorker(
+                address=request.address,
+                uid=request.uid,
+                tags=tuple(request.tags),
+                transfer_servers=tuple(request.transfer_servers),
+            )
+        )
+        dispatcher.saw(worker_id)
+        worker = state.workers[worker_id]
+        try:
+            await dispatcher.wait_until(
+                lambda: worker.version != request.version or worker_id not in state.workers,
+                min(request.wait_ms, MAX_WAIT_MS),
+            )
+        except asyncio.CancelledError:
+            dispatcher.lost_touch(worker_id)
+            raise
+        dispatcher.saw(worker_id)
+        response = pb.WorkerHeartbeatResponse(
+            worker_id=worker_id, version=worker.version, journal_id=state.journal_id
+        )
+        for task_id in sorted(worker.tasks) if worker_id in state.workers else ():
+            task = state.tasks[task_id]
+            iteration = state.iterations[task.iteration_id]
+            job = state.jobs[iteration.job_id]
+            response.tasks.append(
+                pb.Task(
+                    task_id=task_id,
+                    iteration_id=iteration.iteration_id,
+                    dataset_id=job.dataset_id,
+                    sharding=ev.Sharding.Name(job.sharding),  # type: ignore[arg-type]
+                    num_providers=len(iteration.providers),
+                )
+            )
+        await dispatcher.settled()
+        return response
+
+    async def lease_splits(self, request: pb.LeaseSplitsRequest) -> pb.LeaseSplitsResponse:
+        leased: ev.SplitsLeased | None = await self._dispatcher.execute(
+            c.LeaseSplits(
+                request=(
+                    (lease_caller(request.task_id, request.provider), request.request.number)
+                    if request.request.number
+                    else None
+                ),
+                task_id=request.task_id,
+                provider=request.provider,
+                repetition=request.repetition,
+                want=request.want,
+                completed=tuple(request.completed),
+                returned=tuple((r.lease_id, r.count) for r in request.returned),
+            )
+        )
+        if leased is None:
+            return pb.LeaseSplitsResponse(end_of_splits=request.want > 0)
+        return pb.LeaseSplitsResponse(
+            lease_id=leased.lease_id, first=leased.first, count=leased.count
+        )
+
+    async def complete_task(self, request: pb.CompleteTaskRequest) -> pb.CompleteTaskResponse:
+        await self._dispatcher.execute(c.CompleteTask(task_id=request.task_id))
+        return pb.CompleteTaskResponse()
+
+    async def leave_service(self, request: pb.LeaveServiceRequest) -> pb.LeaveServiceResponse:
+        await self._dispatcher.execute(
+            c.LoseWorker(worker_id=request.worker_id, reason=request.reason or "it said goodbye")
+        )
+        return pb.LeaveServiceResponse()
+
+    async def get_status(self, _: pb.GetStatusRequest) -> pb.GetStatusResponse:
+        text = json.dumps(status(self._dispatcher.state))
+        await self._dispatcher.settled()
+        return pb.GetStatusResponse(status=text)
+
+
+def _numbered(request: ev.Request) -> tuple[str, int] | None:
+    if not request.number:
+        return None
+    if not request.caller:
+        raise InvalidArgument(f"request {request.number} does not name its caller")
+    return request.caller, request.number

@@ -1,0 +1,22 @@
+"""What a dispatcher can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatcherOptions:
+    """Times in milliseconds; a timeout of −1 never runs out."""
+
+    storage: str = "memory:"
+    host: str = "127.0.0.1"
+    port: int = 0  # 0: any free one
+    job_gc_check_interval_ms: int = 600_000
+    job_gc_timeout_ms: int = 300_000  # without consumers, before an iteration is collected
+    gc_dynamic_sharding_jobs: bool = False
+    worker_timeout_ms: int = 60_000  # without a heartbeat, before a worker is lost
+    client_timeout_ms: int = 120_000  # the same for a consumer
+    reconnect_grace_ms: int = 3_000  # the same once its connection has broken
+    snapshot_events: int = 50_000  # between snapshots, at least
+    retention_hours: float = 168.0  # of history, for audit and rewind

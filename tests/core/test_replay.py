@@ -1,0 +1,243 @@
+"""Replay equals live after every event, whatever was commanded, and the invariants hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import commands as c
+from forebay.service.core import ranges
+from forebay.service.core.apply import apply
+from forebay.service.core.decide import Decision, decide
+from forebay.service.core.state import State, decode_state, encode_state
+from forebay.service.core.status import status
+from forebay.service.errors import ForebayError
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+SIZE = 23
+SOURCES = [
+    ev.SplitSource(count=SIZE),
+    ev.SplitSource(arithmetic=ev.Arithmetic(start=5, stop=-5, step=-3)),
+    ev.SplitSource(endless=ev.Endless()),
+]
+
+
+class Dispatcher(RuleBasedStateMachine):
+    """Random commands; a replayed twin follows event by event, with restarts in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = State()
+        self.twin = State()
+        self.time_ms = 1
+        self.numbers: Counter[str] = Counter()
+        self.handed_out: Counter[tuple[int, int, int, int]] = Counter()
+        self.leases: dict[int, ev.SplitsLeased] = {}
+        self.last: tuple[c.Command, Any] | None = None
+
+    def run(self, command: c.Command) -> Any:
+        self.time_ms += 1
+        before = encode_state(self.live)
+        try:
+            decision = decide(self.live, command, self.time_ms)
+        except ForebayError as error:
+            assert str(error)
+            decision = Decision([], None)
+        assert encode_state(self.live) == before, "decide changed the state"
+        for event in decision.events:
+            apply(self.live, event)
+            apply(self.twin, ev.Event.FromString(event.SerializeToString()))
+            assert self.twin == self.live
+            if event.HasField("splits_leased"):
+                self.count(event.splits_leased)
+            if event.HasField("lease_returned"):
+                self.uncount(event.lease_returned)
+        self.last = (command, decision.answer)
+        return decision.answer
+
+    def count(self, leased: ev.SplitsLeased) -> None:
+        for number in range(leased.first, leased.first + leased.count):
+            key = (leased.iteration_id, leased.provider, leased.repetition, number)
+            self.handed_out[key] += 1
+            assert self.handed_out[key] == 1, f"split {key} was leased twice"
+        self.leases[leased.lease_id] = leased
+
+    def uncount(self, returned: ev.LeaseReturned) -> None:
+        leased = self.leases[returned.lease_id]
+        stop = leased.first + leased.count
+        for number in range(stop - returned.count, stop):
+            key = (leased.iteration_id, leased.provider, leased.repetition, number)
+            self.handed_out[key] -= 1
+
+    def numbered(self, caller: str) -> tuple[str, int]:
+        self.numbers[caller] += 1
+        return caller, self.numbers[caller]
+
+    def pick(self, ids: Any, n: int) -> int:
+        known = sorted(ids)
+        return known[n % len(known)] if known and n % 7 else n
+
+    @initialize()
+    def elect(self) -> None:
+        self.run(c.ElectLeader(term=1, address="a:1", version="0", journal_id="j"))
+        definition = ev.DatasetDefinition(sources=SOURCES, metadata=b"m")
+        self.run(c.RegisterDataset(dataset_id="d", definition=definition))
+        self.run(c.RegisterDataset(dataset_id="whole", definition=ev.DatasetDefinition(
+            unsplittable="node x of op Y yields no splits")))  # fmt: skip
+
+    @rule()
+    def restart(self) -> None:
+        self.twin = decode_state(encode_state(self.live))
+        assert self.twin == self.live
+        term = self.live.term + 1
+        self.run(c.ElectLeader(term=term, address="b:1", version="0", journal_id="other"))
+        assert self.live.journal_id == "j"
+
+    @rule(dataset=st.sampled_from(["", "d", "e"]), metadata=st.sampled_from([b"m", b"n"]))
+    def register_dataset(self, dataset: str, metadata: bytes) -> None:
+        definition = ev.DatasetDefinition(sources=SOURCES, metadata=metadata)
+        self.run(c.RegisterDataset(dataset_id=dataset, definition=definition))
+
+    @rule(disable=st.booleans())
+    def decide_compression(self, disable: bool) -> None:
+        first = self.live.datasets["d"].compression_disabled
+        answer = self.run(c.DecideCompression(dataset_id="d", disable=disable))
+        assert answer == (disable if first is None else first)
+
+    @rule(
+        name=st.sampled_from(["", "x", "y"]),
+        dataset=st.sampled_from(["d", "d", "whole", "unknown"]),
+        sharding=st.sampled_from([ev.OFF, ev.DYNAMIC, ev.DYNAMIC, ev.DYNAMIC, ev.FILE]),
+    )
+    def job(self, name: str, dataset: str, sharding: int) -> None:
+        self.run(
+            c.GetOrCreateJob(
+                request=self.numbered("t"), dataset_id=dataset, name=name, sharding=sharding
+            )
+        )
+
+    @rule(job=st.integers(0, 50), repetition=st.integers(-1, 2), caller=st.sampled_from("ab"))
+    def join(self, job: int, repetition: int, caller: str) -> None:
+        self.run(
+            c.JoinIteration(
+                request=self.numbered(caller),
+                job_id=self.pick(self.live.jobs, job),
+                repetition=repetition,
+            )
+        )
+
+    @rule(consumer=st.integers(0, 50))
+    def leave(self, consumer: int) -> None:
+        consumer_id = self.pick(self.live.consumers, consumer)
+        self.run(c.LeaveIteration(consumer_id=consumer_id, reason="r"))
+
+    @rule(address=st.sampled_from(["w:1", "w:2", "w:3", ""]), uid=st.integers(1, 2))
+    def worker(self, address: str, uid: int) -> None:
+        self.run(c.RegisterWorker(address=address, uid=uid, stock=uid == 1))
+
+    @rule(worker=st.integers(0, 50))
+    def lose(self, worker: int) -> None:
+        self.run(c.LoseWorker(worker_id=self.pick(self.live.workers, worker), reason="r"))
+
+    @rule(task=st.integers(0, 50))
+    def complete(self, task: int) -> None:
+        self.run(c.CompleteTask(task_id=self.pick(self.live.tasks, task)))
+
+    @rule(
+        iteration=st.integers(0, 50), repetition=st.integers(0, 3), provider=st.integers(-1, 3)
+    )
+    def get_split(self, iteration: int, repetition: int, provider: int) -> None:
+        iteration_id = self.pick(self.live.iterations, iteration)
+        self.run(
+            c.GetSplit(iteration_id=iteration_id, repetition=repetition, provider=provider)
+        )
+
+    @rule(
+        task=st.integers(0, 50),
+        provider=st.integers(0, 2),
+        later=st.sampled_from([0, 0, 0, 1, -1]),
+        want=st.integers(-1, 9),
+        done=st.integers(0, 3),
+        back=st.integers(0, 3),
+    )
+    def lease(self, task: int, provider: int, later: int, want: int, done: int, back: int) -> None:
+        task_id = self.pick(self.live.tasks, task)
+        held = self.live.tasks[task_id].leases if task_id in self.live.tasks else []
+        repetition = 0
+        if held:
+            iteration = self.live.iterations[self.live.tasks[task_id].iteration_id]
+            repetition = iteration.providers[provider].repetition + later
+        command = c.LeaseSplits(
+            request=self.numbered(f"task/{task_id}/{provider}"),
+            task_id=task_id,
+            provider=provider,
+            repetition=repetition,
+            want=want,
+            completed=tuple(held[:done]),
+            returned=tuple((lease, back) for lease in held[-1:]) if want <= 0 else (),
+        )
+        self.run(command)
+
+    @rule()
+    def retry(self) -> None:
+        if self.last is None or self.last[0].request is None or self.last[1] is None:
+            return
+        command, answer = self.last
+        if command.request[0] in self.live.answers:  # type: ignore[index]
+            sequence = self.live.sequence
+            assert self.run(command) == answer
+            assert self.live.sequence == sequence, "a retry decided something"
+
+    @rule(iteration=st.integers(0, 50))
+    def collect(self, iteration: int) -> None:
+        iteration_id = self.pick(self.live.iterations, iteration)
+        self.run(c.CollectIteration(iteration_id=iteration_id))
+
+    @invariant()
+    def books_balance(self) -> None:
+        state = self.live
+        assert {i for t in state.tasks.values() for i in t.leases} == set(state.leases)
+        for worker in state.workers.values():
+            assert state.worker_at[worker.address] == worker.worker_id
+            mine = {t.task_id for t in state.tasks.values() if t.worker_id == worker.worker_id}
+            assert worker.tasks == {i for i in mine if not state.tasks[i].completed}
+        for iteration in state.iterations.values():
+            running = [i for i in iteration.tasks if not state.tasks[i].completed]
+            assert iteration.running_tasks == len(running)
+            assert not (iteration.finished and running)
+            for number, provider in enumerate(iteration.providers):
+                leased = [
+                    (lease.first, lease.first + lease.count)
+                    for lease in state.leases.values()
+                    if lease.iteration_id == iteration.iteration_id
+                    and (lease.provider, lease.repetition) == (number, provider.repetition)
+                ]
+                parts = [*leased, *provider.returned, *provider.completed, *provider.lost]
+                covered = sorted(n for part in parts for n in range(*part))
+                assert covered == list(range(provider.next))
+                assert provider.next <= provider.size
+        summary = status(state)
+        assert summary["sequence"] == state.sequence
+        assert len(summary["jobs"]) == len(state.jobs)
+
+
+TestReplay = Dispatcher.TestCase
+TestReplay.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+def test_ranges_are_a_set_of_integers() -> None:
+    kept: ranges.Ranges = []
+    model: set[int] = set()
+    for start, stop in [(5, 7), (0, 2), (7, 9), (2, 5), (20, 21), (12, 15), (9, 12), (3, 3)]:
+        ranges.add(kept, start, stop)
+        model |= set(range(start, stop))
+        assert sorted(model) == [n for part in kept for n in range(*part)]
+    assert kept == [(0, 15), (20, 21)]
+    for start, stop in [(3, 6), (0, 1), (20, 21), (14, 15)]:
+        ranges.remove(kept, start, stop)
+        model -= set(range(start, stop))
+        assert sorted(model) == [n for part in kept for n in range(*part)]
+    assert ranges.total(kept) == len(model)
