@@ -1,0 +1,50 @@
+"""Forebay's public interface: a drop-in for `tf.data.experimental.service`, and `read`.
+
+    from forebay import service
+
+Each name is imported when it is first used, and TensorFlow with those that need it: `read`,
+the configurations and `DispatchServer` do not.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .client.api import distribute, from_dataset_id, register_dataset
+    from .client.options import SHARD_HINT, CrossTrainerCache, ShardingPolicy
+    from .client.reader import ElementIterator, read
+    from .errors import ForebayError
+    from .servers import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
+
+__all__ = [
+    "SHARD_HINT",
+    "CrossTrainerCache",
+    "DispatchServer",
+    "DispatcherConfig",
+    "ElementIterator",
+    "ForebayError",
+    "ShardingPolicy",
+    "WorkerConfig",
+    "WorkerServer",
+    "distribute",
+    "from_dataset_id",
+    "read",
+    "register_dataset",
+]
+
+_HOMES = {
+    ".client.api": ("distribute", "from_dataset_id", "register_dataset"),
+    ".client.options": ("SHARD_HINT", "CrossTrainerCache", "ShardingPolicy"),
+    ".client.reader": ("ElementIterator", "read"),
+    ".errors": ("ForebayError",),
+    ".servers": ("DispatchServer", "DispatcherConfig", "WorkerConfig", "WorkerServer"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME_OF[name], __name__), name)

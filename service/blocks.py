@@ -75,7 +75,7 @@ class Block:
 
     @property
     def payload_bytes(self) -> int:
-        """What the block costs of a connection's credit: its buffers, without padding."""
+        """The bytes of its buffers, without padding."""
         return sum(array.nbytes for c in self.components for array in buffers(c))
 
 

@@ -1,0 +1,42 @@
+"""Pluggable places for a journal: a fenced log, snapshots and blobs under one URL."""
+
+from __future__ import annotations
+
+from .base import Extent, Holdings, Record, Storage, Writer, blob_digest
+from .errors import (
+    AppendFailed,
+    Corrupt,
+    Fenced,
+    ForebayError,
+    Locked,
+    Missing,
+    NewerFormat,
+    OutOfSequence,
+    StorageError,
+    StorageUnusable,
+)
+from .files import FileStorage
+from .memory import MemoryStorage
+from .url import open_storage
+
+__all__ = [
+    "AppendFailed",
+    "Corrupt",
+    "Extent",
+    "Fenced",
+    "FileStorage",
+    "ForebayError",
+    "Holdings",
+    "Locked",
+    "MemoryStorage",
+    "Missing",
+    "NewerFormat",
+    "OutOfSequence",
+    "Record",
+    "Storage",
+    "StorageError",
+    "StorageUnusable",
+    "Writer",
+    "blob_digest",
+    "open_storage",
+]

@@ -16,6 +16,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from .errors import StorageUnusable
+
 
 class Record(NamedTuple):
     """A record of the log, as it is read back."""
@@ -32,6 +34,18 @@ class Extent(NamedTuple):
     last: int
 
 
+class Holdings(NamedTuple):
+    """What a storage holds, for people to look at."""
+
+    segments: int  # pieces that the log is kept in
+    log_bytes: int
+    torn_bytes: int  # of log_bytes: behind the last whole batch, left there by a crash
+    snapshots: int
+    snapshot_bytes: int
+    blobs: int
+    blob_bytes: int
+
+
 def blob_digest(data: bytes) -> str:
     """The name of a blob: its SHA-256, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
@@ -46,25 +60,35 @@ class Storage(ABC):
     def open_writer(self, owner: str) -> Writer:
         """Become the only writer, with a term that no earlier writer had.
 
-        The term is durable before this returns. A torn tail (an append that a crash cut
-        off, and that was therefore never acknowledged) is removed here, with a log line.
-        `owner` says who asks, for the message that a second writer gets.
+        The term is durable before this returns, and so is all that `read` then yields. A torn
+        tail (an append that a crash cut off, and that was therefore never acknowledged) is
+        removed here, with a log line. A storage that does not exist is made. `owner` says who
+        asks, for the message that a second writer gets.
 
         Raises Locked, StorageUnusable, NewerFormat, Corrupt.
         """
 
     @abstractmethod
     def read(self, after: int = 0) -> Iterator[Record]:
-        """Yield the durable records with a sequence above `after`, in order, then stop.
+        """Yield the records with a sequence above `after`, in order, then stop.
 
         Safe while a writer appends: each record that was acknowledged before the call is
-        seen, and batches are seen whole. A torn tail is passed over. Raises Corrupt, and
-        Missing if records above `after` were trimmed.
+        seen, and batches are seen whole. A batch may be seen a moment before it is durable,
+        and vanishes again if its append fails: who acts on what it reads beside a writer must
+        stay behind what the writer acknowledged. A torn tail is passed over. While iterating,
+        raises Corrupt and NewerFormat, and Missing if records above `after` were trimmed.
+        """
+
+    @abstractmethod
+    def first_sequence(self) -> int:
+        """The sequence of the oldest record that is kept, or of the next one if none is.
+
+        Cheap, and works on a log that is corrupt further on.
         """
 
     @abstractmethod
     def extent(self) -> Extent:
-        """The first and last sequence that `read` would yield now."""
+        """The first and last sequence that `read` would yield now. Raises Corrupt."""
 
     @abstractmethod
     def snapshots(self) -> list[int]:
@@ -77,6 +101,20 @@ class Storage(ABC):
     @abstractmethod
     def read_blob(self, digest: str) -> bytes:
         """The blob whose `blob_digest` this is. Raises Missing, Corrupt."""
+
+    @abstractmethod
+    def holdings(self) -> Holdings:
+        """How much of what is kept here. Counts what is corrupt as well."""
+
+    def cut(self, after: int, owner: str) -> str:
+        """Move what is behind the record `after` aside, with its snapshots, and say where to.
+
+        For the repair of a corrupt log, when what cannot be read must go. Cuts between
+        batches: of a batch that `after` lies in, nothing stays. Nothing is deleted. Needs the
+        writer's place for itself, so it raises Locked, like `open_writer`. A storage that
+        cannot become corrupt need not offer it.
+        """
+        raise StorageUnusable(f"{self.url}: nothing can be cut off here (records after {after})")
 
     @abstractmethod
     def close(self) -> None:
@@ -95,31 +133,38 @@ class Writer(ABC):
 
         When it returns, the batch is durable and `last_sequence` has moved. After a crash
         during the call the whole batch is there, or nothing of it. Raises Fenced (nothing
-        written), or AppendFailed (outcome unknown; every further append fails as well).
+        written), or AppendFailed (outcome unknown; every further append fails as well). A
+        batch of no records changes nothing.
         """
 
     @abstractmethod
     def write_snapshot(self, sequence: int, data: bytes) -> None:
         """Store a snapshot atomically. May run while another thread appends.
 
-        `sequence` must not be above `last_sequence`. Raises Fenced, StorageError.
+        Replaces one of the same sequence. `sequence` is at least 1 and not above
+        `last_sequence`, else OutOfSequence is raised. Raises Fenced, and StorageError when it
+        could not be written; then an earlier one is untouched, and appends go on.
         """
 
     @abstractmethod
     def delete_snapshot(self, sequence: int) -> None:
-        """Remove a snapshot; none of that sequence is no error."""
+        """Remove a snapshot; none of that sequence is no error. Raises Fenced."""
 
     @abstractmethod
     def trim(self, before: int) -> None:
         """Allow records with a sequence below `before` to be forgotten.
 
         Forgetting may be coarser and later, never further. A snapshot of at least
-        `before − 1` must exist, else OutOfSequence is raised and nothing is removed.
+        `before − 1` must exist, else OutOfSequence is raised and nothing is removed. Sequences
+        go on where they were, even if every record is gone. Raises Fenced.
         """
 
     @abstractmethod
     def write_blob(self, data: bytes) -> str:
-        """Store a blob atomically, unless it is there; return its digest."""
+        """Store a blob atomically, unless it is there; return its digest.
+
+        Raises Fenced, and StorageError when it could not be written.
+        """
 
     @abstractmethod
     def close(self) -> None:

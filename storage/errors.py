@@ -5,10 +5,10 @@ ForebayError
 │   ├── StorageUnusable    wrong URL, not writable, not a storage   (the operator's fault)
 │   ├── Locked             another writer holds it
 │   ├── Fenced             a later term exists: this writer must stop
-│   ├── OutOfSequence      an append that does not follow the last record (our bug)
+│   ├── OutOfSequence      a sequence that does not fit the log (our bug)
 │   ├── AppendFailed       full disk, failed fsync: the outcome is unknown
 │   ├── NewerFormat        written by a later version of the program
-│   ├── Missing            no such blob or snapshot
+│   ├── Missing            no such blob, snapshot or (trimmed) record
 │   └── Corrupt            what is stored is not what was written
 └── …                    service/errors.py draws the rest
 
@@ -39,7 +39,7 @@ class Fenced(StorageError):
 
 
 class OutOfSequence(StorageError):
-    """An append did not follow the last record. Nothing was written."""
+    """A sequence does not fit what the log holds. Nothing was changed."""
 
 
 class AppendFailed(StorageError):
@@ -51,8 +51,16 @@ class NewerFormat(StorageError):
 
 
 class Missing(StorageError):
-    """There is no blob or snapshot of that name."""
+    """There is no blob or snapshot of that name, or the records were trimmed."""
 
 
 class Corrupt(StorageError):
-    """Stored data is damaged in a way that no crash explains."""
+    """Stored data is damaged in a way that no crash explains.
+
+    `file` and `offset` (bytes) say where, for a storage that has files.
+    """
+
+    def __init__(self, message: str, file: str = "", offset: int = 0) -> None:
+        super().__init__(message)
+        self.file = file
+        self.offset = offset

@@ -1,0 +1,57 @@
+"""The `forebay` command. Errors are one line on stderr; exit 2 for usage, 1 for failure."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+import typer
+
+from ..errors import ForebayError
+from . import journal, servers, status
+
+app = typer.Typer(
+    name="forebay",
+    help="An event-sourced, fault-tolerant input-data service for ML training.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("dispatcher")(servers.dispatcher)
+app.command("worker")(servers.worker)
+app.command("status")(status.status)
+app.add_typer(journal.app, name="journal")
+
+
+@app.command()
+def demo(
+    epochs: int = typer.Option(6, min=1, help="Epochs over the digits.", envvar="FOREBAY_EPOCHS"),
+    keep: bool = typer.Option(False, help="Keep the demo's files and say where they are."),
+) -> None:
+    """The main job on this machine, on real data, with the dispatcher killed in the middle."""
+    from .demo import run_demo
+
+    raise typer.Exit(0 if run_demo(epochs=epochs, keep=keep) else 1)
+
+
+def main() -> NoReturn:
+    """Run the command line of this process, and exit."""
+    usage_error: type[Exception] = typer.BadParameter.__mro__[1]
+    try:
+        code = app(standalone_mode=False)
+    except usage_error as error:
+        message = getattr(error, "format_message", lambda: str(error))()
+        _fail(2, f"{' '.join(message.split())} (`forebay --help` tells more)")
+    except ForebayError as error:
+        _fail(1, str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        _fail(130, "interrupted")
+    except BrokenPipeError:  # the reader of our output, such as `head`, has had enough
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(code: int, message: str) -> NoReturn:
+    print(f"forebay: {message}", file=sys.stderr)
+    sys.exit(code)

@@ -118,6 +118,6 @@ class LeaseSplits(Command, frozen=True, kw_only=True):
 
 
 class CollectIteration(Command, frozen=True, kw_only=True):
-    """Garbage collection. → (IterationFinished,) IterationCollected"""
+    """Garbage collection. → LeaseLost …, IterationCollected"""
 
     iteration_id: int

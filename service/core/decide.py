@@ -218,8 +218,6 @@ def _collect_iteration(state: State, command: c.CollectIteration, now_ms: int) -
             "only an iteration that nobody reads is collected"
         )
     events = list(_lost_leases(state, iteration.tasks, now_ms))
-    if not iteration.finished:
-        events.append(_finished(iteration, now_ms))
     collected = ev.IterationCollected(iteration_id=iteration.iteration_id)
     return Decision([*events, ev.Event(time_ms=now_ms, iteration_collected=collected)], None)
 

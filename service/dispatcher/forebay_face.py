@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
+
+import grpc
 
 from ...journal.proto import events_pb2 as ev
 from ..core import commands as c
 from ..core.state import lease_caller
 from ..core.status import status
 from ..errors import InvalidArgument, NotFound
+from ..grpc_server import Method, generic_handler
 from ..proto import forebay_pb2 as pb
 from .dispatcher import Dispatcher
 
 SERVICE = "forebay.v1.Dispatcher"
 MAX_WAIT_MS = 30_000
+
+_METHODS = (
+    "RegisterDataset",
+    "GetDataset",
+    "GetOrCreateJob",
+    "JoinIteration",
+    "ConsumerHeartbeat",
+    "LeaveIteration",
+    "WorkerHeartbeat",
+    "LeaseSplits",
+    "CompleteTask",
+    "LeaveService",
+    "GetStatus",
+)
 
 
 class ForebayFace:
@@ -22,6 +40,14 @@ class ForebayFace:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
+
+    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """The service, for a grpc.aio server."""
+        return generic_handler(SERVICE, {name: self._method(name) for name in _METHODS})
+
+    def _method(self, name: str) -> Method:
+        function = "".join("_" + ch.lower() if ch.isupper() else ch for ch in name)[1:]
+        return getattr(self, function), getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response")
 
     async def register_dataset(
         self, request: pb.RegisterDatasetRequest

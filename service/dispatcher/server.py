@@ -10,11 +10,9 @@ from collections.abc import Callable
 import grpc
 
 from ...storage import open_storage
-from ..errors import AddressInUse
-from ..grpc_server import SERVER_OPTIONS, generic_handler
+from ..grpc_server import SERVER_OPTIONS, bind
 from .dispatcher import Dispatcher
 from .forebay_face import ForebayFace
-from .forebay_face import handlers as forebay_handlers
 from .options import DispatcherOptions
 from .tensorflow_face import TensorFlowFace
 
@@ -32,13 +30,7 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     AddressInUse.
     """
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    try:
-        port = server.add_insecure_port(f"{options.host}:{options.port}")
-    except RuntimeError as error:
-        raise AddressInUse(
-            f"cannot listen on {options.host}:{options.port}: {error}; choose another port"
-        ) from error
-    address = f"{options.host}:{port}"
+    address = bind(server, options.host, options.port)
     storage = open_storage(options.storage)
     dispatcher = await Dispatcher.open(storage, options, address)
     interrupted = asyncio.Event()
@@ -47,7 +39,7 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
         loop.add_signal_handler(number, interrupted.set)
     tensorflow = TensorFlowFace(dispatcher)
     server.add_generic_rpc_handlers(
-        (forebay_handlers(ForebayFace(dispatcher)), tensorflow.handlers())
+        (ForebayFace(dispatcher).handlers(), tensorflow.handlers())
     )
     await server.start()
     ready(address)

@@ -1,0 +1,66 @@
+"""Executors: from a dataset definition and splits to blocks of elements. One kind each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from ...journal.proto import events_pb2 as ev
+from ..blocks import Block
+from ..errors import Unimplemented
+from ..proto import tf_service_pb2 as tf
+
+if TYPE_CHECKING:
+    from .feeds import SplitFeed
+
+
+class Executor(Protocol):
+    """One run of a dataset."""
+
+    def blocks(self) -> Iterator[Block]:
+        """The blocks, in the pipeline's order; to be called once. Raises PipelineError."""
+        ...
+
+    def cancel(self) -> None:
+        """End `blocks` soon, from any thread. Idempotent."""
+        ...
+
+
+def load() -> None:
+    """Import what executors need, so that the first task does not wait for it."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # a worker computes on the CPU
+    from . import stock_elements, tf_data  # noqa: F401
+
+
+def make_executor(
+    definition: ev.DatasetDefinition, graph: bytes, feed: SplitFeed | None
+) -> Executor:
+    """The executor for a dataset of this kind. `feed` is None where splits are not leased.
+
+    A dataset that a Forebay client registered yields the components of its element_spec; one
+    that a stock client registered yields what its graph does, which is all that one needs.
+    Raises InvalidGraph, NotSplittable, PipelineError.
+    """
+    if definition.WhichOneof("kind") != "tf_data_graph":
+        raise Unimplemented(
+            f"this worker cannot run datasets of kind {definition.WhichOneof('kind')}; "
+            "run workers of the version that registered it"
+        )
+    from ..element_specs import decode_metadata
+    from .tf_data import TfDataExecutor
+
+    if not definition.structure:
+        return TfDataExecutor(graph, feed)
+    metadata = decode_metadata(definition.metadata)
+    return TfDataExecutor(
+        graph, feed, element_spec=metadata.element_spec, compressed=metadata.compressed
+    )
+
+
+def get_element_responses(block: Block) -> Iterator[tf.GetElementResponse]:
+    """A block as the answers that tf.data service's own clients want, an element each."""
+    from .stock_elements import responses
+
+    return responses(block)

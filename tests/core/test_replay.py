@@ -225,7 +225,7 @@ class Dispatcher(RuleBasedStateMachine):
 
 
 TestReplay = Dispatcher.TestCase
-TestReplay.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestReplay.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 
 
 def test_ranges_are_a_set_of_integers() -> None:

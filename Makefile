@@ -1,0 +1,48 @@
+# Each target brings .venv up to date by itself: `make demo` on a fresh machine is enough.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+SOURCES := .pkg/forebay tests scripts benchmarks
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench format protos constraints clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup: $(READY) ## make .venv with everything in it
+
+$(READY): pyproject.toml constraints.txt scripts/setup
+	@PYTHON=$(PYTHON) scripts/setup
+	@touch $@
+
+demo: $(READY) ## train on real data while the dispatcher is killed
+	$(BIN)/forebay demo
+
+test: $(READY) ## run the tests; ARGS="-k name" chooses among them
+	$(BIN)/pytest -n 2 --dist worksteal $(ARGS)
+
+check: $(READY) ## lint, types, import direction, generated files, the built wheel
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(SOURCES)
+	$(BIN)/python scripts/protos.py --check
+	$(BIN)/pytest -q tests/test_house.py
+	$(BIN)/python scripts/check_wheel.py
+
+bench: $(READY) ## measure, side by side with tf.data service
+	$(BIN)/python -m benchmarks
+
+format: $(READY) ## format, and fix what ruff can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: $(READY) ## generate the protobuf modules from the .proto files
+	$(BIN)/python scripts/protos.py
+
+constraints: ## renew constraints.txt with the newest versions that pyproject.toml allows
+	@PYTHON=$(PYTHON) scripts/constraints
+
+clean: ## remove all that make made
+	rm -rf .venv .pkg build dist *.egg-info .*_cache .hypothesis

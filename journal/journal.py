@@ -1,0 +1,229 @@
+"""Group commit: many decisions, one append.
+
+Events get their sequences at once; what is decided while an append is under way gathers in the
+next group, and goes to the storage as one batch when that append is done. A decision's events
+are always in one batch, so that a crash leaves all of them or none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+from ..storage import AppendFailed, Corrupt, Fenced, Missing, Storage, StorageError, Writer
+from .codec import encode
+from .proto.events_pb2 import Event
+from .snapshots import Retention, decode_snapshot, encode_snapshot, plan_retention
+
+BATCH_BYTES = 8 << 20
+
+
+class _Group:
+    """Events that become durable together."""
+
+    def __init__(self) -> None:
+        self.records: list[bytes] = []
+        self.record_bytes = 0
+        self.last = 0
+        self.waiters: list[asyncio.Future[None]] = []
+
+
+class Journal:
+    """The appending end of a journal. Everything but the storage's work runs on one event loop.
+
+    At most one append is under way. Groups wait in memory; they are as many as their callers
+    let them be, and those wait in `wait_durable`.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        writer: Writer,
+        *,
+        retention: Retention | None = None,
+        on_failure: Callable[[StorageError], None] | None = None,
+        append_executor: Executor | None = None,
+        snapshot_executor: Executor | None = None,
+        batch_bytes: int = BATCH_BYTES,
+    ) -> None:
+        """`writer`, of `storage`, is this journal's from now on, and closed by `close`.
+
+        `retention` is applied after each snapshot; None keeps everything. `on_failure` is
+        called once, on the loop, when an append has failed. The executors run the storage's
+        blocking calls, one at a time each; by default a thread each, and a simulation brings
+        its own. Batches are begun anew before they grow beyond `batch_bytes`.
+        """
+        self.sequence = writer.last_sequence  # of the last event that was appended
+        self.durable_sequence = writer.last_sequence
+        self.failed: StorageError | None = None
+        self.on_failure = on_failure
+        self._storage = storage
+        self._writer = writer
+        self._retention = retention
+        self._batch_bytes = batch_bytes
+        self._groups: deque[_Group] = deque()  # the first one is under way if _committing
+        self._committing = False
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._own_executors: list[ThreadPoolExecutor] = []
+        self._appends = append_executor or self._thread("forebay-append")
+        self._snapshots = snapshot_executor or self._thread("forebay-snapshot")
+        self._snapshot_times: dict[int, int] = {}  # by sequence, ms; so that each is read once
+
+    def append(self, events: Sequence[Event]) -> int:
+        """Append the events of one decision; return the sequence of the last one.
+
+        They are durable once `wait_durable` of that sequence returns. Raises what the journal
+        failed with, and Fenced when it is closed.
+        """
+        self._check_usable()
+        records = [encode(event) for event in events]
+        if not records:
+            return self.sequence
+        size = sum(map(len, records))
+        groups = self._groups
+        begun = len(groups) > self._committing  # is there a group that is not under way?
+        if not begun or groups[-1].record_bytes + size > self._batch_bytes:
+            groups.append(_Group())
+        group = groups[-1]
+        group.records += records
+        group.record_bytes += size
+        self.sequence += len(records)
+        group.last = self.sequence
+        if not begun and not self._committing:
+            # At the end of this turn of the loop, so that all that it decides is one group.
+            self._loop = asyncio.get_running_loop()
+            self._loop.call_soon(self._commit)
+        return self.sequence
+
+    async def wait_durable(self, sequence: int) -> None:
+        """Return when every event up to `sequence` is durable.
+
+        Raises what the journal failed with if they are not, and will not be.
+        """
+        if sequence <= self.durable_sequence:
+            return
+        if sequence > self.sequence:
+            raise ValueError(f"there is no event {sequence} yet; the last one is {self.sequence}")
+        if self.failed is None:
+            group = next(group for group in self._groups if group.last >= sequence)
+            waiter = asyncio.get_running_loop().create_future()
+            group.waiters.append(waiter)
+            await waiter
+        if sequence > self.durable_sequence:
+            self._raise_failure()
+
+    async def write_snapshot(self, sequence: int, state: bytes, time_ms: int) -> None:
+        """Store the dispatcher's state as of `sequence`, then apply the retention.
+
+        Appends go on meanwhile. Raises StorageError if the snapshot could not be written.
+        """
+        await self.wait_durable(sequence)
+        self._check_usable()
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._snapshots, self._snapshot, sequence, state, time_ms)
+
+    async def close(self) -> None:
+        """Flush, then close the writer. Idempotent.
+
+        Never raises for a failed journal: whoever waited for it was told.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self.failed is None:
+            try:
+                await self.wait_durable(self.sequence)
+            except StorageError:
+                pass  # on_failure has it
+        loop = asyncio.get_running_loop()
+        # Behind whatever is still under way: a snapshot, or an append that was given up.
+        await loop.run_in_executor(self._snapshots, int)
+        await loop.run_in_executor(self._appends, self._writer.close)
+        for executor in self._own_executors:
+            executor.shutdown()
+
+    # -- the commit path ---------------------------------------------------------------------
+
+    def _commit(self) -> None:
+        assert self._loop is not None
+        self._committing = True
+        append = self._loop.run_in_executor(
+            self._appends, self._writer.append, self._groups[0].records
+        )
+        append.add_done_callback(self._committed)
+
+    def _committed(self, append: asyncio.Future[int]) -> None:
+        self._committing = False
+        error = append.exception()
+        if error is None and append.result() != self._groups[0].last:
+            error = AppendFailed(
+                f"the storage counts {append.result()} records where {self._groups[0].last} were "
+                "appended; another writer must be at work"
+            )
+        if error is not None:
+            self._fail(error)
+            return
+        group = self._groups.popleft()
+        self.durable_sequence = group.last
+        if self._groups:
+            self._commit()
+        _wake(group.waiters)
+
+    def _fail(self, error: BaseException) -> None:
+        if not isinstance(error, StorageError):
+            bug = AppendFailed(f"the storage failed in an unforeseen way: {error!r}")
+            bug.__cause__ = error
+            error = bug
+        self.failed = error
+        for group in self._groups:
+            _wake(group.waiters)
+        self._groups.clear()
+        if self.on_failure is not None:
+            self.on_failure(error)
+
+    def _check_usable(self) -> None:
+        if self.failed is not None:
+            self._raise_failure()
+        if self._closed:
+            raise Fenced("the journal is closed")
+
+    def _raise_failure(self) -> None:
+        # A fresh one for each caller: a raised exception gathers tracebacks.
+        assert self.failed is not None
+        raise type(self.failed)(*self.failed.args) from self.failed
+
+    # -- in the snapshot executor ------------------------------------------------------------
+
+    def _snapshot(self, sequence: int, state: bytes, time_ms: int) -> None:
+        self._writer.write_snapshot(sequence, encode_snapshot(state, time_ms))
+        if self._retention is None:
+            return
+        times = {}
+        for kept in self._storage.snapshots():
+            known = self._snapshot_times.get(kept)
+            try:
+                times[kept] = known or self._read_snapshot_time(kept)
+            except (Corrupt, Missing):
+                continue  # a damaged one neither counts nor goes: it is for `verify` to report
+        self._snapshot_times = times
+        plan = plan_retention(list(times.items()), time_ms, self._retention)
+        self._writer.trim(plan.trim_before)
+        for old in plan.delete:
+            self._writer.delete_snapshot(old)
+
+    def _read_snapshot_time(self, sequence: int) -> int:
+        return decode_snapshot(sequence, self._storage.read_snapshot(sequence)).time_ms
+
+    def _thread(self, name: str) -> Executor:
+        executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._own_executors.append(executor)
+        return executor
+
+
+def _wake(waiters: list[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():  # cancelled
+            waiter.set_result(None)

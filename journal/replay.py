@@ -1,0 +1,69 @@
+"""From a storage to events: the newest snapshot that can be read, and what came after it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from ..storage import Corrupt, Missing, Record, Storage
+from .codec import decode
+from .proto.events_pb2 import Event
+from .snapshots import decode_snapshot
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Where to begin, and the events from there on."""
+
+    state: bytes | None  # as of snapshot_sequence; None: begin with nothing
+    snapshot_sequence: int  # 0 without a snapshot
+    events: Iterator[tuple[int, Event]]  # (sequence, event), from snapshot_sequence + 1 on
+
+
+def replay(storage: Storage, at: int | None = None) -> Replay:
+    """Read a journal back, up to the event `at` (default: to its end).
+
+    A snapshot that is damaged is passed over, with a log line, if the history behind an
+    earlier one is still there. Raises Corrupt and NewerFormat, while iterating as well, and
+    Missing when the state as of `at` cannot be had any more.
+    """
+    wanted = [s for s in reversed(storage.snapshots()) if at is None or s <= at]
+    for sequence in wanted:
+        try:
+            snapshot = decode_snapshot(sequence, storage.read_snapshot(sequence))
+        except (Corrupt, Missing) as error:
+            log.warning("snapshot %d is passed over: %s", sequence, error)
+            continue
+        return Replay(snapshot.state, sequence, _events(storage, sequence, at, bool(wanted)))
+    return Replay(None, 0, _events(storage, 0, at, bool(wanted)))
+
+
+def _events(
+    storage: Storage, after: int, at: int | None, damaged: bool
+) -> Iterator[tuple[int, Event]]:
+    """The events above `after`. The first record is looked for at once, not when iterating."""
+    try:
+        records = storage.read(after)
+        first = next(records, None)
+    except Missing:
+        begin = storage.first_sequence()
+        if damaged or at is None:
+            raise Corrupt(
+                f"{storage.url}: the history begins at record {begin}, and no snapshot before it "
+                "can be read; restore the snapshots from a backup"
+            ) from None
+        raise Missing(
+            f"{storage.url}: the state as of {at} is gone: the history begins at record {begin}"
+        ) from None
+    return _decode([] if first is None else chain([first], records), at)
+
+
+def _decode(records: list[Record] | chain[Record], at: int | None) -> Iterator[tuple[int, Event]]:
+    for sequence, _, data in records:
+        if at is not None and sequence > at:
+            return
+        yield sequence, decode(sequence, data)

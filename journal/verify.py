@@ -1,0 +1,211 @@
+"""Looking after a journal: check every record, repair what is safe to repair, count."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ..storage import Corrupt, Holdings, Missing, Record, Storage, StorageError
+from .codec import decode
+from .proto.events_pb2 import LeaderElected
+from .replay import replay
+from .snapshots import decode_snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something in a journal that is not as it was written."""
+
+    message: str  # names the file and the byte, where the storage has files
+    file: str = ""
+    offset: int = 0
+
+
+@dataclass(slots=True)
+class Report:
+    """What `verify` found."""
+
+    first: int = 1  # of the records that were checked
+    last: int = 0
+    snapshots: int = 0
+    blobs: int = 0
+    torn_bytes: int = 0  # a crash left them; the next dispatcher removes them. No problem
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    def add(self, problem: StorageError | str) -> None:
+        if isinstance(problem, Corrupt):
+            self.problems.append(Problem(str(problem), problem.file, problem.offset))
+        else:
+            self.problems.append(Problem(str(problem)))
+
+
+def verify(storage: Storage) -> Report:
+    """Check every record, every snapshot and every blob that an event names. Changes nothing.
+
+    Beside a writer, it checks what was there when it began. Raises NewerFormat.
+    """
+    report = Report(first=storage.first_sequence())
+    snapshots = storage.snapshots()
+    blobs: dict[str, int] = {}  # digest: the event that names it first
+    _verify_log(storage, report, blobs)
+    for sequence in snapshots:
+        try:
+            decode_snapshot(sequence, storage.read_snapshot(sequence))
+        except Corrupt as error:
+            report.add(error)
+        except Missing:
+            continue  # the retention of a running dispatcher
+        report.snapshots += 1
+        if sequence > report.last and report.ok:
+            report.add(f"snapshot {sequence} is behind the end of the log, record {report.last}")
+    for digest, sequence in blobs.items():
+        try:
+            storage.read_blob(digest)
+        except (Corrupt, Missing) as error:
+            report.add(error)
+            report.add(f"record {sequence} needs the blob {digest}")
+        report.blobs += 1
+    report.torn_bytes = storage.holdings().torn_bytes
+    return report
+
+
+def _verify_log(storage: Storage, report: Report, blobs: dict[str, int]) -> None:
+    report.last = report.first - 1
+    term = 0 if report.first == 1 else None  # of the record before; None: that one was trimmed
+    journal_id = ""
+    try:
+        for record in storage.read(report.first - 1):
+            report.last = record.sequence
+            try:
+                event = decode(record.sequence, record.data)
+            except Corrupt as error:
+                report.add(error)
+            else:
+                elects = event.HasField("leader_elected")
+                if elects:
+                    journal_id = journal_id or event.leader_elected.journal_id
+                    _verify_leader(report, record, event.leader_elected, journal_id)
+                elif term is not None and record.term != term:
+                    report.add(
+                        f"record {record.sequence} is the first of term {record.term}, and elects "
+                        "no leader"
+                    )
+                digest = event.dataset_registered.definition.tf_data_graph.blob
+                if digest:
+                    blobs.setdefault(digest, record.sequence)
+            term = record.term
+    except Corrupt as error:
+        report.add(error)
+
+
+def _verify_leader(report: Report, record: Record, leader: LeaderElected, journal_id: str) -> None:
+    if leader.term != record.term:
+        report.add(f"record {record.sequence} elects term {leader.term} in term {record.term}")
+    if leader.journal_id != journal_id:
+        report.add(
+            f"record {record.sequence} is of the journal {leader.journal_id!r}, and those before "
+            f"it of {journal_id!r}"
+        )
+
+
+def repair(
+    storage: Storage, *, truncate_corrupt: bool = False, owner: str = "journal repair"
+) -> list[str]:
+    """Make a journal usable by a dispatcher again; return what was done, in words.
+
+    A torn tail is removed: nothing in it was ever acknowledged. A corrupt log is cut behind its
+    last whole batch, but only if that is asked for with `truncate_corrupt`, because decisions
+    that were acknowledged are lost with it; what is cut off is moved aside, never deleted.
+    Damage that a dispatcher does not need to read is left as it is, and said.
+
+    Raises Locked while a dispatcher runs, NewerFormat, and Corrupt if it cannot (or, without
+    `truncate_corrupt`, may not) be repaired.
+    """
+    done = []
+    torn_bytes = storage.holdings().torn_bytes
+    try:
+        _take_over(storage, owner)
+    except Corrupt:
+        if not truncate_corrupt:
+            raise
+        done.append(storage.cut(_last_readable(storage), owner))
+        _take_over(storage, owner)
+    else:
+        if torn_bytes:
+            done.append(
+                f"removed {torn_bytes} bytes of an append that a crash cut off behind record "
+                f"{storage.extent().last}"
+            )
+    done += [
+        f"left as it is, since a dispatcher does not need it: {problem.message}"
+        for problem in verify(storage).problems
+    ]
+    return done
+
+
+def _take_over(storage: Storage, owner: str) -> None:
+    """Do what a dispatcher does when it starts."""
+    writer = storage.open_writer(owner)
+    try:
+        for _ in replay(storage).events:
+            pass
+    finally:
+        writer.close()
+
+
+def _last_readable(storage: Storage) -> int:
+    last = storage.first_sequence() - 1
+    try:
+        for record in storage.read(last):
+            last = record.sequence
+    except Corrupt:
+        pass  # the end of what is readable
+    return last
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a journal holds."""
+
+    first: int
+    last: int
+    terms: int
+    first_time_ms: int | None  # of the events; None if there are none
+    last_time_ms: int | None
+    events: dict[str, int]  # by kind, the most frequent first
+    event_bytes: dict[str, int]  # by kind
+    holdings: Holdings
+
+
+def stats(storage: Storage) -> Stats:
+    """Count a journal's events. Raises Corrupt, NewerFormat."""
+    events: Counter[str] = Counter()
+    event_bytes: Counter[str] = Counter()
+    terms = set()
+    first = storage.first_sequence()
+    last = first - 1
+    first_time_ms = last_time_ms = None
+    for record in storage.read(last):
+        event = decode(record.sequence, record.data)
+        kind = event.WhichOneof("event") or ""
+        events[kind] += 1
+        event_bytes[kind] += len(record.data)
+        terms.add(record.term)
+        last = record.sequence
+        last_time_ms = event.time_ms
+        if first_time_ms is None:
+            first_time_ms = event.time_ms
+    return Stats(
+        first=first,
+        last=last,
+        terms=len(terms),
+        first_time_ms=first_time_ms,
+        last_time_ms=last_time_ms,
+        events=dict(events.most_common()),
+        event_bytes=dict(event_bytes),
+        holdings=storage.holdings(),
+    )

@@ -1,0 +1,266 @@
+"""`forebay demo`: the main job, end to end, on scikit-learn's handwritten digits.
+
+1,797 real images go into 16 TFRecord files and are registered once. Two trainer processes
+share one job over them, read through two workers under dynamic sharding, and each teaches a
+small Keras model what it gets. Halfway through an epoch the dispatcher is killed (SIGKILL), and
+another one replays its journal; nobody else is told. Every fifth image is read like the others
+but not learned from: on those the accuracy is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ForebayError
+
+FILES = 16
+BATCH = 16
+TRAINERS = 2
+WORKERS = 2
+TIMEOUT_S = 300.0
+HELD_OUT = 5  # every fifth image
+
+
+@dataclass
+class Tally:
+    """What the trainers have reported."""
+
+    visits: dict[int, Counter[int]] = field(default_factory=dict)  # by epoch
+    waited_s: dict[int, float] = field(default_factory=dict)  # by trainer
+    longest_wait_s: dict[int, float] = field(default_factory=dict)
+    read_s: dict[int, float] = field(default_factory=dict)
+    accuracy: dict[int, float] = field(default_factory=dict)
+
+    def add(self, report: dict[str, Any]) -> None:
+        trainer = report["trainer"]
+        if "ids" in report:
+            self.visits.setdefault(report["epoch"], Counter()).update(report["ids"])
+        if "accuracy" in report:
+            self.accuracy[trainer] = report["accuracy"]
+            self.waited_s[trainer] = report["waited_s"]
+            self.longest_wait_s[trainer] = report["longest_wait_s"]
+            self.read_s[trainer] = report["read_s"]
+
+    @property
+    def total(self) -> int:
+        return sum(counter.total() for counter in self.visits.values())
+
+    @property
+    def twice(self) -> int:
+        """Visits beyond an image's first in its epoch."""
+        return sum(n - 1 for counter in self.visits.values() for n in counter.values())
+
+
+def run_demo(*, epochs: int, keep: bool) -> bool:
+    """Run it and print what it shows; whether every image was visited once an epoch."""
+    try:
+        import sklearn  # noqa: F401
+        import tensorflow  # noqa: F401
+    except ImportError as error:
+        raise ForebayError(
+            f"the demo needs {error.name}; install it with: pip install 'forebay[tensorflow]' "
+            "scikit-learn"
+        ) from None
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="forebay-demo-"))
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        return _run(directory, epochs, processes)
+    finally:
+        for process in reversed(processes):
+            _end(process)
+        if keep:
+            print(f"kept: {directory}")
+        else:
+            shutil.rmtree(directory)
+
+
+def _run(directory: pathlib.Path, epochs: int, processes: list[subprocess.Popen[str]]) -> bool:
+    from rich.console import Console
+
+    from .demo_data import register, write_digits
+
+    console = Console()
+    port = _free_port()
+    service = f"127.0.0.1:{port}"
+    journal = f"file://{directory / 'journal'}"
+
+    def start_dispatcher() -> subprocess.Popen[str]:
+        arguments = ["dispatcher", f"--port={port}", f"--storage={journal}"]
+        process = _start("cli", arguments, directory / "dispatcher.log", processes)
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            raise ForebayError("the dispatcher did not start:\n" + _tail(directory, "dispatcher"))
+        return process
+
+    files, images = write_digits(directory / "digits", FILES)
+    console.print(f"{images} handwritten digits in {len(files)} TFRecord files")
+    dispatcher = start_dispatcher()
+    for number in range(WORKERS):
+        _start("cli", ["worker", f"--dispatcher={service}"], directory / f"worker{number}.log",
+               processes)  # fmt: skip
+    dataset_id = register(service, files)
+    console.print(f"a dispatcher at {service}, {WORKERS} workers, {TRAINERS} trainers, one job")
+    reports: queue.Queue[dict[str, Any] | None] = queue.Queue()
+    for number in range(TRAINERS):
+        trainer = _start(
+            "cli.demo_trainer",
+            [str(number), service, dataset_id, str(epochs), str(BATCH), str(HELD_OUT)],
+            directory / f"trainer{number}.log",
+            processes,
+        )
+        threading.Thread(target=_collect, args=(trainer, reports), daemon=True).start()
+
+    tally = Tally()
+    kill_at = int(images * (epochs // 2 + 0.5))
+    killed_at, killed_after = 0.0, 0
+    recovered_s: float | None = None
+    ended = 0
+    deadline = time.monotonic() + TIMEOUT_S
+    with _progress(console, epochs, images) as show:
+        while ended < TRAINERS:
+            try:
+                report = reports.get(timeout=max(0.1, deadline - time.monotonic()))
+            except queue.Empty:
+                raise ForebayError(
+                    f"the demo has not ended after {TIMEOUT_S:.0f} s; see {directory}"
+                ) from None
+            if report is None:
+                ended += 1
+                continue
+            tally.add(report)
+            show(tally)
+            if not killed_at and tally.total >= kill_at:
+                dispatcher.send_signal(signal.SIGKILL)
+                dispatcher.wait()
+                killed_at, killed_after = time.monotonic(), tally.total
+                dispatcher = start_dispatcher()
+                recovered_s = time.monotonic() - killed_at
+    return _summarize(
+        console, directory, journal, tally, epochs, images, killed_after, recovered_s
+    )
+
+
+def _summarize(
+    console: Any,
+    directory: pathlib.Path,
+    journal: str,
+    tally: Tally,
+    epochs: int,
+    images: int,
+    killed_after: int,
+    recovered_s: float | None,
+) -> bool:
+    from rich.table import Table
+
+    from ...journal import stats, verify
+    from ...storage import open_storage
+
+    missing = sum(images - len(counter) for counter in tally.visits.values())
+    missing += images * (epochs - len(tally.visits))
+    storage = open_storage(journal)
+    kinds = stats(storage).events
+    healthy = verify(storage).ok
+    storage.close()
+    table = Table(show_header=False, title="forebay demo", title_justify="left")
+    table.add_row("images visited", f"{tally.total} = {epochs} epochs of {images}")
+    table.add_row("visited twice in an epoch", str(tally.twice))
+    table.add_row("missed", str(missing))
+    if recovered_s is not None:
+        table.add_row(
+            "dispatcher killed (SIGKILL)",
+            f"after {killed_after} images; a new one served {recovered_s:.2f} s later",
+        )
+    for trainer in sorted(tally.accuracy):
+        table.add_row(
+            f"trainer {trainer} waited for data",
+            f"{tally.waited_s[trainer]:.2f} s of {tally.read_s[trainer]:.2f} s, "
+            f"at the longest {tally.longest_wait_s[trainer]:.2f} s",
+        )
+    events = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda i: -i[1]))
+    table.add_row("the journal holds", f"{sum(kinds.values())} events: {events}")
+    table.add_row("the journal verifies", "yes" if healthy else "NO")
+    for trainer, accuracy in sorted(tally.accuracy.items()):
+        table.add_row(f"trainer {trainer}'s accuracy", f"{accuracy:.1%} on the held-out fifth")
+    console.print(table)
+    good = len(tally.accuracy) == TRAINERS and not tally.twice and not missing and healthy
+    if len(tally.accuracy) < TRAINERS:
+        console.print("a trainer failed:")
+        for trainer in range(TRAINERS):
+            console.print(_tail(directory, f"trainer{trainer}"), markup=False)
+    console.print("every image once an epoch" if good else "a promise was broken", style="bold")
+    return good
+
+
+@contextlib.contextmanager
+def _progress(console: Any, epochs: int, images: int) -> Any:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+        bars = [progress.add_task(f"epoch {n}", total=images, start=False) for n in range(epochs)]
+
+        def show(tally: Tally) -> None:
+            for epoch, counter in tally.visits.items():
+                progress.start_task(bars[epoch])
+                progress.update(bars[epoch], completed=counter.total())
+
+        yield show
+
+
+def _collect(trainer: subprocess.Popen[str], reports: queue.Queue[dict[str, Any] | None]) -> None:
+    assert trainer.stdout is not None
+    for line in trainer.stdout:
+        reports.put(json.loads(line))
+    reports.put(None)
+
+
+def _start(
+    module: str, arguments: list[str], log: pathlib.Path, processes: list[subprocess.Popen[str]]
+) -> subprocess.Popen[str]:
+    with log.open("a") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"forebay.service.{module}", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"},
+        )
+    processes.append(process)
+    return process
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _tail(directory: pathlib.Path, name: str) -> str:
+    return "\n".join((directory / f"{name}.log").read_text().splitlines()[-20:])

@@ -1,0 +1,176 @@
+"""`forebay journal …`: reads a journal, also one that is in use."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+import typer
+
+from ..errors import InvalidArgument
+
+app = typer.Typer(help="Look into a journal, check it, repair it.", no_args_is_help=True)
+
+STORAGE = typer.Argument(
+    ..., help="URL or path of the storage, such as file:///var/lib/forebay.",
+    envvar="FOREBAY_STORAGE",
+)  # fmt: skip
+AT = typer.Option(None, min=1, help="The sequence of an event.")
+JSON = typer.Option(False, "--json", help="As JSON, for programs.")
+
+
+@contextmanager
+def _opened(url: str) -> Iterator[Any]:
+    from ...storage import open_storage
+
+    if url == "memory:":
+        raise InvalidArgument("a memory: storage lives in its dispatcher only; name a directory")
+    storage = open_storage(url)
+    try:
+        yield storage
+    finally:
+        storage.close()
+
+
+@app.command()
+def show(
+    storage: str = STORAGE,
+    at: int | None = AT,
+    limit: int = typer.Option(50, min=0, help="How many of the last events to show; 0: all."),
+    as_json: bool = JSON,
+) -> None:
+    """The last events in words; with --at, the dispatcher's state as of that event."""
+    from ..core.status import status
+    from ..dispatcher.dispatcher import recover
+    from .status import render
+
+    with _opened(storage) as opened:
+        if at is None:
+            extent = opened.extent()
+            first = max(extent.first, extent.last - limit + 1) if limit else extent.first
+            for sequence, event in _events(opened, first - 1):
+                _print_event(sequence, event, as_json)
+            return
+        last = opened.extent().last
+        if at > last:
+            raise InvalidArgument(f"--at {at} is behind the end: the last event is {last}")
+        summary = status(recover(opened, at)[0])
+    if as_json:
+        print(json.dumps(summary, indent=2))
+    else:
+        from rich.console import Console
+
+        Console().print(render(summary))
+
+
+@app.command()
+def tail(
+    storage: str = STORAGE,
+    limit: int = typer.Option(10, min=0, help="How many of the last events to begin with."),
+    as_json: bool = JSON,
+) -> None:
+    """Follow the journal: events in words as they become durable, until interrupted."""
+    with _opened(storage) as opened:
+        after = max(0, opened.extent().last - limit)
+        while True:
+            for sequence, event in _events(opened, after):
+                _print_event(sequence, event, as_json)
+                after = sequence
+            time.sleep(0.2)
+
+
+@app.command()
+def verify(storage: str = STORAGE, as_json: bool = JSON) -> None:
+    """Check every record, snapshot and blob. Exits 1 and names file and offset at corruption."""
+    from ...journal import verify as verify_storage
+
+    with _opened(storage) as opened:
+        report = verify_storage(opened)
+    if as_json:
+        print(json.dumps(asdict(report), indent=2))
+    else:
+        for problem in report.problems:
+            print(problem.message)
+        verdict = "is sound" if report.ok else f"has {len(report.problems)} problems"
+        torn = f", {report.torn_bytes} bytes of an unfinished append" if report.torn_bytes else ""
+        print(
+            f"the journal {verdict}: records {report.first} to {report.last}, "
+            f"{report.snapshots} snapshots, {report.blobs} blobs{torn}"
+        )
+    raise typer.Exit(0 if report.ok else 1)
+
+
+@app.command()
+def repair(
+    storage: str = STORAGE,
+    truncate_corrupt: bool = typer.Option(
+        False,
+        help="Cut a corrupt log behind its last whole batch: what was acknowledged after it is "
+        "lost. The rest is moved aside, not deleted.",
+    ),
+) -> None:
+    """Make a damaged journal usable again, as far as nothing is lost by it."""
+    from ...journal import repair as repair_storage
+
+    with _opened(storage) as opened:
+        done = repair_storage(opened, truncate_corrupt=truncate_corrupt)
+    print("\n".join(done) if done else "nothing to repair")
+
+
+@app.command()
+def stats(storage: str = STORAGE, as_json: bool = JSON) -> None:
+    """What the journal holds: events by kind, bytes, times."""
+    from ...journal import stats as count
+
+    with _opened(storage) as opened:
+        counted = count(opened)
+    if as_json:
+        print(json.dumps(asdict(counted), indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("event", "number", "bytes")
+    for kind, number in counted.events.items():
+        table.add_row(kind, f"{number:,}", f"{counted.event_bytes[kind]:,}")
+    console = Console()
+    console.print(table)
+    if counted.first_time_ms is not None and counted.last_time_ms is not None:
+        console.print(f"from {_time(counted.first_time_ms)} to {_time(counted.last_time_ms)}")
+    console.print(f"sequences {counted.first} to {counted.last} in {counted.terms} terms")
+    console.print(", ".join(f"{k} {v:,}" for k, v in counted.holdings._asdict().items()))
+
+
+def _events(storage: Any, after: int) -> Iterator[tuple[int, Any]]:
+    from ...journal import decode
+
+    for record in storage.read(after):
+        yield record.sequence, decode(record.sequence, record.data)
+
+
+def _print_event(sequence: int, event: Any, as_json: bool) -> None:
+    from google.protobuf.json_format import MessageToDict
+
+    kind = event.WhichOneof("event")
+    content = MessageToDict(getattr(event, kind), preserving_proto_field_name=True)
+    if as_json:
+        line = {"sequence": sequence, "time_ms": event.time_ms, "event": kind, **content}
+        print(json.dumps(line), flush=True)
+        return
+    name = "".join(part.capitalize() for part in kind.split("_"))
+    fields = " ".join(f"{key}={_short(value)}" for key, value in content.items())
+    print(f"{sequence:>10}  {_time(event.time_ms)}  {name}  {fields}", flush=True)
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _time(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,130 @@
+"""`forebay dispatcher` and `forebay worker`: servers that run until they are told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+
+import typer
+
+from ..errors import InvalidArgument
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=os.environ.get("FOREBAY_LOG_LEVEL", "INFO"),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+
+
+def _exit_with_parent() -> None:
+    """End this process once its standard input closes: its parent holds the other end."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="forebay-parent-watch", daemon=True).start()
+
+
+def dispatcher(
+    port: int = typer.Option(0, min=0, max=65535, help="0: any free one.", envvar="FOREBAY_PORT"),
+    storage: str = typer.Option(
+        "memory:",
+        help="Where the journal lives: file:///dir, a plain path, or memory: (lost at exit).",
+        envvar="FOREBAY_STORAGE",
+    ),
+    host: str = typer.Option("127.0.0.1", help="Address to listen on.", envvar="FOREBAY_HOST"),
+    job_gc_check_interval_ms: int = typer.Option(
+        600_000, min=1, envvar="FOREBAY_JOB_GC_CHECK_INTERVAL_MS"
+    ),
+    job_gc_timeout_ms: int = typer.Option(
+        300_000,
+        help="Collect an iteration that nobody read for so long; -1: never.",
+        envvar="FOREBAY_JOB_GC_TIMEOUT_MS",
+    ),
+    worker_timeout_ms: int = typer.Option(
+        60_000, help="Give up a worker that is silent for so long; -1: never.",
+        envvar="FOREBAY_WORKER_TIMEOUT_MS",
+    ),
+    client_timeout_ms: int = typer.Option(
+        120_000, help="Give up a consumer that is silent for so long; -1: never.",
+        envvar="FOREBAY_CLIENT_TIMEOUT_MS",
+    ),
+    snapshot_events: int = typer.Option(
+        50_000, min=1, help="Events between snapshots of the state, at least.",
+        envvar="FOREBAY_SNAPSHOT_EVENTS",
+    ),
+    retention_hours: float = typer.Option(
+        168.0, min=0.0, help="How long history is kept.", envvar="FOREBAY_RETENTION_HOURS"
+    ),
+    exit_with_parent: bool = typer.Option(
+        False, help="Stop when standard input closes.", hidden=True
+    ),
+) -> None:  # fmt: skip
+    """Run a dispatcher. Prints its target on one line when it serves; SIGTERM stops it."""
+    from ..dispatcher.options import DispatcherOptions
+    from ..dispatcher.server import serve
+
+    _log_to_stderr()
+    options = DispatcherOptions(
+        storage=storage,
+        host=host,
+        port=port,
+        job_gc_check_interval_ms=job_gc_check_interval_ms,
+        job_gc_timeout_ms=job_gc_timeout_ms,
+        worker_timeout_ms=worker_timeout_ms,
+        client_timeout_ms=client_timeout_ms,
+        snapshot_events=snapshot_events,
+        retention_hours=retention_hours,
+    )
+    if exit_with_parent:
+        _exit_with_parent()
+    stopped = asyncio.run(
+        serve(options, ready=lambda address: print(f"grpc://{address}", flush=True))
+    )
+    raise typer.Exit(0 if stopped else 1)
+
+
+def worker(
+    dispatcher: str = typer.Option(
+        ..., help="HOST:PORT of the dispatcher; several, comma-separated.",
+        envvar="FOREBAY_DISPATCHER",
+    ),
+    port: int = typer.Option(0, min=0, max=65535, help="0: any free one.", envvar="FOREBAY_PORT"),
+    host: str = typer.Option("127.0.0.1", help="Address to listen on.", envvar="FOREBAY_HOST"),
+    tags: str = typer.Option("", help="Comma-separated.", envvar="FOREBAY_TAGS"),
+    dispatcher_timeout_ms: int = typer.Option(
+        60_000, min=1, help="How long to look for the dispatcher at the start.",
+        envvar="FOREBAY_DISPATCHER_TIMEOUT_MS",
+    ),
+) -> None:  # fmt: skip
+    """Run a worker. Prints its address on one line when it is registered; SIGTERM drains it."""
+    from ..worker import Worker, WorkerOptions
+
+    if not dispatcher:
+        raise InvalidArgument("--dispatcher is empty; give the HOST:PORT of a dispatcher")
+    _log_to_stderr()
+    interrupted = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: interrupted.set())
+    running = Worker(
+        WorkerOptions(
+            dispatcher=dispatcher,
+            host=host,
+            port=port,
+            tags=tuple(tag for tag in tags.split(",") if tag),
+            dispatcher_timeout_ms=dispatcher_timeout_ms,
+        )
+    )
+    running.start()
+    print(running.address, flush=True)
+    while not interrupted.wait(60):
+        pass
+    running.stop(drain=True)

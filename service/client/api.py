@@ -1,0 +1,205 @@
+"""`register_dataset`, `from_dataset_id` and `distribute`: tf.data service's own calls.
+
+Names, argument order, defaults and errors are those of `tf.data.experimental.service` in
+TensorFlow 2.21 (its API documentation), so that changing the import is the whole migration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.protobuf import data_service_pb2
+from tensorflow.python.data.experimental.ops import compression_ops
+
+from ..dispatcher_client import DispatcherClient
+from ..element_specs import decode_metadata, encode_element_spec
+from ..errors import InvalidArgument, Unimplemented
+from ..executors.evaluate import evaluate
+from ..graphs import NotSplittable, split_sources
+from ..proto import forebay_pb2 as pb
+from ..structure import encode
+from .options import (
+    CrossTrainerCache,
+    ShardingPolicy,
+    check_job_name,
+    check_supported,
+    sharding_policy,
+)
+from .reader import Reader
+from .tf_elements import dataset_of_blocks
+
+Dataset = Any
+Service = str | tuple[str, str]
+
+_COMPRESSIONS = ["AUTO", None, "SNAPPY"]
+
+
+def register_dataset(
+    service: Service, dataset: Dataset, compression: str | None = "AUTO", dataset_id: str | None = None
+) -> str:
+    """Register a dataset with the service; return its id, to be given to `from_dataset_id`.
+
+    Args:
+      service: "grpc://host:port", "host:port", a (protocol, address) pair, or several
+        addresses, comma-separated.
+      dataset: a `tf.data.Dataset`. Its graph is what is registered: Python functions in it
+        (`py_function`, `from_generator`) do not work on workers.
+      compression: "AUTO" and None send elements as they are; "SNAPPY" compresses each.
+      dataset_id: an id to register it under. One that is registered is left as it is, if the
+        datasets have the same structure. By default, equal datasets have the same id.
+
+    Raises ValueError (other structure under the same id, element types that cannot travel,
+    arguments that make no sense), Unavailable.
+    """
+    if compression not in _COMPRESSIONS:
+        raise InvalidArgument(
+            f"Invalid `compression` argument: {compression}. Must be one of {_COMPRESSIONS}."
+        )
+    element_spec = dataset.element_spec
+    structure = encode(element_spec)
+    kinds = data_service_pb2.DataServiceMetadata
+    kind = kinds.COMPRESSION_OFF
+    cardinality = dataset.cardinality().numpy()
+    policy = dataset.options().experimental_external_state_policy
+    if compression == "SNAPPY":
+        dataset = dataset.map(
+            lambda *element: compression_ops.compress(element), num_parallel_calls=tf.data.AUTOTUNE
+        )
+        kind = kinds.COMPRESSION_FORCED_SNAPPY
+    graph = dataset._as_serialized_graph(  # numpy() because it is an eager string tensor
+        external_state_policy=policy or tf.data.experimental.ExternalStatePolicy.WARN
+    ).numpy()
+    metadata = kinds(
+        element_spec=encode_element_spec(element_spec), compression=kind, cardinality=cardinality
+    )
+    request = pb.RegisterDatasetRequest(
+        dataset_id=dataset_id or "",
+        graph=graph,
+        metadata=metadata.SerializeToString(),
+        structure=structure,
+    )
+    try:
+        request.sources.extend(source.splits for source in split_sources(graph, evaluate))
+    except NotSplittable as error:
+        request.unsplittable = str(error)
+    client = DispatcherClient(service)
+    try:
+        return client.call(request, pb.RegisterDatasetResponse, timeout_s=60).dataset_id
+    finally:
+        client.close()
+
+
+def from_dataset_id(
+    processing_mode: ShardingPolicy | str,
+    service: Service,
+    dataset_id: str,
+    element_spec: Any = None,
+    job_name: str | None = None,
+    consumer_index: int | None = None,
+    num_consumers: int | None = None,
+    max_outstanding_requests: int | None = None,
+    data_transfer_protocol: str | None = None,
+    cross_trainer_cache: CrossTrainerCache | None = None,
+    target_workers: str = "AUTO",
+) -> Dataset:
+    """A `tf.data.Dataset` that reads a registered dataset through the service.
+
+    Args:
+      processing_mode: a `ShardingPolicy`, "parallel_epochs" (OFF: each worker produces the
+        whole dataset) or "distributed_epoch" (DYNAMIC: each split goes to one worker).
+      service: as in `register_dataset`.
+      dataset_id: what `register_dataset` returned.
+      element_spec: of the registered dataset; by default it is asked for.
+      job_name: trainers that give the same name share one job: each element goes to one of
+        them. Each iteration over the returned dataset is the job's next repetition. Without a
+        name each iteration is a job of its own.
+      max_outstanding_requests: accepted for compatibility; flow control is in bytes.
+
+    Iterating rides out restarts of the dispatcher, and new and dead workers. A pipeline that
+    fails on a worker raises TensorFlow's error for its code. Raises ValueError for arguments
+    that make no sense, NotFound for an unknown dataset.
+    """
+    policy = sharding_policy(processing_mode)
+    check_job_name(job_name)
+    if (consumer_index is None) != (num_consumers is None):
+        raise InvalidArgument(
+            "Must either set both `consumer_index` and `num_consumers`, or neither. "
+            f"consumer_index={consumer_index}, num_consumers={num_consumers}"
+        )
+    check_supported(
+        num_consumers=num_consumers,
+        cross_trainer_cache=cross_trainer_cache,
+        data_transfer_protocol=data_transfer_protocol,
+    )
+    if target_workers not in ("AUTO", "ANY"):
+        raise Unimplemented(f"target_workers={target_workers!r} is not in this version; use 'AUTO'")
+    if max_outstanding_requests is not None and max_outstanding_requests <= 0:
+        raise InvalidArgument(
+            f"max_outstanding_requests={max_outstanding_requests} must be positive"
+        )
+    dataset_id = _text(dataset_id)
+    client = DispatcherClient(service)
+    try:
+        definition = client.get_dataset(dataset_id, with_graph=False).definition
+    finally:
+        client.close()
+    metadata = decode_metadata(definition.metadata)
+    if element_spec is None:
+        element_spec = metadata.element_spec
+    if element_spec is None:
+        raise InvalidArgument(
+            f"Failed to fetch element spec for dataset id {dataset_id} from tf.data service. If "
+            "the dataset was registered in graph mode or inside a tf.function, the "
+            "`element_spec` must be specified as an argument to `from_dataset_id`."
+        )
+    reader = Reader(service, dataset_id, policy, job_name)
+    # What a stock client registered compressed comes as its own compressed elements.
+    compressed = metadata.compressed and not definition.structure
+    return dataset_of_blocks(reader.iterate, element_spec, compressed=compressed)
+
+
+def distribute(
+    processing_mode: ShardingPolicy | str,
+    service: Service,
+    job_name: str | None = None,
+    consumer_index: int | None = None,
+    num_consumers: int | None = None,
+    max_outstanding_requests: int | None = None,
+    data_transfer_protocol: str | None = None,
+    compression: str | None = "AUTO",
+    cross_trainer_cache: CrossTrainerCache | None = None,
+    target_workers: str = "AUTO",
+) -> Callable[[Dataset], Dataset]:
+    """For `dataset.apply`: register the dataset, and read it through the service.
+
+    The arguments are those of `register_dataset` and `from_dataset_id`.
+    """
+    sharding_policy(processing_mode)
+    check_job_name(job_name)
+
+    def apply(dataset: Dataset) -> Dataset:
+        dataset_id = register_dataset(service, dataset, compression)
+        return from_dataset_id(
+            processing_mode,
+            service,
+            dataset_id,
+            dataset.element_spec,
+            job_name,
+            consumer_index,
+            num_consumers,
+            max_outstanding_requests,
+            data_transfer_protocol,
+            cross_trainer_cache,
+            target_workers,
+        )
+
+    return apply
+
+
+def _text(dataset_id: Any) -> str:
+    """An id may come as tf.data service returns it, a string tensor, too."""
+    if tf.is_tensor(dataset_id):
+        dataset_id = dataset_id.numpy()
+    return dataset_id.decode() if isinstance(dataset_id, bytes) else str(dataset_id)

@@ -1,0 +1,222 @@
+"""A consumer: one reader of one iteration, over all of its workers, without TensorFlow.
+
+The thread that calls `blocks()` owns everything. Two kinds of helper threads only put things
+into its inbox: the heartbeat thread what the dispatcher says of the iteration's tasks, the
+transport's readers what workers send. How much may lie in the inbox is bounded by the credit
+that each worker has been given.
+
+The iteration ends when the dispatcher has said that it is finished, and every task that it
+lists has ended here. A task ends when its worker says so, when the dispatcher no longer
+lists it (its worker was given up), or when it is completed and its worker is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..blocks import Block
+from ..dispatcher_client import DispatcherClient
+from ..errors import ForebayError, PipelineError
+from ..proto import forebay_pb2 as pb
+from ..transport import BlockClient, End, TaskFailed, TaskUnknown
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_WAIT_MS = 5_000
+ASK_AGAIN_S = 0.1
+"""A worker may hear of a new task later than the consumer does."""
+
+NEVER_S = 1e9
+"""How long a worker is looked for: until the dispatcher gives it up."""
+
+
+class _Delivery(NamedTuple):
+    """A worker has sent this."""
+
+    client: BlockClient
+    task_id: int
+    item: Block | End
+
+
+class _Gone(NamedTuple):
+    """The worker process has gone, or goes: nothing more comes from it."""
+
+    uid: int
+
+
+@dataclass
+class _Link:
+    """The connection to one worker process, and its tasks that are read over it."""
+
+    client: BlockClient
+    reading: set[int] = field(default_factory=set)
+
+
+_Inbox = queue.SimpleQueue[_Delivery | _Gone | pb.ConsumerHeartbeatResponse | ForebayError]
+
+
+class Consumer:
+    """Joins repetition `repetition` of a job, and reads it. Use from one thread; close it.
+
+    Raises NotFound (no such job), Unavailable.
+    """
+
+    def __init__(
+        self, dispatcher: DispatcherClient, job_id: int, repetition: int, *, credit_bytes: int
+    ) -> None:
+        self._dispatcher = dispatcher
+        joined = dispatcher.call_numbered(
+            pb.JoinIterationRequest(job_id=job_id, repetition=repetition), pb.JoinIterationResponse
+        )
+        self.consumer_id = joined.consumer_id
+        self._credit_bytes = credit_bytes
+        self._inbox: _Inbox = queue.SimpleQueue()
+        self._links: dict[int, _Link | None] = {}  # by worker uid; None: the process has gone
+        self._ended: set[int] = set()
+        self._listed: dict[int, pb.TaskInfo] = {}
+        self._ask_again: set[int] = set()  # tasks that their worker did not know yet
+        self._finished = False
+        self._closed = threading.Event()
+        self._heartbeats = threading.Thread(
+            target=self._heartbeat, name=f"forebay-consumer-{self.consumer_id}", daemon=True
+        )
+        self._heartbeats.start()
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield blocks as they come, until the iteration ends.
+
+        Raises PipelineError when the pipeline fails on a worker, NotFound when the dispatcher
+        has lost its state.
+        """
+        while not (self._finished and self._listed.keys() <= self._ended):
+            try:
+                item = self._inbox.get(timeout=ASK_AGAIN_S if self._ask_again else None)
+            except queue.Empty:
+                self._read_again()
+                continue
+            if isinstance(item, ForebayError):
+                raise item
+            if isinstance(item, pb.ConsumerHeartbeatResponse):
+                self._update(item)
+            elif isinstance(item, _Gone):
+                self._forget(item.uid)
+            elif isinstance(item.item, Block):
+                yield item.item
+                item.client.taken(item.task_id, item.item)
+            else:
+                self._end(item.task_id, item.item)
+
+    def close(self) -> None:
+        """Leave the iteration, and let every worker know. Idempotent."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        for link in self._links.values():
+            if link is not None:
+                link.client.close()
+        self._links.clear()
+        try:
+            self._dispatcher.call(
+                pb.LeaveIterationRequest(consumer_id=self.consumer_id),
+                pb.LeaveIterationResponse,
+                timeout_s=2,
+                patience_s=2,
+            )
+        except ForebayError as error:
+            log.info("could not say goodbye to the dispatcher: %s", error)
+        self._heartbeats.join(timeout=HEARTBEAT_WAIT_MS / 1000 + 1)
+
+    # -- the dispatcher ------------------------------------------------------------------------
+
+    def _heartbeat(self) -> None:
+        request = pb.ConsumerHeartbeatRequest(
+            consumer_id=self.consumer_id, wait_ms=HEARTBEAT_WAIT_MS
+        )
+        while not self._closed.is_set():
+            try:
+                response = self._dispatcher.call(
+                    request,
+                    pb.ConsumerHeartbeatResponse,
+                    timeout_s=HEARTBEAT_WAIT_MS / 1000 + 5,
+                    closed=self._closed,
+                )
+            except ForebayError as error:
+                if not self._closed.is_set():
+                    self._inbox.put(error)
+                return
+            if response.version != request.version:
+                request.version = response.version
+                self._inbox.put(response)
+
+    def _update(self, response: pb.ConsumerHeartbeatResponse) -> None:
+        self._finished = response.finished
+        self._listed = {task.task_id: task for task in response.tasks}
+        for task in response.tasks:
+            link = self._link(task)
+            if link is None:
+                self._end_if_completed(task)
+            elif task.task_id not in self._ended | link.reading:
+                link.reading.add(task.task_id)
+                link.client.read(task.task_id)
+        for uid, link in list(self._links.items()):
+            if link is None:
+                continue
+            for task_id in link.reading - self._listed.keys():
+                link.client.stop_task(task_id)
+                link.reading.discard(task_id)
+            if not link.reading:
+                link.client.close()
+                del self._links[uid]
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def _link(self, task: pb.TaskInfo) -> _Link | None:
+        uid = task.worker_uid
+        if uid not in self._links:
+            client = BlockClient(
+                [(server.protocol, server.address) for server in task.transfer_servers],
+                worker_uid=uid,
+                consumer_id=self.consumer_id,
+                deliver=lambda task_id, item: self._inbox.put(_Delivery(client, task_id, item)),
+                lost=lambda reason: self._inbox.put(_Gone(uid)),
+                credit_bytes=self._credit_bytes,
+                give_up_s=NEVER_S,
+            )
+            client.start()
+            self._links[uid] = _Link(client)
+        return self._links[uid]
+
+    def _forget(self, uid: int) -> None:
+        """Give up a worker's process. The dispatcher will no longer list its unfinished tasks."""
+        link = self._links.get(uid)
+        if link is not None:
+            link.client.close()
+            self._links[uid] = None
+            for task in self._listed.values():
+                if task.task_id in link.reading:
+                    self._end_if_completed(task)
+
+    def _end(self, task_id: int, end: End) -> None:
+        if isinstance(end, TaskFailed):
+            raise PipelineError(end.code, end.message)
+        task = self._listed.get(task_id)
+        if isinstance(end, TaskUnknown) and task is not None and not task.completed:
+            self._ask_again.add(task_id)
+        else:  # a completed task that its worker does not know any more has ended, too
+            self._ended.add(task_id)
+
+    def _end_if_completed(self, task: pb.TaskInfo) -> None:
+        if task.completed:
+            self._ended.add(task.task_id)
+
+    def _read_again(self) -> None:
+        for task_id in self._ask_again & self._listed.keys():
+            link = self._links.get(self._listed[task_id].worker_uid)
+            if link is not None:
+                link.client.read(task_id)
+        self._ask_again.clear()

@@ -1,0 +1,78 @@
+"""Names and checks that clients share with tf.data service, without importing TensorFlow."""
+
+from __future__ import annotations
+
+import enum
+
+from ..errors import InvalidArgument, Unimplemented
+
+
+class ShardingPolicy(enum.IntEnum):
+    """How the dataset is divided among workers; the values are tf.data service's."""
+
+    OFF = 0  # every worker produces the whole dataset
+    DYNAMIC = 1  # workers lease splits as they need them: no element twice
+    FILE = 2
+    DATA = 3
+    FILE_OR_DATA = 4
+    HINT = 5
+
+
+SHARD_HINT = -1
+"""For `Dataset.shard(SHARD_HINT, …)` under ShardingPolicy.HINT."""
+
+
+class CrossTrainerCache:
+    """Options of the cross-trainer cache. Raises ValueError if `trainer_id` is empty."""
+
+    def __init__(self, trainer_id: str) -> None:
+        if not trainer_id:
+            raise InvalidArgument(
+                "tf.data service cross-trainer cache requires a non-empty trainer ID."
+            )
+        self.trainer_id = trainer_id
+
+
+def sharding_policy(processing_mode: ShardingPolicy | str | int) -> ShardingPolicy:
+    """The policy that a processing mode names. Raises ValueError for what names none.
+
+    tf.data service's own `ShardingPolicy` members are taken as well.
+    """
+    if processing_mode == "parallel_epochs":
+        return ShardingPolicy.OFF
+    if processing_mode == "distributed_epoch":
+        return ShardingPolicy.DYNAMIC
+    if isinstance(processing_mode, enum.IntEnum):
+        policy = ShardingPolicy(processing_mode.value)
+        if policy not in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC):
+            raise Unimplemented(
+                f"static sharding ({policy.name}) is not in this version; use "
+                "ShardingPolicy.DYNAMIC or OFF"
+            )
+        return policy
+    raise InvalidArgument(
+        "tf.data service processing mode should be a "
+        "`tf.data.experimental.service.ShardingPolicy`, "
+        '`"parallel_epochs"`, or `"distributed_epoch"`. Got '
+        f"{processing_mode!r}."
+    )
+
+
+def check_job_name(job_name: str | None) -> None:
+    """Raises ValueError for a job name that is no non-empty string."""
+    if job_name is None:
+        return
+    if not isinstance(job_name, str):
+        raise InvalidArgument(
+            "`job_name` must be a string, but `job_name` was of type "
+            f"{type(job_name)}. job_name={job_name}"
+        )
+    if not job_name:
+        raise InvalidArgument("`job_name` must not be empty")
+
+
+def check_supported(**arguments: object) -> None:
+    """Raises Unimplemented for an argument of a later version that was given."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise Unimplemented(f"`{name}` is not in this version; leave it out")

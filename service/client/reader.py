@@ -1,0 +1,131 @@
+"""`read`: a registered dataset in NumPy, without TensorFlow; and the iterations behind it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from ..blocks import Block
+from ..dispatcher_client import DispatcherClient
+from ..proto import forebay_pb2 as pb
+from ..structure import assemble
+from .consumer import Consumer
+from .options import ShardingPolicy, check_job_name, sharding_policy
+
+CREDIT_BYTES = 64 << 20
+"""How far a worker may run ahead of a consumer."""
+
+
+class Reader:
+    """The reads of one dataset under one job: each iteration is the next repetition.
+
+    Thread-safe. A named job is shared with whoever names it; without a name, each iteration
+    has a job of its own, so that readers are independent.
+    """
+
+    def __init__(
+        self,
+        service: str | tuple[str, str],
+        dataset_id: str,
+        policy: ShardingPolicy,
+        job_name: str | None,
+    ) -> None:
+        self.service = service
+        self.dataset_id = dataset_id
+        self._policy = policy
+        self._job_name = job_name
+        self._repetitions = itertools.count()
+
+    def iterate(self) -> Iterator[Block]:
+        """The blocks of the next repetition. Close the iterator to leave it early."""
+        repetition = next(self._repetitions) if self._job_name else 0
+        dispatcher = DispatcherClient(self.service)
+        consumer = None
+        try:
+            job = dispatcher.call_numbered(
+                pb.GetOrCreateJobRequest(
+                    dataset_id=self.dataset_id,
+                    job_name=self._full_job_name(),
+                    sharding=self._policy.name,
+                ),
+                pb.GetOrCreateJobResponse,
+            )
+            consumer = Consumer(dispatcher, job.job_id, repetition, credit_bytes=CREDIT_BYTES)
+            yield from consumer.blocks()
+        finally:
+            if consumer is not None:
+                consumer.close()
+            dispatcher.close()
+
+    def _full_job_name(self) -> str:
+        """tf.data service's clients name jobs so, and share them with ours."""
+        return f"dataset_id={self.dataset_id}/{self._job_name}" if self._job_name else ""
+
+
+class ElementIterator:
+    """Iterates over the elements of one repetition; made by `read`.
+
+    Elements are nested as they were registered: NumPy arrays and scalars (bytes for
+    strings), in dicts, tuples and named tuples; ragged and sparse tensors as named tuples of
+    their parts (service/structure.py). Arrays are views of the received block: copy what is
+    to be kept for long. Not thread-safe. Raises PipelineError when the pipeline fails.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        client = DispatcherClient(reader.service)
+        try:
+            definition = client.get_dataset(reader.dataset_id, with_graph=False).definition
+        finally:
+            client.close()
+        self._assemble = assemble(definition.structure)
+        self._blocks = reader.iterate()
+        self._elements = self._flatten()
+
+    def _flatten(self) -> Iterator[Any]:
+        for block in self._blocks:
+            parts = [component.elements() for component in block.components]
+            yield from map(self._assemble, map(list, zip(*parts, strict=True)))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._elements)
+
+    def close(self) -> None:
+        """Leave the iteration. Idempotent."""
+        self._elements.close()  # type: ignore[attr-defined]
+        self._blocks.close()  # type: ignore[attr-defined]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read(
+    service: str | tuple[str, str],
+    dataset_id: str,
+    *,
+    processing_mode: ShardingPolicy | str = ShardingPolicy.OFF,
+    job_name: str | None = None,
+) -> ElementIterator:
+    """Read one repetition of a registered dataset, without TensorFlow.
+
+    Args:
+      service: "grpc://host:port", "host:port", a (protocol, address) pair, or several
+        addresses, comma-separated.
+      dataset_id: what `register_dataset` returned.
+      processing_mode: a `ShardingPolicy`, "parallel_epochs" or "distributed_epoch".
+      job_name: readers of the same name share one job: each element goes to one of them.
+
+    Returns an iterator of elements, which is a context manager as well. Raises NotFound for an
+    unknown dataset, ValueError for arguments that make no sense.
+    """
+    check_job_name(job_name)
+    return ElementIterator(Reader(service, dataset_id, sharding_policy(processing_mode), job_name))

@@ -1,0 +1,91 @@
+"""Pushes new tasks to TensorFlow's workers, which would ask for them only every 30 seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import grpc
+
+from ...journal.proto import events_pb2 as ev
+from ..errors import ForebayError
+from ..grpc_server import CHANNEL_OPTIONS
+from ..proto import tf_service_pb2 as pb
+from .dispatcher import Dispatcher
+
+log = logging.getLogger(__name__)
+
+PUSHERS = 8
+MAX_WAITING = 10_000
+"""Pushes that wait for their turn; what is more is left to the workers' heartbeats."""
+TIMEOUT_S = 10.0
+
+
+class TaskPusher:
+    """Calls ProcessTask of a stock worker for each task created for it.
+
+    A push may fail or be left out: the worker's heartbeat fetches the task. One that arrives
+    twice is ignored by the worker. `task_def` answers None for tasks that are over.
+    """
+
+    def __init__(
+        self, dispatcher: Dispatcher, task_def: Callable[[int], Awaitable[pb.TaskDef | None]]
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._task_def = task_def
+        self._waiting: asyncio.Queue[int] = asyncio.Queue(MAX_WAITING)
+        self._pushers = [
+            asyncio.create_task(self._push_all(), name=f"forebay-push-{i}") for i in range(PUSHERS)
+        ]
+        # The dispatcher before this one may have died with its pushes undone.
+        for worker in dispatcher.state.workers.values():
+            if worker.stock:
+                for task_id in worker.tasks:
+                    self._add(task_id)
+        dispatcher.subscribe(self._see)
+
+    async def close(self) -> None:
+        """Give up the pushes that wait or are under way."""
+        for pusher in self._pushers:
+            pusher.cancel()
+        await asyncio.wait(self._pushers)
+
+    def _see(self, event: ev.Event) -> None:
+        if event.HasField("task_created"):
+            created = event.task_created
+            worker = self._dispatcher.state.workers.get(created.worker_id)
+            if worker is not None and worker.stock:
+                self._add(created.task_id)
+
+    def _add(self, task_id: int) -> None:
+        if not self._waiting.full():
+            self._waiting.put_nowait(task_id)
+
+    async def _push_all(self) -> None:
+        while True:
+            task_id = await self._waiting.get()
+            try:
+                await self._push(task_id)
+            except grpc.aio.AioRpcError as error:
+                self._log(task_id, f"{error.code().name}: {error.details()}")
+            except ForebayError as error:
+                self._log(task_id, str(error))
+
+    def _log(self, task_id: int, reason: str) -> None:
+        log.info(
+            "task %d was not pushed, its worker's heartbeat will fetch it: %s", task_id, reason
+        )
+
+    async def _push(self, task_id: int) -> None:
+        await self._dispatcher.settled()
+        task = await self._task_def(task_id)
+        if task is None:
+            return
+        async with grpc.aio.insecure_channel(task.worker_address, CHANNEL_OPTIONS) as channel:
+            call = channel.unary_unary(
+                "/tensorflow.data.WorkerService/ProcessTask",
+                request_serializer=pb.ProcessTaskRequest.SerializeToString,
+                response_deserializer=pb.ProcessTaskResponse.FromString,
+            )
+            await call(pb.ProcessTaskRequest(task=task), timeout=TIMEOUT_S)

@@ -1,0 +1,374 @@
+"""TensorFlow's protocol (service/proto/tf_service.proto): translate, execute, translate back.
+
+Unmodified clients and C++ workers of TensorFlow's tf.data service speak it. They retry only
+UNAVAILABLE, ABORTED and CANCELLED; any other status ends a trainer's iterator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from ...journal.proto import events_pb2 as ev
+from ..core import commands as c
+from ..core.splits import split_value
+from ..core.state import Dataset, Worker
+from ..errors import (
+    FailedPrecondition,
+    ForebayError,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+    Unimplemented,
+)
+from ..graphs import Evaluate, InvalidGraph, evaluate_in_subprocess, sanitize, split_sources
+from ..grpc_server import generic_handler
+from ..proto import tf_service_pb2 as pb
+from .dispatcher import Dispatcher
+from .task_pusher import TaskPusher
+
+SERVICE = "tensorflow.data.DispatcherService"
+PROTOCOL_VERSION = 9
+
+MAX_EVALUATIONS = 2
+"""Helper processes at once; each of them imports TensorFlow."""
+
+# A split is a scalar int64 TensorProto: dtype 9, an empty shape, 8 bytes of tensor_content.
+_split = struct.Struct("<6sq").pack
+_SCALAR_INT64 = b"\x08\x09\x12\x00\x22\x08"
+
+
+class TensorFlowFace:
+    """The methods of tensorflow.data.DispatcherService. `close` ends what it has running."""
+
+    def __init__(self, dispatcher: Dispatcher, evaluate: Evaluate = evaluate_in_subprocess) -> None:
+        self._dispatcher = dispatcher
+        self._evaluate = evaluate
+        self._evaluations = asyncio.Semaphore(MAX_EVALUATIONS)
+        self._sources: dict[str, Sequence[ev.SplitSource]] = {}  # of the datasets in the state
+        self._pusher = TaskPusher(dispatcher, self._task_def)
+
+    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """For `grpc.aio.Server.add_generic_rpc_handlers`."""
+        functions: dict[str, Callable[[Any], Awaitable[Message | None]]] = {
+            "WorkerHeartbeat": self.worker_heartbeat,
+            "WorkerUpdate": self.worker_update,
+            "GetDatasetDef": self.get_dataset_def,
+            "GetSplit": self.get_split,
+            "GetVersion": self.get_version,
+            "GetOrRegisterDataset": self.get_or_register_dataset,
+            "GetDataServiceMetadata": self.get_data_service_metadata,
+            "GetDataServiceConfig": self.get_data_service_config,
+            "GetOrCreateJob": self.get_or_create_job,
+            "GetOrCreateIteration": self.get_or_create_iteration,
+            "MaybeRemoveTask": self.maybe_remove_task,
+            "ReleaseIterationClient": self.release_iteration_client,
+            "ClientHeartbeat": self.client_heartbeat,
+            "GetWorkers": self.get_workers,
+            "DisableCompressionAtRuntime": self.disable_compression_at_runtime,
+            "Snapshot": self.refuse_snapshot,
+            "GetSnapshotSplit": self.refuse_snapshot,
+            "GetSnapshotStreams": self.refuse_snapshot,
+        }
+        return generic_handler(
+            SERVICE,
+            {
+                name: (function, getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response"))
+                for name, function in functions.items()
+            },
+        )
+
+    async def close(self) -> None:
+        """Stop pushing tasks to workers."""
+        await self._pusher.close()
+
+    # -- datasets ------------------------------------------------------------------------------
+
+    async def get_or_register_dataset(
+        self, request: pb.GetOrRegisterDatasetRequest
+    ) -> pb.GetOrRegisterDatasetResponse:
+        known = self._dispatcher.state.datasets.get(request.dataset_id)
+        if known is not None:
+            await self._dispatcher.settled()
+            _require_same_structure(known, request.metadata)
+            return pb.GetOrRegisterDatasetResponse(dataset_id=known.dataset_id)
+        definition = await self._define(request.dataset.graph, request.metadata)
+        dataset_id = await self._dispatcher.execute(
+            c.RegisterDataset(dataset_id=request.dataset_id, definition=definition)
+        )
+        return pb.GetOrRegisterDatasetResponse(dataset_id=dataset_id)
+
+    async def _define(self, graph: bytes, metadata: bytes) -> ev.DatasetDefinition:
+        try:
+            graph = await asyncio.to_thread(sanitize, graph)
+        except InvalidGraph as error:
+            raise InvalidArgument(str(error)) from error
+        definition = ev.DatasetDefinition(
+            tf_data_graph=ev.TfDataGraph(blob=await self._dispatcher.write_blob(graph)),
+            metadata=metadata,
+        )
+        try:
+            async with self._evaluations:
+                sources = await asyncio.to_thread(split_sources, graph, self._evaluate)
+        except ForebayError as error:  # it can still be read unsharded
+            definition.unsplittable = str(error)
+        else:
+            definition.sources.extend(source.splits for source in sources)
+        return definition
+
+    async def _dataset(self, dataset_id: str) -> Dataset:
+        dataset = self._dispatcher.state.datasets.get(dataset_id)
+        await self._dispatcher.settled()
+        if dataset is None:
+            raise NotFound(f"Dataset id {dataset_id} not found; register it with this dispatcher")
+        return dataset
+
+    async def _dataset_def(self, dataset: Dataset) -> pb.DatasetDef:
+        blob = dataset.definition.tf_data_graph.blob
+        return pb.DatasetDef(graph=await self._dispatcher.read_blob(blob))
+
+    async def get_dataset_def(self, request: pb.GetDatasetDefRequest) -> pb.GetDatasetDefResponse:
+        dataset = await self._dataset(request.dataset_id)
+        return pb.GetDatasetDefResponse(dataset_def=await self._dataset_def(dataset))
+
+    async def get_data_service_metadata(
+        self, request: pb.GetDataServiceMetadataRequest
+    ) -> pb.GetDataServiceMetadataResponse:
+        dataset = await self._dataset(request.dataset_id)
+        return pb.GetDataServiceMetadataResponse(metadata=dataset.definition.metadata)
+
+    async def disable_compression_at_runtime(
+        self, request: pb.DisableCompressionAtRuntimeRequest
+    ) -> pb.DisableCompressionAtRuntimeResponse:
+        dataset = await self._dataset(request.dataset_id)
+        compression = _metadata(dataset.definition.metadata).compression
+        if compression == pb.DataServiceMetadata.COMPRESSION_OFF:
+            return pb.DisableCompressionAtRuntimeResponse(no_compression_to_disable=True)
+        disabled = await self._dispatcher.execute(
+            c.DecideCompression(
+                dataset_id=request.dataset_id, disable=request.disable_compression_at_runtime
+            )
+        )
+        return pb.DisableCompressionAtRuntimeResponse(compression_disabled_at_runtime=disabled)
+
+    # -- jobs, iterations and their clients ------------------------------------------------------
+
+    async def get_or_create_job(
+        self, request: pb.GetOrCreateJobRequest
+    ) -> pb.GetOrCreateJobResponse:
+        job_id = await self._dispatcher.execute(
+            c.GetOrCreateJob(
+                dataset_id=request.dataset_id,
+                name=request.job_name,
+                sharding=request.processing_mode_def.sharding_policy,
+                num_consumers=(
+                    request.num_consumers if request.HasField("num_consumers") else None
+                ),
+                cross_trainer_cache=request.use_cross_trainer_cache,
+                target_workers=request.target_workers,
+            )
+        )
+        return pb.GetOrCreateJobResponse(job_id=job_id)
+
+    async def get_or_create_iteration(
+        self, request: pb.GetOrCreateIterationRequest
+    ) -> pb.GetOrCreateIterationResponse:
+        joined: ev.ConsumerJoined = await self._dispatcher.execute(
+            c.JoinIteration(job_id=request.job_id, repetition=request.repetition)
+        )
+        self._dispatcher.saw(joined.consumer_id)
+        return pb.GetOrCreateIterationResponse(iteration_client_id=joined.consumer_id)
+
+    async def release_iteration_client(
+        self, request: pb.ReleaseIterationClientRequest
+    ) -> pb.ReleaseIterationClientResponse:
+        await self._dispatcher.execute(
+            c.LeaveIteration(consumer_id=request.iteration_client_id, reason="it said goodbye")
+        )
+        return pb.ReleaseIterationClientResponse()
+
+    async def client_heartbeat(
+        self, request: pb.ClientHeartbeatRequest
+    ) -> pb.ClientHeartbeatResponse:
+        state = self._dispatcher.state
+        consumer = state.consumers.get(request.iteration_client_id)
+        if consumer is None:
+            await self._dispatcher.settled()
+            raise NotFound(
+                f"Unknown iteration client id {request.iteration_client_id}: it was released, or "
+                "was given up after too long a silence, or belongs to another dispatcher"
+            )
+        self._dispatcher.saw(consumer.consumer_id)
+        iteration = state.iterations[consumer.iteration_id]
+        response = pb.ClientHeartbeatResponse(iteration_finished=iteration.finished)
+        for task_id in iteration.tasks:  # completed ones too: a client drops what is missing
+            worker = state.workers[state.tasks[task_id].worker_id]
+            response.task_info.add(
+                task_id=task_id,
+                iteration_id=iteration.iteration_id,
+                worker_address=worker.address,
+                worker_uid=worker.uid,
+                worker_tags=worker.tags,
+                transfer_servers=_transfer_servers(worker),
+            )
+        await self._dispatcher.settled()
+        return response
+
+    async def maybe_remove_task(
+        self, request: pb.MaybeRemoveTaskRequest
+    ) -> pb.MaybeRemoveTaskResponse:
+        known = request.task_id in self._dispatcher.state.tasks
+        await self._dispatcher.settled()
+        if known:
+            raise FailedPrecondition(
+                f"task {request.task_id} belongs to no coordinated read, so no round removes it"
+            )
+        return pb.MaybeRemoveTaskResponse(removed=True)
+
+    # -- workers and tasks -----------------------------------------------------------------------
+
+    async def worker_heartbeat(
+        self, request: pb.WorkerHeartbeatRequest
+    ) -> pb.WorkerHeartbeatResponse:
+        worker_id = await self._dispatcher.execute(
+            c.RegisterWorker(
+                address=request.worker_address,
+                uid=request.worker_uid,
+                tags=tuple(request.worker_tags),
+                transfer_servers=tuple(
+                    ev.TransferServer.FromString(server.SerializeToString())
+                    for server in request.transfer_servers
+                ),
+                stock=True,
+            )
+        )
+        self._dispatcher.saw(worker_id)
+        worker = self._dispatcher.state.workers.get(worker_id)
+        if worker is None:
+            raise Unavailable(f"worker {request.worker_address} was replaced; beat again")
+        # A worker that was restarted has none of its tasks, and gets them all again.
+        tasks, running = set(worker.tasks), set(request.current_tasks)
+        definitions = [await self._task_def(task_id) for task_id in sorted(tasks - running)]
+        return pb.WorkerHeartbeatResponse(
+            new_tasks=[task for task in definitions if task is not None],
+            tasks_to_delete=sorted(running - tasks),
+        )
+
+    async def worker_update(self, request: pb.WorkerUpdateRequest) -> pb.WorkerUpdateResponse:
+        # Tasks that are not known any more are none of the worker's faults.
+        await asyncio.gather(
+            *(
+                self._dispatcher.execute(c.CompleteTask(task_id=update.task_id))
+                for update in request.updates
+                if update.completed
+            )
+        )
+        return pb.WorkerUpdateResponse()
+
+    async def get_workers(self, _: pb.GetWorkersRequest) -> pb.GetWorkersResponse:
+        workers = [
+            pb.WorkerInfo(address=worker.address)
+            for worker in self._dispatcher.state.workers.values()
+        ]
+        await self._dispatcher.settled()
+        return pb.GetWorkersResponse(workers=workers)
+
+    async def _task_def(self, task_id: int) -> pb.TaskDef | None:
+        """What a worker has to know of a task; None if it need not run it any more."""
+        state = self._dispatcher.state
+        task = state.tasks.get(task_id)
+        if task is None or task.completed:
+            return None
+        iteration = state.iterations[task.iteration_id]
+        job = state.jobs[iteration.job_id]
+        definition = pb.TaskDef(
+            dataset_id=job.dataset_id,
+            task_id=task_id,
+            iteration_id=iteration.iteration_id,
+            num_split_providers=len(iteration.providers),
+            worker_address=state.workers[task.worker_id].address,
+            processing_mode_def=pb.ProcessingModeDef(
+                sharding_policy=job.sharding  # type: ignore[arg-type]
+            ),
+            use_cross_trainer_cache=job.cross_trainer_cache,
+        )
+        definition.dataset_def.CopyFrom(await self._dataset_def(state.datasets[job.dataset_id]))
+        return definition
+
+    # -- splits ----------------------------------------------------------------------------------
+
+    async def get_split(self, request: pb.GetSplitRequest) -> pb.GetSplitResponse:
+        # The iteration may be gone by the time that the decision is durable.
+        sources = self._sources_of(request.iteration_id)
+        leased: ev.SplitsLeased | None = await self._dispatcher.execute(
+            c.GetSplit(
+                iteration_id=request.iteration_id,
+                repetition=request.repetition,
+                provider=request.split_provider_index,
+            )
+        )
+        if leased is None:
+            return pb.GetSplitResponse(end_of_splits=True)
+        value = split_value(sources[leased.provider], leased.first)
+        return pb.GetSplitResponse(split=_split(_SCALAR_INT64, value))
+
+    def _sources_of(self, iteration_id: int) -> Sequence[ev.SplitSource]:
+        state = self._dispatcher.state
+        iteration = state.iterations.get(iteration_id)
+        if iteration is None:
+            return ()
+        dataset_id = state.jobs[iteration.job_id].dataset_id
+        if dataset_id not in self._sources:
+            self._sources[dataset_id] = tuple(state.datasets[dataset_id].definition.sources)
+        return self._sources[dataset_id]
+
+    # -- the service itself ----------------------------------------------------------------------
+
+    async def get_version(self, _: pb.GetVersionRequest) -> pb.GetVersionResponse:
+        return pb.GetVersionResponse(version=PROTOCOL_VERSION)
+
+    async def get_data_service_config(
+        self, _: pb.GetDataServiceConfigRequest
+    ) -> pb.GetDataServiceConfigResponse:
+        return pb.GetDataServiceConfigResponse(config=pb.DataServiceConfig())
+
+    async def refuse_snapshot(self, _: object) -> None:
+        raise Unimplemented(
+            "this dispatcher does not write distributed snapshots; save the dataset with "
+            "tf.data.Dataset.save, or read it through the service"
+        )
+
+
+def _metadata(data: bytes) -> pb.DataServiceMetadata:
+    try:
+        return pb.DataServiceMetadata.FromString(data)
+    except ValueError as error:
+        raise InvalidArgument(f"the dataset's metadata does not parse: {error}") from error
+
+
+def _require_same_structure(known: Dataset, metadata: bytes) -> None:
+    existing, got = _metadata(known.definition.metadata), _metadata(metadata)
+    differ = [
+        field.name
+        for field in pb.DataServiceMetadata.DESCRIPTOR.fields
+        if getattr(existing, field.name) != getattr(got, field.name)
+    ]
+    if differ:
+        raise InvalidArgument(
+            "Datasets with the same ID should have the same structure: dataset "
+            f"{known.dataset_id!r} is registered with another {' and '.join(differ)}; register "
+            "this one under another id"
+        )
+
+
+def _transfer_servers(worker: Worker) -> list[pb.DataTransferServerInfo]:
+    """Where a stock client can fetch elements: it insists on gRPC, and picks others by name."""
+    servers = map(pb.DataTransferServerInfo.FromString, worker.transfer_servers)
+    if worker.stock:
+        return list(servers)
+    return [server for server in servers if server.protocol == "grpc"]

@@ -1,0 +1,183 @@
+"""The way to the dispatcher, for workers and clients: calls that ride out its restarts.
+
+Whatever is temporary (a dispatcher that is away, restarting, or slow) is retried until it is
+there again, or until the caller is closed. Commands that make something new are numbered, so
+that a retry whose first answer was lost gets that answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import uuid
+from typing import Any, TypeVar
+
+import grpc
+import tenacity
+from google.protobuf.message import Message
+
+from ..journal.proto import events_pb2 as ev
+from .errors import InvalidArgument, Unavailable, error_of_status
+from .grpc_server import CHANNEL_OPTIONS
+from .proto import forebay_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+SERVICE = "forebay.v1.Dispatcher"
+TEMPORARY = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
+CALL_TIMEOUT_S = 10.0
+COMPLAIN_AFTER_S = 5.0
+
+Response = TypeVar("Response", bound=Message)
+
+
+def parse_service(service: str | tuple[str, str]) -> list[str]:
+    """The dispatcher addresses that `service` names.
+
+    `service` is "grpc://host:port", "host:port", ("grpc", "host:port"), or several of the
+    strings, comma-separated. Raises InvalidArgument.
+    """
+    if isinstance(service, tuple):
+        if len(service) != 2 or service[0] != "grpc":
+            raise InvalidArgument(
+                f'service {service!r} is not a pair ("grpc", "host:port"); Forebay speaks grpc'
+            )
+        service = service[1]
+    addresses = []
+    for part in service.split(","):
+        protocol, separator, address = part.strip().rpartition("://")
+        host, colon, port = address.rpartition(":")
+        if (separator and protocol != "grpc") or not (host and colon and port.isdecimal()):
+            raise InvalidArgument(
+                f'service address {part.strip()!r} is not of the form "grpc://host:port" or '
+                '"host:port"'
+            )
+        addresses.append(address)
+    return addresses
+
+
+class DispatcherClient:
+    """Calls the dispatcher. Thread-safe. Close it to end calls that are being retried."""
+
+    def __init__(self, service: str | tuple[str, str]) -> None:
+        self.addresses = parse_service(service)
+        self._caller = uuid.uuid4().hex
+        self._numbers = itertools.count(1)
+        self._numbered_calls = threading.Lock()  # one at a time: that is what numbers mean
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._turn = 0
+        self._channel = self._connect()
+
+    def _connect(self) -> grpc.Channel:
+        address = self.addresses[self._turn % len(self.addresses)]
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+    def call(
+        self,
+        request: Message,
+        response: type[Response],
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+        patience_s: float | None = None,
+        closed: threading.Event | None = None,
+    ) -> Response:
+        """Call the method whose request this is (<Method>Request), until it is answered.
+
+        `timeout_s` bounds one attempt; `patience_s` all of them (None: no bound). `closed`
+        ends the retries, as does `close`. Raises the domain error that the dispatcher
+        answered, or Unavailable.
+        """
+        method = f"/{SERVICE}/{type(request).__name__.removesuffix('Request')}"
+        closed = closed or self._closed
+        stop = tenacity.stop_when_event_set(closed)
+        if patience_s is not None:
+            stop = stop | tenacity.stop_after_delay(patience_s)
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_is_temporary),
+            wait=tenacity.wait_random_exponential(multiplier=0.02, max=0.5),
+            stop=stop,
+            sleep=tenacity.sleep_using_event(closed),
+            before_sleep=_Complaint(method, ",".join(self.addresses)),
+            reraise=True,
+        )
+        try:
+            return retrying(self._attempt, method, request, response, timeout_s)
+        except grpc.RpcError as error:
+            if _is_temporary(error) and not closed.is_set():
+                raise Unavailable(
+                    f"no dispatcher answers at {', '.join(self.addresses)} "
+                    f"({error.code().name}: {error.details()}); is it running, and reachable?"
+                ) from error
+            raise error_of_status(error.code(), error.details() or "") from error
+
+    def call_numbered(self, request: Any, response: type[Response]) -> Response:
+        """Like `call`, for a request with a `request` field, which this fills in."""
+        with self._numbered_calls:
+            numbered = ev.Request(caller=self._caller, number=next(self._numbers))
+            request.request.CopyFrom(numbered)
+            return self.call(request, response)
+
+    def _attempt(
+        self, method: str, request: Message, response: type[Response], timeout_s: float
+    ) -> Response:
+        with self._lock:
+            channel, turn = self._channel, self._turn
+        call = channel.unary_unary(
+            method,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=response.FromString,
+        )
+        try:
+            answer: Response = call(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            if len(self.addresses) > 1 and _is_temporary(error):
+                self._try_next_address(turn)
+            raise
+        except ValueError as error:  # the channel was closed meanwhile
+            raise Unavailable("the connection to the dispatcher was closed") from error
+        return answer
+
+    def _try_next_address(self, turn: int) -> None:
+        with self._lock:
+            if turn == self._turn:
+                self._turn += 1
+                self._channel.close()
+                self._channel = self._connect()
+
+    def get_dataset(self, dataset_id: str, *, with_graph: bool) -> pb.GetDatasetResponse:
+        """A registered dataset. Raises NotFound."""
+        request = pb.GetDatasetRequest(dataset_id=dataset_id, with_graph=with_graph)
+        return self.call(request, pb.GetDatasetResponse, timeout_s=60)
+
+    def close(self) -> None:
+        """End all calls. Idempotent."""
+        self._closed.set()
+        with self._lock:
+            self._channel.close()
+
+
+def _is_temporary(error: BaseException) -> bool:
+    return isinstance(error, grpc.RpcError) and error.code() in TEMPORARY
+
+
+class _Complaint:
+    """Says once that the dispatcher has been away for long."""
+
+    def __init__(self, method: str, addresses: str) -> None:
+        self._what = f"{method} at {addresses}"
+        self._done = False
+
+    def __call__(self, state: tenacity.RetryCallState) -> None:
+        waited_s = state.seconds_since_start or 0.0
+        if not self._done and waited_s > COMPLAIN_AFTER_S:
+            self._done = True
+            error = state.outcome.exception() if state.outcome else None
+            details = error.details() if isinstance(error, grpc.RpcError) else error
+            log.warning("still trying to call %s: %s", self._what, details)

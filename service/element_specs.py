@@ -1,0 +1,117 @@
+"""TensorFlow's side of an element: its element_spec, its components, and their dtypes on the way.
+
+The components of an element are those of `tf.nest.flatten(…, expand_composites=True)`: a
+ragged tensor is its flat values and row splits, a sparse one indices, values and dense shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.core.protobuf import data_service_pb2, struct_pb2
+from tensorflow.python.data.util import nest
+from tensorflow.python.saved_model import nested_structure_coder
+
+from . import structure
+
+Tensor = Any  # of TensorFlow, which has no types
+Spec = Any
+
+
+def component_specs(element_spec: Spec) -> list[Spec]:
+    """The TensorSpec of each component. Raises UnsupportedElement."""
+    structure.encode(element_spec)
+    return [spec for leaf in nest.flatten(element_spec) for spec in _expand(leaf, leaf)]
+
+
+def flatten(element_spec: Spec, element: Any) -> list[Tensor]:
+    """An element's components."""
+    leaves = nest.flatten_up_to(element_spec, element)
+    pairs = zip(nest.flatten(element_spec), leaves, strict=True)
+    return [tensor for spec, leaf in pairs for tensor in _expand(spec, leaf)]
+
+
+def restore(element_spec: Spec, components: Sequence[Tensor]) -> Any:
+    """The element of these components: the inverse of `flatten`."""
+    rest = iter(components)
+    leaves = []
+    for spec in nest.flatten(element_spec):
+        own = [next(rest) for _ in _expand(spec, spec)]
+        if _is_none(spec):
+            leaves.append(None)
+        elif isinstance(spec, tf.TensorSpec):
+            leaves.append(tf.ensure_shape(own[0], spec.shape))
+        else:
+            leaves.append(tf.nest.pack_sequence_as(spec, own, expand_composites=True))
+    return nest.pack_sequence_as(element_spec, leaves)
+
+
+def _expand(spec: Spec, leaf: Any) -> list[Any]:
+    if _is_none(spec):
+        return []
+    if isinstance(spec, tf.TensorSpec):
+        return [leaf]
+    return list(tf.nest.flatten(leaf, expand_composites=True))
+
+
+def _is_none(spec: Spec) -> bool:
+    return spec is None or isinstance(spec, tf.NoneTensorSpec)
+
+
+class Carrier(NamedTuple):
+    """How a dtype travels that TensorFlow's queues and bitcasts do not know."""
+
+    dtype: Any
+    to: Callable[[Tensor], Tensor]
+    back: Callable[[Tensor], Tensor]
+
+
+def carrier(dtype: Any) -> Carrier:
+    """A dtype that every kernel handles and that holds all values of `dtype`."""
+    if dtype in _BITS:
+        other = _BITS[dtype]
+        return Carrier(other, lambda x: tf.bitcast(x, other), lambda x: tf.bitcast(x, dtype))
+    if dtype.name in ("int4", "uint4") or dtype.name.startswith("float8"):
+        other = tf.float16 if dtype.is_floating else tf.int8
+        return Carrier(other, lambda x: tf.cast(x, other), lambda x: tf.cast(x, dtype))
+    return Carrier(dtype, lambda x: x, lambda x: x)
+
+
+_BITS = {
+    tf.qint8: tf.int8,
+    tf.quint8: tf.uint8,
+    tf.qint16: tf.int16,
+    tf.quint16: tf.uint16,
+    tf.qint32: tf.int32,
+}
+
+
+class Metadata(NamedTuple):
+    """What a registration says about a dataset besides its graph."""
+
+    element_spec: Spec  # None if it was registered without
+    compressed: bool  # the graph ends in tf.data service's compression
+    cardinality: int
+
+
+def decode_metadata(data: bytes) -> Metadata:
+    """Read a serialized tensorflow.data.DataServiceMetadata."""
+    proto = data_service_pb2.DataServiceMetadata.FromString(data)
+    spec = decode_element_spec(proto.element_spec) if proto.element_spec else None
+    compressed = proto.compression in (
+        data_service_pb2.DataServiceMetadata.COMPRESSION_SNAPPY,
+        data_service_pb2.DataServiceMetadata.COMPRESSION_FORCED_SNAPPY,
+    )
+    return Metadata(spec, compressed, proto.cardinality)
+
+
+def encode_element_spec(element_spec: Spec) -> bytes:
+    """The bytes that TensorFlow's metadata keeps an element_spec as."""
+    encoded = nested_structure_coder.encode_structure(element_spec)
+    return bytes(encoded.SerializeToString())
+
+
+def decode_element_spec(data: bytes) -> Spec:
+    return nested_structure_coder.decode_proto(struct_pb2.StructuredValue.FromString(data))

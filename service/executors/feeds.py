@@ -1,0 +1,202 @@
+"""A dataset graph on leased splits: its sources replaced by feeds.
+
+A feed is a Python generator of (first, count) ranges, which C++ expands into the splits
+themselves; Python is touched once a lease. Each time the pipeline opens the source again
+(`repeat`, for instance) the feed goes on to the next repetition.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import tensorflow as tf
+from tensorflow.core.framework import function_pb2, graph_pb2
+from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.eager import context
+from tensorflow.python.ops import gen_dataset_ops
+
+from ..graphs import Graph, isolate
+from ..proto import graph_pb2 as pb
+
+Dataset = Any
+Tensor = Any
+
+_RANGE = (tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64))
+
+
+class SplitFeed(Protocol):
+    """Where a task's splits come from."""
+
+    def next_range(self, provider: int, repetition: int) -> tuple[int, int] | None:
+        """The next (first, count) of a provider's splits; None at the repetition's end.
+
+        Blocks until that is known. Called by one thread a provider at a time. What it raises
+        ends the pipeline; whoever cancels the executor makes it raise, too.
+        """
+        ...
+
+
+class LoadedGraph:
+    """A graph as a dataset of this process. `close` frees what it holds in TensorFlow."""
+
+    def __init__(self, graph: bytes, feed: SplitFeed | None) -> None:
+        """Raises InvalidGraph, NotSplittable (with a feed), and TensorFlow's errors."""
+        prefix = f"forebay_{uuid.uuid4().hex}_"
+        parsed = Graph(graph)
+        sources = [node.name for node in parsed.sources()] if feed else []
+        self.component_specs = output_specs(parsed.dataset)
+        isolated, result, tables = isolate(graph, prefix)
+        self._functions: list[str] = []
+        self._tables: list[Tensor] = []
+
+        def build() -> list[Tensor]:
+            return _import(isolated, sources, feed, [result, *tables])
+
+        try:
+            for function in isolated.library.function:
+                definition = function_pb2.FunctionDef.FromString(function.SerializeToString())
+                context.context().add_function_def(definition)
+                self._functions.append(function.signature.name)
+            # Kept, because it keeps the feeds' Python functions.
+            self._build = tf.function(build, autograph=False).get_concrete_function()
+            self.variant, *self._tables = self._build()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Idempotent. No pipeline of this graph may run any more."""
+        for handle in self._tables:
+            tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+        for name in self._functions:
+            context.context().remove_function(name)
+        self._tables, self._functions = [], []
+
+
+def output_specs(node: pb.NodeDef) -> tuple[Any, ...]:
+    """The raw tensors that a dataset node yields (composites are variants there)."""
+    types = node.attr["output_types"].list.type or node.attr["Toutput_types"].list.type
+    shapes = node.attr["output_shapes"].list.shape
+    if not types:  # file readers
+        return (tf.TensorSpec([], tf.string),)
+    return tuple(
+        tf.TensorSpec(
+            None if shape.unknown_rank else [None if d.size < 0 else d.size for d in shape.dim],
+            tf.dtypes.as_dtype(dtype),
+        )
+        for dtype, shape in zip(types, shapes, strict=True)
+    )
+
+
+def _import(
+    graph: pb.GraphDef, sources: list[str], feed: SplitFeed | None, results: list[str]
+) -> list[Tensor]:
+    """Import a graph into the function being traced, in two parts: the sources with all that
+    they depend on, then the rest, reading from feeds."""
+    lower = _ancestors(graph, sources)
+    parts = [pb.GraphDef(), pb.GraphDef()]
+    for node in graph.node:
+        parts[node.name not in lower].node.append(node)
+
+    bridge = {
+        _tensor_name(name)
+        for node in parts[1].node
+        for name in node.input
+        if _node_name(name) in lower and not name.startswith("^")
+    } | {name for name in results if _node_name(name) in lower}
+    inputs = {
+        _tensor_name(name)
+        for node in parts[0].node
+        if node.name in sources
+        for name in node.input
+        if not name.startswith("^")
+    }
+    wanted = sorted(bridge | inputs | {f"{name}:0" for name in sources})
+    found = dict(zip(wanted, _import_part(parts[0], {}, wanted), strict=True))
+    for provider, name in enumerate(sources):
+        node = next(node for node in parts[0].node if node.name == name)
+        operands = [found[_tensor_name(i)] for i in node.input if not i.startswith("^")]
+        source = _feed(node, operands, found[f"{name}:0"], feed, provider)
+        found[f"{name}:0"] = source
+
+    for node in parts[1].node:  # all of the first part is there already
+        kept = [i for i in node.input if not (i.startswith("^") and _node_name(i) in lower)]
+        node.input[:] = kept
+    upper = [name for name in results if name not in found]
+    mapped = {name: found[name] for name in bridge if _node_name(name) in lower}
+    found.update(zip(upper, _import_part(parts[1], mapped, upper), strict=True))
+    return [found[name] for name in results]
+
+
+def _import_part(graph: pb.GraphDef, mapped: dict[str, Tensor], wanted: list[str]) -> list[Tensor]:
+    proto = graph_pb2.GraphDef.FromString(graph.SerializeToString())
+    return list(
+        tf.graph_util.import_graph_def(proto, input_map=mapped, return_elements=wanted, name="")
+    )
+
+
+def _ancestors(graph: pb.GraphDef, names: list[str]) -> set[str]:
+    nodes = {node.name: node for node in graph.node}
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting.extend(_node_name(i) for i in nodes[name].input)
+    return found
+
+
+def _node_name(name: str) -> str:
+    return name.removeprefix("^").split(":")[0]
+
+
+def _tensor_name(name: str) -> str:
+    return name if ":" in name else f"{name}:0"
+
+
+def _feed(
+    node: pb.NodeDef, operands: list[Tensor], source: Tensor, feed: SplitFeed | None, provider: int
+) -> Tensor:
+    """The variant of a dataset of the splits that `feed` gives to this provider."""
+    if node.op.startswith("RandomDataset") or node.attr["replicate_on_split"].b or feed is None:
+        return source  # every worker has its own, whole
+    specs = output_specs(node)
+    repetitions = itertools.count()
+
+    def ranges() -> Iterator[tuple[int, int]]:
+        repetition = next(repetitions)
+        while (splits := feed.next_range(provider, repetition)) is not None:
+            yield splits
+
+    leased = tf.data.Dataset.from_generator(ranges, output_signature=_RANGE)
+    return leased.flat_map(_expansion(node, operands, source, specs))._variant_tensor
+
+
+def _expansion(
+    node: pb.NodeDef, operands: list[Tensor], source: Tensor, specs: tuple[Any, ...]
+) -> Callable[[Tensor, Tensor], Dataset]:
+    """(first, count) → the dataset of these splits of the source."""
+    if node.op == "RangeDataset":
+        start, _, step = operands
+
+        def of_range(first: Tensor, count: Tensor) -> Dataset:
+            begin = start + first * step
+            end = begin + count * step
+            return tf.data.Dataset.range(begin, end, step, output_type=specs[0].dtype)
+
+        return of_range
+    if node.op == "TensorSliceDataset":
+
+        def of_slices(first: Tensor, count: Tensor) -> Dataset:
+            slices = [operand[first : first + count] for operand in operands]
+            shapes = [spec.shape for spec in specs]
+            variant = gen_dataset_ops.tensor_slice_dataset(slices, output_shapes=shapes)
+            return dataset_ops._VariantDataset(variant, specs)
+
+        return of_slices
+    whole = dataset_ops._VariantDataset(source, specs)
+    return lambda first, count: whole.skip(first).take(count)

@@ -1,0 +1,93 @@
+"""gRPC without generated stubs: a service is a table of its methods.
+
+Messages are parsed and written here rather than in gRPC's hooks, where a malformed request
+would surface as a bug of the server.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from .errors import AddressInUse, ForebayError, InvalidArgument, status_of
+
+Method = tuple[Callable[[Any], Any], type[Message], type[Message]]
+"""What answers a request, the request's class, and the answer's."""
+
+_UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+
+CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    *_UNLIMITED,
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+]
+"""For every channel: a dataset's graph may be of any size, and a server that was restarted
+is noticed soon."""
+
+SERVER_OPTIONS: list[tuple[str, Any]] = [*_UNLIMITED, ("grpc.so_reuseport", 0)]
+"""For every server. Without SO_REUSEPORT a port that is in use is an error."""
+
+
+def bind(server: Any, host: str, port: int) -> str:
+    """Have a server listen on host:port (0: any free one); return the address. Raises AddressInUse."""
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise AddressInUse(
+            f"cannot listen on {host}:{port}: it is in use, or not an address of this machine; "
+            "choose another"
+        ) from error
+    return f"{host}:{bound}"
+
+
+def generic_handler(
+    service: str, methods: Mapping[str, Method]
+) -> grpc.GenericRpcHandler[Any, Any]:
+    """A handler for the service of that full name, made of unary methods.
+
+    Each method's function takes a request and returns an answer; coroutine functions are for
+    a `grpc.aio` server, others for a threaded one. A ForebayError that it raises becomes the
+    call's status (errors.py); a request that does not parse is INVALID_ARGUMENT.
+    """
+    return grpc.method_handlers_generic_handler(
+        service,
+        {
+            name: grpc.unary_unary_rpc_method_handler(_behaviour(f"{service}/{name}", *method))
+            for name, method in methods.items()
+        },
+    )
+
+
+def _behaviour(
+    name: str, function: Callable[[Any], Any], request: type[Message], response: type[Message]
+) -> Callable[[bytes, Any], Any]:
+    parse, serialize = request.FromString, response.SerializeToString
+
+    async def answer_async(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        try:
+            answer: Awaitable[Any] = function(_parsed(data))
+            return serialize(await answer)
+        except ForebayError as error:
+            await context.abort(grpc.StatusCode[status_of(error)], str(error))
+
+    def answer(data: bytes, context: grpc.ServicerContext) -> bytes:
+        try:
+            return serialize(function(_parsed(data)))
+        except ForebayError as error:
+            context.abort(grpc.StatusCode[status_of(error)], str(error))
+
+    def _parsed(data: bytes) -> Message:
+        try:
+            return parse(data)
+        except DecodeError as error:
+            raise InvalidArgument(
+                f"the request to {name} is no {request.DESCRIPTOR.name} message ({len(data)} "
+                "bytes that do not parse)"
+            ) from error
+
+    return answer_async if inspect.iscoroutinefunction(function) else answer

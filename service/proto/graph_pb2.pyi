@@ -1,0 +1,143 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GraphDef(_message.Message):
+    __slots__ = ("node", "library")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    LIBRARY_FIELD_NUMBER: _ClassVar[int]
+    node: _containers.RepeatedCompositeFieldContainer[NodeDef]
+    library: FunctionLibrary
+    def __init__(self, node: _Optional[_Iterable[_Union[NodeDef, _Mapping]]] = ..., library: _Optional[_Union[FunctionLibrary, _Mapping]] = ...) -> None: ...
+
+class NodeDef(_message.Message):
+    __slots__ = ("name", "op", "input", "device", "attr")
+    class AttrEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: AttrValue
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[AttrValue, _Mapping]] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OP_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    ATTR_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    op: str
+    input: _containers.RepeatedScalarFieldContainer[str]
+    device: str
+    attr: _containers.MessageMap[str, AttrValue]
+    def __init__(self, name: _Optional[str] = ..., op: _Optional[str] = ..., input: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., attr: _Optional[_Mapping[str, AttrValue]] = ...) -> None: ...
+
+class AttrValue(_message.Message):
+    __slots__ = ("list", "s", "i", "f", "b", "type", "shape", "tensor", "placeholder", "func")
+    LIST_FIELD_NUMBER: _ClassVar[int]
+    S_FIELD_NUMBER: _ClassVar[int]
+    I_FIELD_NUMBER: _ClassVar[int]
+    F_FIELD_NUMBER: _ClassVar[int]
+    B_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    PLACEHOLDER_FIELD_NUMBER: _ClassVar[int]
+    FUNC_FIELD_NUMBER: _ClassVar[int]
+    list: ListValue
+    s: bytes
+    i: int
+    f: float
+    b: bool
+    type: int
+    shape: TensorShape
+    tensor: TensorProto
+    placeholder: str
+    func: NameAttrList
+    def __init__(self, list: _Optional[_Union[ListValue, _Mapping]] = ..., s: _Optional[bytes] = ..., i: _Optional[int] = ..., f: _Optional[float] = ..., b: bool = ..., type: _Optional[int] = ..., shape: _Optional[_Union[TensorShape, _Mapping]] = ..., tensor: _Optional[_Union[TensorProto, _Mapping]] = ..., placeholder: _Optional[str] = ..., func: _Optional[_Union[NameAttrList, _Mapping]] = ...) -> None: ...
+
+class ListValue(_message.Message):
+    __slots__ = ("type", "shape", "func")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    FUNC_FIELD_NUMBER: _ClassVar[int]
+    type: _containers.RepeatedScalarFieldContainer[int]
+    shape: _containers.RepeatedCompositeFieldContainer[TensorShape]
+    func: _containers.RepeatedCompositeFieldContainer[NameAttrList]
+    def __init__(self, type: _Optional[_Iterable[int]] = ..., shape: _Optional[_Iterable[_Union[TensorShape, _Mapping]]] = ..., func: _Optional[_Iterable[_Union[NameAttrList, _Mapping]]] = ...) -> None: ...
+
+class NameAttrList(_message.Message):
+    __slots__ = ("name", "attr")
+    class AttrEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: AttrValue
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[AttrValue, _Mapping]] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ATTR_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    attr: _containers.MessageMap[str, AttrValue]
+    def __init__(self, name: _Optional[str] = ..., attr: _Optional[_Mapping[str, AttrValue]] = ...) -> None: ...
+
+class TensorShape(_message.Message):
+    __slots__ = ("dim", "unknown_rank")
+    DIM_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_RANK_FIELD_NUMBER: _ClassVar[int]
+    dim: _containers.RepeatedCompositeFieldContainer[Dim]
+    unknown_rank: bool
+    def __init__(self, dim: _Optional[_Iterable[_Union[Dim, _Mapping]]] = ..., unknown_rank: bool = ...) -> None: ...
+
+class Dim(_message.Message):
+    __slots__ = ("size",)
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    size: int
+    def __init__(self, size: _Optional[int] = ...) -> None: ...
+
+class TensorProto(_message.Message):
+    __slots__ = ("dtype", "tensor_shape", "tensor_content", "int_val", "int64_val")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_CONTENT_FIELD_NUMBER: _ClassVar[int]
+    INT_VAL_FIELD_NUMBER: _ClassVar[int]
+    INT64_VAL_FIELD_NUMBER: _ClassVar[int]
+    dtype: int
+    tensor_shape: TensorShape
+    tensor_content: bytes
+    int_val: _containers.RepeatedScalarFieldContainer[int]
+    int64_val: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, dtype: _Optional[int] = ..., tensor_shape: _Optional[_Union[TensorShape, _Mapping]] = ..., tensor_content: _Optional[bytes] = ..., int_val: _Optional[_Iterable[int]] = ..., int64_val: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FunctionLibrary(_message.Message):
+    __slots__ = ("function", "gradient")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_FIELD_NUMBER: _ClassVar[int]
+    function: _containers.RepeatedCompositeFieldContainer[FunctionDef]
+    gradient: _containers.RepeatedCompositeFieldContainer[GradientDef]
+    def __init__(self, function: _Optional[_Iterable[_Union[FunctionDef, _Mapping]]] = ..., gradient: _Optional[_Iterable[_Union[GradientDef, _Mapping]]] = ...) -> None: ...
+
+class FunctionDef(_message.Message):
+    __slots__ = ("signature", "node_def")
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    NODE_DEF_FIELD_NUMBER: _ClassVar[int]
+    signature: OpDef
+    node_def: _containers.RepeatedCompositeFieldContainer[NodeDef]
+    def __init__(self, signature: _Optional[_Union[OpDef, _Mapping]] = ..., node_def: _Optional[_Iterable[_Union[NodeDef, _Mapping]]] = ...) -> None: ...
+
+class OpDef(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class GradientDef(_message.Message):
+    __slots__ = ("function_name", "gradient_func")
+    FUNCTION_NAME_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_FUNC_FIELD_NUMBER: _ClassVar[int]
+    function_name: str
+    gradient_func: str
+    def __init__(self, function_name: _Optional[str] = ..., gradient_func: _Optional[str] = ...) -> None: ...

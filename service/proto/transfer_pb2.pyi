@@ -1,0 +1,151 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ToWorker(_message.Message):
+    __slots__ = ("hello", "read", "credit", "stop", "goodbye")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    READ_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    read: Read
+    credit: Credit
+    stop: Stop
+    goodbye: Goodbye
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("version", "consumer_id", "worker_uid")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_UID_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    consumer_id: int
+    worker_uid: int
+    def __init__(self, version: _Optional[int] = ..., consumer_id: _Optional[int] = ..., worker_uid: _Optional[int] = ...) -> None: ...
+
+class Read(_message.Message):
+    __slots__ = ("task_id", "any")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ANY_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    any: Any
+    def __init__(self, task_id: _Optional[int] = ..., any: _Optional[_Union[Any, _Mapping]] = ...) -> None: ...
+
+class Any(_message.Message):
+    __slots__ = ("received",)
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    received: int
+    def __init__(self, received: _Optional[int] = ...) -> None: ...
+
+class Credit(_message.Message):
+    __slots__ = ("bytes", "positions")
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    positions: _containers.RepeatedCompositeFieldContainer[Position]
+    def __init__(self, bytes: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ...) -> None: ...
+
+class Position(_message.Message):
+    __slots__ = ("task_id", "received", "taken")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    received: int
+    taken: int
+    def __init__(self, task_id: _Optional[int] = ..., received: _Optional[int] = ..., taken: _Optional[int] = ...) -> None: ...
+
+class Stop(_message.Message):
+    __slots__ = ("task_id",)
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    def __init__(self, task_id: _Optional[int] = ...) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ToConsumer(_message.Message):
+    __slots__ = ("welcome", "block", "end_of_task", "task_failed", "task_unknown", "refused")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    END_OF_TASK_FIELD_NUMBER: _ClassVar[int]
+    TASK_FAILED_FIELD_NUMBER: _ClassVar[int]
+    TASK_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    block: Block
+    end_of_task: EndOfTask
+    task_failed: TaskFailed
+    task_unknown: TaskUnknown
+    refused: Refused
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., block: _Optional[_Union[Block, _Mapping]] = ..., end_of_task: _Optional[_Union[EndOfTask, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., task_unknown: _Optional[_Union[TaskUnknown, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class Block(_message.Message):
+    __slots__ = ("task_id", "number", "count", "components", "lease_id")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    COMPONENTS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    number: int
+    count: int
+    components: _containers.RepeatedCompositeFieldContainer[Component]
+    lease_id: int
+    def __init__(self, task_id: _Optional[int] = ..., number: _Optional[int] = ..., count: _Optional[int] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ..., lease_id: _Optional[int] = ...) -> None: ...
+
+class Component(_message.Message):
+    __slots__ = ("dtype", "shape", "rank", "varying", "buffer_bytes")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    VARYING_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    rank: int
+    varying: bool
+    buffer_bytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., varying: bool = ..., buffer_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class EndOfTask(_message.Message):
+    __slots__ = ("task_id",)
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    def __init__(self, task_id: _Optional[int] = ...) -> None: ...
+
+class TaskFailed(_message.Message):
+    __slots__ = ("task_id", "code", "message")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    code: str
+    message: str
+    def __init__(self, task_id: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class TaskUnknown(_message.Message):
+    __slots__ = ("task_id",)
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    def __init__(self, task_id: _Optional[int] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...

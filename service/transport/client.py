@@ -1,0 +1,326 @@
+"""BlockClient: a consumer's end of the data connection to one worker.
+
+One thread connects, reads, and connects again when the connection is cut, until the worker has
+been out of reach for `give_up_s`. Blocks are numbered, so nothing is delivered twice, and the
+worker keeps what was not received, so nothing is missed.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import tenacity
+from google.protobuf.message import DecodeError
+
+from ..blocks import Block
+from ..errors import ForebayError, ProtocolError
+from ..proto import transfer_pb2 as pb
+from . import frames
+from .messages import VERSION, End, EndOfTask, TaskFailed, TaskUnknown, cost, decode_block
+
+_log = logging.getLogger(__name__)
+
+_SEND_S = 10.0  # for a worker that does not read what it is told
+
+
+class WorkerRefused(ForebayError):
+    """The worker will not talk to this consumer: another process has its address, or it stops."""
+
+
+class _Stream:
+    """A task that is being read."""
+
+    def __init__(self) -> None:
+        self.received = 0  # blocks
+        self.taken = 0  # elements
+
+
+class BlockClient:
+    """Reads tasks of one worker, all over one connection. Thread-safe.
+
+    Blocks that were delivered and not yet given back with `taken`, and those on the way, are
+    never more than `credit_bytes` and one block.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[tuple[str, str]],
+        *,
+        worker_uid: int,
+        consumer_id: int,
+        deliver: Callable[[int, Block | End], None],
+        lost: Callable[[str], None],
+        credit_bytes: int = 64 << 20,
+        max_payload_bytes: int = frames.MAX_PAYLOAD_BYTES,
+        connect_timeout_s: float = 5.0,
+        give_up_s: float = 30.0,
+    ) -> None:
+        """Read from the worker `worker_uid`, at the first of its `addresses` that answers.
+
+        `addresses` are BlockServer's (protocol, address); protocols not known are passed over.
+        `deliver(task_id, block or end)` is called in the order of each task, by a thread of
+        the client's own; nothing follows an end. It must not wait: credit bounds what comes.
+        `lost(reason)` is called by the same thread, once, when nothing will be delivered any
+        more although `close` was not called.
+        """
+        if credit_bytes <= 0:
+            raise ValueError(f"credit_bytes is {credit_bytes}; without credit nothing is sent")
+        self.worker_uid = worker_uid
+        self._addresses = [a for a in addresses if a[0] in ("unix", "tcp")]
+        if not self._addresses:
+            raise ValueError(f"none of the worker's addresses can be used here: {addresses}")
+        self._consumer_id = consumer_id
+        self._deliver = deliver
+        self._lost = lost
+        self._credit_bytes = credit_bytes
+        self._max_payload_bytes = max_payload_bytes
+        self._connect_timeout_s = connect_timeout_s
+        self._give_up_s = give_up_s
+        self._closing = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name=f"forebay-blocks-of-{worker_uid}", daemon=True
+        )
+        self._lock = threading.Lock()  # of all that follows; held while a message is sent
+        self._streams: dict[int, _Stream] = {}
+        self._changed: set[int] = set()  # tasks whose position the worker has not been told
+        self._held = 0  # bytes delivered and not taken
+        self._granted = 0  # credit that the worker has not used
+        self._unreported = 0  # bytes received since the last message of credit
+        self._socket: socket.socket | None = None
+        self._connected = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def read(self, task_id: int) -> None:
+        """Have the task's blocks delivered. Each task can be read once."""
+        with self._lock:
+            self._streams[task_id] = _Stream()
+            self._say(_read(task_id, 0))
+
+    def stop_task(self, task_id: int) -> None:
+        """Have no more of the task delivered, as soon as a delivery under way has returned."""
+        with self._lock:
+            if self._streams.pop(task_id, None) is not None:
+                self._say(pb.ToWorker(stop=pb.Stop(task_id=task_id)))
+
+    def taken(self, task_id: int, block: Block) -> None:
+        """The trainer has the block, or nobody wants it: another may come in its place.
+
+        To be called once for each block that was delivered.
+        """
+        with self._lock:
+            self._held -= cost(block)
+            if (stream := self._streams.get(task_id)) is not None:
+                stream.taken += block.count
+                self._changed.add(task_id)
+            self._give_credit()
+
+    def close(self) -> None:
+        """End the connection and the thread; nothing is delivered afterwards. Idempotent."""
+        self._closing.set()
+        with self._lock:
+            self._say(pb.ToWorker(goodbye=pb.Goodbye()))
+            self._cut()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        reason = "its thread crashed; the log says why"
+        try:
+            retrying = tenacity.Retrying(
+                retry=tenacity.retry_if_exception_type(OSError),
+                wait=tenacity.wait_random_exponential(multiplier=0.05, max=2),
+                stop=tenacity.stop_after_delay(self._give_up_s)
+                | tenacity.stop_when_event_set(self._closing),
+                sleep=tenacity.sleep_using_event(self._closing),
+                reraise=True,
+            )
+            while not self._closing.is_set():
+                retrying(self._attend)
+        except OSError as error:
+            reason = f"worker {self.worker_uid} was out of reach for {self._give_up_s} s: {error}"
+        except ForebayError as error:
+            reason = str(error)
+        finally:
+            if not self._closing.is_set():
+                self._lost(reason)
+
+    def _attend(self) -> None:
+        """Connect, and read until the connection ends. Raises OSError if it was of no use."""
+        started_at = time.monotonic()
+        useful = False
+        try:
+            reader = self._connect()
+            while (frame := reader.read()) is not None and not self._closing.is_set():
+                self._handle(frame, reader.peer)
+                useful = True
+            if not self._closing.is_set():
+                raise ConnectionResetError(f"{reader.peer} closed the connection")
+        except OSError as error:
+            if self._closing.is_set():
+                return
+            # One that had merely nothing to say for long was of use too.
+            if not useful and time.monotonic() - started_at < self._give_up_s:
+                raise
+            _log.info("connecting again: %s", error)
+        finally:
+            with self._lock:
+                self._connected = False
+                if self._socket is not None:
+                    self._socket.close()
+                    self._socket = None
+
+    def _connect(self) -> frames.FrameReader:
+        errors = []
+        for protocol, address in self._addresses:
+            try:
+                return self._connect_to(protocol, address)
+            except OSError as error:
+                errors.append(f"{protocol} {address}: {error}")
+        raise ConnectionError("; ".join(errors))
+
+    def _connect_to(self, protocol: str, address: str) -> frames.FrameReader:
+        sock = self._open(protocol, address)
+        with self._lock:
+            if self._socket is not None:  # of the address before
+                self._socket.close()
+            self._socket = sock  # close() can cut it from now on
+            if self._closing.is_set():
+                raise ConnectionAbortedError("the client is being closed")
+        frames.tune(sock)
+        frames.set_timeout(sock, socket.SO_SNDTIMEO, _SEND_S)
+        frames.set_timeout(sock, socket.SO_RCVTIMEO, self._connect_timeout_s)
+        reader = frames.FrameReader(
+            sock, f"worker at {address}", max_payload_bytes=self._max_payload_bytes
+        )
+        hello = pb.Hello(version=VERSION, consumer_id=self._consumer_id, worker_uid=self.worker_uid)
+        frames.send(sock, frames.encode(pb.ToWorker(hello=hello).SerializeToString()))
+        self._expect_welcome(reader)
+        frames.set_timeout(sock, socket.SO_RCVTIMEO, 0)
+        with self._lock:
+            self._connected = True
+            self._granted = 0
+            for task_id, stream in self._streams.items():
+                self._say(_read(task_id, stream.received))
+            self._give_credit(at_once=True)
+        return reader
+
+    def _open(self, protocol: str, address: str) -> socket.socket:
+        if protocol == "tcp":
+            host, _, port = address.rpartition(":")
+            sock = socket.create_connection((host.strip("[]"), int(port)), self._connect_timeout_s)
+        else:
+            sock = socket.socket(socket.AF_UNIX)
+            try:
+                sock.connect(address.replace("@", "\0", 1))
+            except OSError:
+                sock.close()
+                raise
+        sock.settimeout(None)
+        return sock
+
+    def _expect_welcome(self, reader: frames.FrameReader) -> None:
+        frame = reader.read()
+        if frame is None:
+            raise ConnectionResetError(f"{reader.peer} closed the connection instead of a welcome")
+        message = _message(frame, reader.peer)
+        if message.WhichOneof("message") == "refused":
+            raise WorkerRefused(f"{reader.peer} refused: {message.refused.reason}")
+        if message.WhichOneof("message") != "welcome":
+            raise ProtocolError(f"{reader.peer} did not answer Hello with Welcome: {message}")
+
+    def _handle(self, frame: frames.Frame, peer: str) -> None:
+        message = _message(frame, peer)
+        match message.WhichOneof("message"):
+            case "block":
+                header = message.block
+                block = decode_block(header, frame.payload, peer)
+                if self._accept(header.task_id, header.number, block, peer):
+                    self._deliver(header.task_id, block)
+            case "end_of_task":
+                self._end(message.end_of_task.task_id, EndOfTask())
+            case "task_failed":
+                failed = message.task_failed
+                self._end(failed.task_id, TaskFailed(failed.code, failed.message))
+            case "task_unknown":
+                self._end(message.task_unknown.task_id, TaskUnknown())
+            case "refused":
+                raise WorkerRefused(f"{peer} refused: {message.refused.reason}")
+            case other:
+                raise ProtocolError(f"{peer} sent {other or 'an empty message'}")
+
+    def _accept(self, task_id: int, number: int, block: Block, peer: str) -> bool:
+        """Account for a block that has arrived; say whether to deliver it."""
+        size = cost(block)
+        with self._lock:
+            if self._granted <= 0:
+                raise ProtocolError(f"{peer} sent block {number} of task {task_id} without credit")
+            self._granted -= size
+            self._unreported += size
+            stream = self._streams.get(task_id)
+            wanted = stream is not None and number > stream.received
+            if wanted and stream is not None:
+                if number != stream.received + 1:
+                    raise ProtocolError(
+                        f"{peer} sent block {number} of task {task_id} after {stream.received}"
+                    )
+                stream.received = number
+                self._held += size
+                self._changed.add(task_id)
+            self._give_credit()
+        return wanted
+
+    def _end(self, task_id: int, end: End) -> None:
+        with self._lock:
+            self._give_credit(at_once=True)  # so that the worker may forget the last blocks
+            known = self._streams.pop(task_id, None) is not None
+        if known:
+            self._deliver(task_id, end)
+
+    def _give_credit(self, at_once: bool = False) -> None:
+        """Tell the worker what there is room for and what has come, when it is worth a message."""
+        room = max(0, self._credit_bytes - self._held - self._granted)
+        if not at_once and max(room, self._unreported) < self._credit_bytes // 4:
+            return
+        credit = pb.Credit(bytes=room)
+        for task_id in self._changed:
+            if (stream := self._streams.get(task_id)) is not None:
+                credit.positions.add(task_id=task_id, received=stream.received, taken=stream.taken)
+        self._changed.clear()
+        self._granted += room
+        self._unreported = 0
+        self._say(pb.ToWorker(credit=credit))
+
+    def _say(self, message: pb.ToWorker) -> None:
+        """Send, if connected; what matters is said again after connecting."""
+        if not self._connected or self._socket is None:
+            return
+        try:
+            frames.send(self._socket, frames.encode(message.SerializeToString()))
+        except OSError as error:
+            _log.info("telling worker %d failed: %s", self.worker_uid, error)
+            self._cut()  # the reading thread takes it from here
+
+    def _cut(self) -> None:
+        self._connected = False
+        if self._socket is not None:
+            try:
+                self._socket.shutdown(socket.SHUT_RDWR)
+            except OSError:  # it is not connected
+                pass
+
+
+def _read(task_id: int, received: int) -> pb.ToWorker:
+    return pb.ToWorker(read=pb.Read(task_id=task_id, any=pb.Any(received=received)))
+
+
+def _message(frame: frames.Frame, peer: str) -> pb.ToConsumer:
+    try:
+        return pb.ToConsumer.FromString(frame.header)
+    except DecodeError as error:
+        raise ProtocolError(f"{peer} sent a header that cannot be parsed: {error}") from None

@@ -1,0 +1,311 @@
+"""BlockServer: a worker's end of the data connections.
+
+Each connection has two threads, one that reads what the consumer says and one that sends
+(frames.py says why); what is sent to whom is decided in sessions.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from google.protobuf.message import DecodeError
+
+from ..errors import AddressInUse, ProtocolError
+from ..proto import transfer_pb2 as pb
+from . import frames
+from .messages import VERSION, encode_block, encode_end, encode_refusal
+from .outputs import TaskOutput
+from .sessions import Ended, Link, Outgoing, Refusal, Sent, Sessions
+
+_log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 1024
+_HANDSHAKE_S = 10.0
+_FAREWELL_S = 1.0  # to send a refusal
+_TICK_S = 1.0
+_MAX_HEADER_BYTES = 64 << 10  # consumers say little
+
+
+class BlockServer:
+    """Streams the blocks of a worker's tasks to consumers, over TCP and a Unix socket.
+
+    Whatever a consumer does, garbage and silence included, harms its own connection only.
+    Thread-safe.
+    """
+
+    def __init__(
+        self, worker_uid: int, host: str = "127.0.0.1", port: int = 0, *, linger_s: float = 60.0
+    ) -> None:
+        """Listen on `host` and `port` (0: any) from `start` on.
+
+        A consumer whose connection ends has `linger_s` to come again and lose nothing.
+        Raises AddressInUse.
+        """
+        self._worker_uid = worker_uid
+        self._sessions = Sessions(linger_s)
+        self._connections: set[_Connection] = set()
+        self._lock = threading.Lock()  # of _connections
+        self._stopping = threading.Event()
+        self._waker, self._wakened = socket.socketpair()
+        self._tcp = _listen_tcp(host, port)
+        # An abstract address: no file to leave behind. Consumers check the uid, not the name.
+        self._unix = socket.socket(socket.AF_UNIX)
+        self._unix.bind(f"\0forebay-{secrets.token_hex(8)}")
+        self._thread = threading.Thread(
+            target=self._accept, name=f"forebay-blocks-{self.port}", daemon=True
+        )
+
+    @property
+    def port(self) -> int:
+        port: int = self._tcp.getsockname()[1]
+        return port
+
+    @property
+    def addresses(self) -> list[tuple[str, str]]:
+        """(protocol, address) of each way in, the best first: for a BlockClient."""
+        host = self._tcp.getsockname()[0]
+        name = self._unix.getsockname()[1:].decode()
+        host = f"[{host}]" if ":" in host else host
+        return [("unix", f"@{name}"), ("tcp", f"{host}:{self.port}")]
+
+    def add_task(self, task_id: int, output: TaskOutput) -> None:
+        """Let consumers read the task. Raises ValueError if it is being served already."""
+        self._sessions.add_task(task_id, output)
+
+    def remove_task(self, task_id: int) -> None:
+        """Further consumers of the task get TaskUnknown; one that is not known is no error.
+
+        If its output has ended, those that read it still get all that there is for them;
+        otherwise it is cancelled.
+        """
+        self._sessions.remove_task(task_id)
+
+    def start(self) -> None:
+        for listener in (self._tcp, self._unix):
+            listener.listen(128)
+            listener.setblocking(False)
+        self._thread.start()
+
+    def stop(self, drain_s: float = 0.0) -> None:
+        """Close all connections, telling the consumers; leave no thread behind. Idempotent.
+
+        For up to `drain_s`, wait until consumers have said that they received all blocks that
+        were handed to them.
+        """
+        if drain_s > 0 and not self._stopping.is_set():
+            self._sessions.wait_until_received(drain_s)
+        self._stopping.set()
+        self._waker.close()
+        if self._thread.ident is not None:
+            self._thread.join()
+        for closing in (self._tcp, self._unix, self._wakened):
+            closing.close()
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            connection.refuse("the worker stops")
+        deadline = time.monotonic() + _FAREWELL_S
+        for connection in connections:
+            connection.close(deadline)
+
+    def _accept(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for listener in (self._tcp, self._unix, self._wakened):
+                selector.register(listener, selectors.EVENT_READ)
+            while not self._stopping.is_set():
+                for key, _ in selector.select(_TICK_S):
+                    if key.fileobj is not self._wakened:
+                        assert isinstance(key.fileobj, socket.socket)
+                        self._accept_from(key.fileobj)
+                self._sessions.expire(time.monotonic())
+
+    def _accept_from(self, listener: socket.socket) -> None:
+        try:
+            sock, address = listener.accept()
+        except BlockingIOError:  # it has gone again
+            return
+        except OSError as error:  # no more file descriptors, for one
+            _log.warning("cannot accept a consumer's connection: %s", error)
+            self._stopping.wait(_TICK_S)
+            return
+        peer = f"consumer at {address[0]}:{address[1]}" if address else "consumer on this host"
+        sock.setblocking(True)
+        with self._lock:
+            if len(self._connections) >= MAX_CONNECTIONS:
+                _log.warning("closed a connection: there are %d already", MAX_CONNECTIONS)
+                sock.close()
+                return
+            connection = _Connection(sock, peer, self._worker_uid, self._sessions, self._remove)
+            self._connections.add(connection)
+        connection.start()
+
+    def _remove(self, connection: _Connection) -> None:
+        with self._lock:
+            self._connections.discard(connection)
+
+
+class _Connection:
+    """One connection of one consumer."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: str,
+        worker_uid: int,
+        sessions: Sessions,
+        on_end: Callable[[_Connection], None],
+    ) -> None:
+        self._socket = sock
+        self._peer = peer
+        self._worker_uid = worker_uid
+        self._sessions = sessions
+        self._on_end = on_end
+        self._reader = frames.FrameReader(
+            sock, peer, max_header_bytes=_MAX_HEADER_BYTES, max_payload_bytes=0
+        )
+        self._receiver = threading.Thread(
+            target=self._receive, name="forebay-blocks-receiver", daemon=True
+        )
+        self._attended: tuple[Link, threading.Thread] | None = None  # once greeted: who sends
+
+    def start(self) -> None:
+        self._receiver.start()
+
+    def refuse(self, reason: str) -> None:
+        """Tell the consumer to go away, once it has read what is on its way."""
+        if self._attended is not None:
+            self._sessions.refuse(self._attended[0], reason)
+
+    def close(self, deadline: float) -> None:
+        """Cut the connection, with time for a refusal until `deadline`, and await its threads."""
+        if self._attended is not None:
+            self._attended[1].join(max(0.0, deadline - time.monotonic()))
+        self._cut()
+        self._receiver.join()
+
+    def _cut(self) -> None:
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes both threads
+        except OSError:  # it is cut
+            pass
+
+    def _receive(self) -> None:
+        try:
+            frames.tune(self._socket)
+            link = self._greet()
+            sender = threading.Thread(
+                target=self._send, args=(link,), name="forebay-blocks-sender", daemon=True
+            )
+            sender.start()
+            self._attended = link, sender
+            try:
+                self._listen(link)
+            except ProtocolError as error:
+                self._sessions.refuse(link, str(error))
+                sender.join(_FAREWELL_S)
+                raise
+            finally:
+                self._sessions.detach(link, time.monotonic())
+                self._cut()
+                sender.join()
+        except OSError as error:
+            _log.info("the connection of %s ended: %s", self._peer, error)
+        except ProtocolError as error:
+            _log.warning("closed the connection of %s: %s", self._peer, error)
+        finally:
+            self._socket.close()
+            self._on_end(self)
+
+    def _greet(self) -> Link:
+        frames.set_timeout(self._socket, socket.SO_RCVTIMEO, _HANDSHAKE_S)
+        message = self._next()
+        if message is None:
+            raise ConnectionResetError("it closed before it said hello")
+        hello = message.hello
+        if message.WhichOneof("message") != "hello":
+            reason = "a connection starts with Hello"
+        elif hello.version != VERSION:
+            reason = f"version {hello.version} of the protocol is not spoken here, only {VERSION}"
+        elif hello.worker_uid != self._worker_uid:
+            reason = f"this is worker {self._worker_uid}, not {hello.worker_uid}"
+        else:
+            frames.set_timeout(self._socket, socket.SO_RCVTIMEO, 0)
+            self._write(pb.ToConsumer(welcome=pb.Welcome(version=VERSION)).SerializeToString())
+            return self._sessions.attach(hello.consumer_id, self._cut)
+        self._write(encode_refusal(reason))
+        raise ProtocolError(f"it was refused: {reason}")
+
+    def _listen(self, link: Link) -> None:
+        while (message := self._next()) is not None:
+            match message.WhichOneof("message"):
+                case "read":
+                    read = message.read
+                    if read.WhichOneof("order") != "any":
+                        raise ProtocolError(f"{self._peer} asked for an order not known here")
+                    self._sessions.read(link, read.task_id, read.any.received)
+                case "credit":
+                    credit = message.credit
+                    self._sessions.give_credit(link, credit.bytes, credit.positions)
+                case "stop":
+                    self._sessions.stop_reading(link, message.stop.task_id)
+                case "goodbye":
+                    self._sessions.forget(link)
+                    return
+                case other:
+                    raise ProtocolError(f"{self._peer} sent {other or 'an empty message'}")
+
+    def _write(self, header: bytes) -> None:
+        frames.send(self._socket, frames.encode(header))
+
+    def _next(self) -> pb.ToWorker | None:
+        frame = self._reader.read()
+        if frame is None:
+            return None
+        try:
+            return pb.ToWorker.FromString(frame.header)
+        except DecodeError as error:
+            raise ProtocolError(f"{self._peer} sent what cannot be parsed: {error}") from None
+
+    def _send(self, link: Link) -> None:
+        try:
+            while (batch := self._sessions.next_batch(link)) is not None:
+                frames.send(self._socket, [b for out in batch for b in _encode(out)])
+        except OSError as error:  # the receiver reports the connection's end
+            _log.debug("sending to %s failed: %s", self._peer, error)
+        finally:
+            self._cut()
+
+
+def _encode(out: Outgoing) -> list[frames.Buffer]:
+    match out:
+        case Sent(task_id, number, block, _):
+            return encode_block(task_id, number, block)
+        case Ended(task_id, end):
+            return frames.encode(encode_end(task_id, end))
+        case Refusal(reason):
+            return frames.encode(encode_refusal(reason))
+
+
+def _listen_tcp(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise AddressInUse(
+            f"cannot listen for consumers on {host}:{port}: {error}; choose another port or host"
+        ) from error
+    return listener

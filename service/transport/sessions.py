@@ -1,0 +1,297 @@
+"""Which block goes to which consumer: the state behind BlockServer's connections.
+
+A *session* is what the worker knows of a consumer. It outlives connections for a while: for
+each task that the consumer reads, a *stream*, it keeps the blocks that the consumer has not
+yet said it received, so that a connection that is cut loses nothing. A *link* is one
+connection: what is on its way to the consumer, and for how much more there is credit.
+
+One lock guards all of it, held for microseconds and never during I/O. What keeps consumers
+from starving one another is one invariant: as long as a task has a block, none of its readers
+that has credit is idle. So a new block goes to the reader that has been idle longest, and one
+that finishes sending takes the next block without robbing anybody.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from ..blocks import Block
+from ..errors import ProtocolError
+from ..proto import transfer_pb2 as pb
+from .messages import End, TaskUnknown
+from .outputs import TaskOutput
+
+BATCH_BYTES = 256 << 10  # of small blocks leave together
+MAX_CREDIT_BYTES = 64 << 30
+MAX_RETAINED_BYTES = 4 << 30  # of a consumer that takes blocks and never says it received them
+MAX_WAITING_REPLIES = 1000
+MAX_BLOCKS = 1 << 62
+
+
+class Sent(NamedTuple):
+    """A block that was handed to a consumer."""
+
+    task_id: int
+    number: int
+    block: Block
+    cost: int
+
+
+class Ended(NamedTuple):
+    task_id: int
+    end: End
+
+
+class Refusal(NamedTuple):
+    """The last that a link sends."""
+
+    reason: str
+
+
+Outgoing = Sent | Ended | Refusal
+
+
+class Stream:
+    """A task as one consumer reads it."""
+
+    def __init__(self, task_id: int, output: TaskOutput, received: int) -> None:
+        self.task_id = task_id
+        self.output = output
+        if received > MAX_BLOCKS:
+            raise ProtocolError(f"{received} blocks of task {task_id} cannot have been received")
+        self.number = received  # of the last block handed to this consumer
+        self.retained: deque[Sent] = deque()  # handed to it and not received: up to `number`
+        self.retained_bytes = 0
+        self.resend: deque[Sent] = deque()  # of these, what this connection still has to send
+
+    def received(self, count: int) -> None:
+        """The consumer has the blocks up to `count`."""
+        if not self.number - len(self.retained) <= count <= self.number:
+            raise ProtocolError(
+                f"{count} blocks of task {self.task_id} were reported as received, after "
+                f"{self.number - len(self.retained)} of the {self.number} sent"
+            )
+        while self.retained and self.retained[0].number <= count:
+            self.retained_bytes -= self.retained.popleft().cost
+
+    def next(self, credit: bool, room: bool) -> Sent | Ended | None:
+        """What to send next: a block only with `credit`, and a new one only with `room`."""
+        if self.resend:
+            return self.resend.popleft() if credit else None
+        item = self.output.take(credit and room)
+        if item is None:
+            return None
+        if not isinstance(item, tuple):
+            return Ended(self.task_id, item)
+        self.number += 1
+        sent = Sent(self.task_id, self.number, *item)
+        self.retained.append(sent)
+        self.retained_bytes += sent.cost
+        return sent
+
+
+class Session:
+    """One consumer."""
+
+    def __init__(self, consumer_id: int) -> None:
+        self.consumer_id = consumer_id
+        self.streams: dict[int, Stream] = {}
+        self.link: Link | None = None
+        self.left_at = 0.0
+
+
+class Link:
+    """One connection of a consumer. `cut` closes its socket, and may be called at any time."""
+
+    def __init__(self, session: Session, lock: threading.Lock, cut: Callable[[], None]) -> None:
+        self.session = session
+        self.cut = cut
+        self.ready = threading.Condition(lock)  # the outbox has something, or the link is closed
+        self.outbox: deque[Outgoing] = deque()
+        self.streams: deque[Stream] = deque()  # those that have not ended, in turn
+        self.credit = 0
+        self.closed = False
+        self.refused = False
+
+
+class Sessions:
+    """All consumers of a worker. Thread-safe."""
+
+    def __init__(self, linger_s: float) -> None:
+        self._linger_s = linger_s
+        self._lock = threading.Lock()
+        self._acknowledged = threading.Condition(self._lock)
+        self._outputs: dict[int, TaskOutput] = {}
+        self._sessions: dict[int, Session] = {}
+        self._idle: dict[Link, None] = {}  # whose sender waits, the longest first
+
+    def add_task(self, task_id: int, output: TaskOutput) -> None:
+        with self._lock:
+            if task_id in self._outputs:
+                raise ValueError(f"task {task_id} is being served already")
+            self._outputs[task_id] = output
+        output.on_change(self._output_changed)
+
+    def remove_task(self, task_id: int) -> None:
+        with self._lock:
+            output = self._outputs.pop(task_id, None)
+        if output is not None and not output.ended:
+            output.cancel()
+
+    def attach(self, consumer_id: int, cut: Callable[[], None]) -> Link:
+        """A consumer has connected; an earlier connection of the same one is cut."""
+        with self._lock:
+            session = self._sessions.setdefault(consumer_id, Session(consumer_id))
+            if session.link is not None:
+                self._close(session.link)
+                session.link.cut()
+            session.link = Link(session, self._lock, cut)
+            return session.link
+
+    def detach(self, link: Link, now: float) -> None:
+        """The connection has ended; its consumer has some time to come again."""
+        with self._lock:
+            self._close(link)
+            if link.session.link is link:
+                link.session.link = None
+                link.session.left_at = now
+                if not link.session.streams:
+                    self._drop(link.session)
+
+    def forget(self, link: Link) -> None:
+        """The consumer has said goodbye."""
+        with self._lock:
+            self._close(link)
+            if link.session.link is link:
+                self._drop(link.session)
+
+    def expire(self, now: float) -> None:
+        """Forget the consumers that have not come again."""
+        with self._lock:
+            for session in list(self._sessions.values()):
+                if session.link is None and now - session.left_at > self._linger_s:
+                    self._drop(session)
+
+    def read(self, link: Link, task_id: int, received: int) -> None:
+        """Start or resume a task on this connection; the consumer has `received` blocks of it."""
+        with self._lock:
+            if any(stream.task_id == task_id for stream in link.streams):
+                raise ProtocolError(f"task {task_id} was asked for twice on one connection")
+            stream = link.session.streams.get(task_id)
+            if stream is None:
+                output = self._outputs.get(task_id)
+                if output is None:
+                    self._reply(link, Ended(task_id, TaskUnknown()))
+                    return
+                stream = link.session.streams[task_id] = Stream(task_id, output, received)
+            stream.received(received)
+            stream.resend = deque(stream.retained)
+            link.streams.append(stream)
+            self._wake(link)
+
+    def give_credit(self, link: Link, size: int, positions: Iterable[pb.Position]) -> None:
+        """The consumer can take `size` more bytes, and has received what the positions say."""
+        with self._lock:
+            link.credit += size
+            if link.credit > MAX_CREDIT_BYTES:
+                raise ProtocolError(f"a credit of {link.credit} bytes is absurd")
+            for position in positions:
+                stream = link.session.streams.get(position.task_id)
+                if stream is not None:
+                    stream.received(position.received)
+            self._acknowledged.notify_all()
+            self._wake(link)
+
+    def stop_reading(self, link: Link, task_id: int) -> None:
+        """The consumer wants no more of the task, nor what it has not received of it."""
+        with self._lock:
+            link.session.streams.pop(task_id, None)
+            link.streams = deque(s for s in link.streams if s.task_id != task_id)
+            self._acknowledged.notify_all()
+
+    def refuse(self, link: Link, reason: str) -> None:
+        """Send this after what is on its way, and nothing more."""
+        with self._lock:
+            link.refused = True
+            link.outbox.append(Refusal(reason))
+            link.ready.notify()
+
+    def next_batch(self, link: Link) -> list[Outgoing] | None:
+        """What to send on the link now; waits for it. None when the link is closed."""
+        with self._lock:
+            while not link.closed:
+                self._fill(link)
+                if link.outbox:
+                    batch = list(link.outbox)
+                    link.outbox.clear()
+                    link.closed = link.refused
+                    return batch
+                self._idle[link] = None
+                link.ready.wait()  # for _wake, _reply, refuse or _close
+                self._idle.pop(link, None)
+            return None
+
+    def wait_until_received(self, timeout_s: float) -> bool:
+        """Wait until no consumer lacks a block that was handed to it."""
+
+        def all_received() -> bool:
+            streams = (s for session in self._sessions.values() for s in session.streams.values())
+            return not any(stream.retained for stream in streams)
+
+        with self._lock:
+            return self._acknowledged.wait_for(all_received, timeout_s)
+
+    def _output_changed(self, output: TaskOutput) -> None:
+        with self._lock:
+            for link in list(self._idle):
+                if any(stream.output is output for stream in link.streams):
+                    self._wake(link)
+
+    def _wake(self, link: Link) -> None:
+        """Give an idle link what there is for it."""
+        if link in self._idle:
+            self._fill(link)
+            if link.outbox:
+                del self._idle[link]
+                link.ready.notify()
+
+    def _fill(self, link: Link) -> None:
+        if link.refused or link.closed:
+            return
+        room = MAX_RETAINED_BYTES - sum(s.retained_bytes for s in link.session.streams.values())
+        batch = sum(out.cost for out in link.outbox if isinstance(out, Sent))
+        misses = 0
+        while batch < BATCH_BYTES and misses < len(link.streams):
+            stream = link.streams.popleft()
+            out = stream.next(link.credit > 0, room > 0)
+            if not isinstance(out, Ended):
+                link.streams.append(stream)
+            if out is None:
+                misses += 1
+                continue
+            misses = 0
+            link.outbox.append(out)
+            if isinstance(out, Sent):
+                link.credit -= out.cost
+                room -= out.cost
+                batch += out.cost
+
+    def _reply(self, link: Link, reply: Ended) -> None:
+        if len(link.outbox) >= MAX_WAITING_REPLIES:
+            raise ProtocolError(f"{len(link.outbox)} replies wait, and it reads none of them")
+        link.outbox.append(reply)
+        self._idle.pop(link, None)
+        link.ready.notify()
+
+    def _close(self, link: Link) -> None:
+        link.closed = True
+        self._idle.pop(link, None)
+        link.ready.notify()
+
+    def _drop(self, session: Session) -> None:
+        if self._sessions.get(session.consumer_id) is session:
+            del self._sessions[session.consumer_id]
+        self._acknowledged.notify_all()

@@ -1,0 +1,136 @@
+"""The splits of one task: leased from the dispatcher ahead of need, at the task's own pace.
+
+A lease is asked for while the one before it is being worked on, so that the pipeline does
+not wait for a decision. Its size aims at LEASE_S of work, measured on the leases before: fine
+splits are leased by the thousand, coarse ones singly. A lease counts as completed when the
+pipeline has begun all its splits, which shows when it asks for the next one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from ...journal.proto import events_pb2 as ev
+from ..dispatcher_client import DispatcherClient
+from ..errors import Unavailable
+from ..proto import forebay_pb2 as pb
+
+LEASE_S = 0.25
+MAX_GROWTH = 8
+MAX_WANT = 1 << 20
+HAND_BACK_S = 5.0
+
+
+class LeaseFeed:
+    """Gives a task's pipeline its splits. One thread a provider may call `next_range`."""
+
+    def __init__(self, dispatcher: DispatcherClient, task_id: int, num_providers: int) -> None:
+        self._closed = threading.Event()
+        self._pool = ThreadPoolExecutor(num_providers, thread_name_prefix=f"forebay-lease-{task_id}")
+        self._providers = [
+            _Provider(dispatcher, task_id, number, self._pool, self._closed)
+            for number in range(num_providers)
+        ]
+
+    def next_range(self, provider: int, repetition: int) -> tuple[int, int] | None:
+        """The next (first, count) of splits; None at the end of the repetition.
+
+        Raises NotFound when the task has ended, Unavailable after `close`.
+        """
+        return self._providers[provider].next_range(repetition)
+
+    def drain(self) -> None:
+        """End the splits here, and hand back what was leased and not begun."""
+        for provider in self._providers:
+            provider.drain()
+
+    def close(self) -> None:
+        """Stop leasing, and end whoever waits for a lease. Idempotent."""
+        self._closed.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _Provider:
+    def __init__(
+        self,
+        dispatcher: DispatcherClient,
+        task_id: int,
+        number: int,
+        pool: ThreadPoolExecutor,
+        closed: threading.Event,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._task_id = task_id
+        self._number = number
+        self._pool = pool
+        self._closed = closed
+        self._lock = threading.Lock()
+        self._draining = False
+        self._repetition = 0
+        self._requests = 0
+        self._want = 1
+        self._working: pb.LeaseSplitsResponse | None = None  # what the pipeline has
+        self._working_since_s = 0.0
+        self._begun: list[int] = []  # lease ids to report as completed
+        self._ahead: Future[pb.LeaseSplitsResponse] | None = None
+
+    def next_range(self, repetition: int) -> tuple[int, int] | None:
+        with self._lock:
+            if self._working is not None:
+                self._begun.append(self._working.lease_id)
+                self._adapt(self._working.count, time.monotonic() - self._working_since_s)
+                self._working = None
+            if self._draining:
+                return None
+            if self._ahead is not None and repetition != self._repetition:
+                # The pipeline left the repetition early, and with it what was leased ahead.
+                self._begun.extend(filter(None, [self._ahead.result().lease_id]))
+                self._ahead = None
+            self._repetition = repetition
+            lease = (self._ahead or self._ask()).result()
+            self._ahead = None
+            if lease.end_of_splits:
+                return None
+            self._working, self._working_since_s = lease, time.monotonic()
+            self._ahead = self._ask()
+            return lease.first, lease.count
+
+    def drain(self) -> None:
+        self._draining = True
+        if not self._lock.acquire(timeout=HAND_BACK_S):
+            return  # no dispatcher answers; the leases are lost with this worker
+        try:
+            request = pb.LeaseSplitsRequest(task_id=self._task_id, provider=self._number)
+            request.completed.extend(self._begun)
+            if self._ahead is not None:
+                lease, self._ahead = self._ahead.result(HAND_BACK_S), None
+                if lease.lease_id:
+                    request.returned.add(lease_id=lease.lease_id, count=lease.count)
+            if request.completed or request.returned:
+                self._dispatcher.call(request, pb.LeaseSplitsResponse, patience_s=HAND_BACK_S)
+        finally:
+            self._lock.release()
+
+    def _ask(self) -> Future[pb.LeaseSplitsResponse]:
+        if self._closed.is_set():
+            raise Unavailable(f"task {self._task_id} has been stopped")
+        self._requests += 1
+        begun, self._begun = self._begun, []
+        request = pb.LeaseSplitsRequest(
+            request=ev.Request(number=self._requests),
+            task_id=self._task_id,
+            provider=self._number,
+            repetition=self._repetition,
+            want=self._want,
+            completed=begun,
+        )
+        return self._pool.submit(
+            self._dispatcher.call, request, pb.LeaseSplitsResponse, closed=self._closed
+        )
+
+    def _adapt(self, splits: int, seconds: float) -> None:
+        """Aim at LEASE_S of work, but trust one measurement only so far."""
+        ideal = splits * LEASE_S / max(seconds, 1e-6)
+        self._want = int(max(1, min(ideal, self._want * MAX_GROWTH, MAX_WANT)))

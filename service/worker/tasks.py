@@ -1,0 +1,108 @@
+"""Running tasks: from a dataset's graph and leased splits to blocks for the consumers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from ..dispatcher_client import DispatcherClient
+from ..errors import ForebayError, NotFound, PipelineError, Unavailable
+from ..executors import Executor, make_executor
+from ..proto import forebay_pb2 as pb
+from ..transport import OutputCancelled, TaskOutput
+from .leases import LeaseFeed
+
+log = logging.getLogger(__name__)
+
+
+class TaskRunner:
+    """One task, run by a thread of its own from start to completion."""
+
+    def __init__(
+        self,
+        task: pb.Task,
+        dispatcher: DispatcherClient,
+        output: TaskOutput,
+    ) -> None:
+        self.task = task
+        self.output = output
+        self.drained = threading.Event()  # everything was produced, and handed to consumers
+        self._dispatcher = dispatcher
+        self._cancelled = threading.Event()
+        self._draining = False
+        self._executor: Executor | None = None
+        self._feed: LeaseFeed | None = None
+        self._thread = threading.Thread(target=self._run, name=f"forebay-task-{task.task_id}")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """Stop running and forget what was not sent. Idempotent."""
+        self._cancelled.set()
+        self.output.cancel()
+        if self._feed is not None:
+            self._feed.close()
+        if self._executor is not None:
+            self._executor.cancel()
+
+    def drain(self) -> None:
+        """Begin no further split, hand back those leased ahead, and deliver what was begun.
+
+        The task does not complete: other workers go on with the iteration.
+        """
+        self._draining = True
+        try:
+            if self._feed is not None:
+                self._feed.drain()
+            elif self._executor is not None:
+                self._executor.cancel()
+        except ForebayError as error:
+            log.warning("task %d could not hand its splits back: %s", self.task.task_id, error)
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the thread to end; whether it has."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        task_id = self.task.task_id
+        try:
+            self._produce()
+            while not self.output.wait_drained(timeout_s=60):
+                pass  # for consumers, or for cancel()
+            if not (self._cancelled.is_set() or self._draining):
+                self.drained.set()
+                self._dispatcher.call(
+                    pb.CompleteTaskRequest(task_id=task_id),
+                    pb.CompleteTaskResponse,
+                    closed=self._cancelled,
+                )
+        except PipelineError as error:
+            if not self._cancelled.is_set():
+                log.warning("task %d failed: %s", task_id, error)
+                self.output.fail(error.code, error.message)
+        except (NotFound, Unavailable, OutputCancelled) as error:
+            # The dispatcher gave the task up (its heartbeat will say so), or we are stopping.
+            if not self._cancelled.is_set():
+                log.info("task %d ends early: %s", task_id, error)
+            self.output.cancel()
+        except ForebayError as error:
+            log.error("task %d failed: %s", task_id, error)
+            self.output.fail("INTERNAL", str(error))
+        finally:
+            if self._feed is not None:
+                self._feed.close()
+
+    def _produce(self) -> None:
+        task = self.task
+        dataset = self._dispatcher.get_dataset(task.dataset_id, with_graph=True)
+        if task.num_providers:
+            self._feed = LeaseFeed(self._dispatcher, task.task_id, task.num_providers)
+        executor = make_executor(dataset.definition, dataset.graph, self._feed)
+        self._executor = executor
+        if self._cancelled.is_set() or self._draining:
+            executor.cancel()
+        for block in executor.blocks():
+            self.output.put(block)
+        self.output.finish()

@@ -1,0 +1,89 @@
+"""The worker's side of TensorFlow's protocol: elements one by one, for stock clients."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from ..blocks import Block
+from ..errors import NotFound, PipelineError, Unavailable, Unimplemented
+from ..executors import get_element_responses
+from ..grpc_server import generic_handler
+from ..proto import tf_service_pb2 as pb
+from ..transport import EndOfTask, TaskFailed, TaskOutput
+
+SERVICE = "tensorflow.data.WorkerService"
+WAIT_S = 10.0
+"""After that the client is told to ask again."""
+
+
+class TensorFlowFace:
+    """The methods of tensorflow.data.WorkerService that reach a worker of ours."""
+
+    def __init__(self, output_of: Callable[[int], TaskOutput | None]) -> None:
+        self._output_of = output_of
+        self._streams: dict[int, _Stream] = {}
+        self._lock = threading.Lock()
+
+    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """The service, for a threaded server."""
+        return generic_handler(
+            SERVICE,
+            {
+                "GetElement": (self.get_element, pb.GetElementRequest, pb.GetElementResponse),
+                "GetWorkerTasks": (
+                    self.get_worker_tasks, pb.GetWorkerTasksRequest, pb.GetWorkerTasksResponse,
+                ),
+                "ProcessTask": (self.process_task, pb.ProcessTaskRequest, pb.ProcessTaskResponse),
+            },
+        )  # fmt: skip
+
+    def get_element(self, request: pb.GetElementRequest) -> pb.GetElementResponse:
+        if request.HasField("consumer_index"):
+            raise Unimplemented("coordinated reads are not in this version")
+        output = self._output_of(request.task_id)
+        with self._lock:
+            if output is None:
+                self._streams.pop(request.task_id, None)
+                raise NotFound(f"Task {request.task_id} not found")
+            stream = self._streams.get(request.task_id)
+            if stream is None:
+                stream = self._streams[request.task_id] = _Stream(output)
+        return stream.next()
+
+    def get_worker_tasks(self, _: pb.GetWorkerTasksRequest) -> pb.GetWorkerTasksResponse:
+        return pb.GetWorkerTasksResponse()
+
+    def process_task(self, _: pb.ProcessTaskRequest) -> pb.ProcessTaskResponse:
+        """Nothing to do: the heartbeat lists the task, too."""
+        return pb.ProcessTaskResponse()
+
+
+class _Stream:
+    """The elements of a task's blocks, to whoever asks next."""
+
+    def __init__(self, output: TaskOutput) -> None:
+        self._output = output
+        self._elements: Iterator[pb.GetElementResponse] = iter(())
+        self._lock = threading.Lock()
+
+    def next(self) -> pb.GetElementResponse:
+        give_up = time.monotonic() + WAIT_S
+        with self._lock:
+            while (element := next(self._elements, None)) is None:
+                item = self._output.get(timeout_s=max(0.0, give_up - time.monotonic()))
+                if isinstance(item, Block):
+                    self._elements = get_element_responses(item)
+                elif isinstance(item, EndOfTask):
+                    return pb.GetElementResponse(end_of_sequence=True)
+                elif isinstance(item, TaskFailed):
+                    raise PipelineError(item.code, item.message)
+                elif item is None:
+                    raise Unavailable("no element is ready yet; ask again")
+                else:
+                    raise NotFound("the task has been stopped")
+            return element

@@ -1,0 +1,206 @@
+"""The worker: stateless, it runs the tasks that the dispatcher lists for it.
+
+One thread asks the dispatcher what to run (a heartbeat that is answered when the list
+changes) and starts and stops tasks accordingly. That is the whole of its recovery too: a
+dispatcher that was restarted with its state lists the same tasks; one that lost it lists
+none, and registers this worker anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import grpc
+
+from ...journal.proto import events_pb2 as ev
+from ..dispatcher_client import DispatcherClient
+from ..errors import ForebayError
+from ..executors import load
+from ..grpc_server import SERVER_OPTIONS, bind
+from ..proto import forebay_pb2 as pb
+from ..transport import BlockServer, TaskOutput
+from .tasks import TaskRunner
+from .tensorflow_face import TensorFlowFace
+
+log = logging.getLogger(__name__)
+
+GRPC_THREADS = 32
+"""Stock clients wait for elements in calls, so this bounds how many can at a time."""
+
+KEPT_COMPLETED = 64
+"""Completed tasks that late consumers may still ask for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """`address` is what clients are told; by default, host and port."""
+
+    dispatcher: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    address: str = ""
+    tags: tuple[str, ...] = ()
+    heartbeat_interval_ms: int = 5_000  # the longest that a heartbeat waits for a change
+    dispatcher_timeout_ms: int = 60_000
+    output_bytes: int = 64 << 20  # of finished blocks a task, before it waits for consumers
+    drain_timeout_ms: int = 30_000
+
+
+class Worker:
+    """`start` registers it, `stop` ends it and leaves no thread behind."""
+
+    def __init__(self, options: WorkerOptions) -> None:
+        self._options = options
+        self._uid = secrets.randbits(62) + 1
+        self._dispatcher = DispatcherClient(options.dispatcher)
+        self._blocks = BlockServer(self._uid, options.host)
+        self._tasks: dict[int, TaskRunner] = {}
+        self._completed: dict[int, TaskRunner] = {}
+        self._tasks_lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._draining = False
+        self._heartbeats = threading.Thread(target=self._heartbeat, name="forebay-heartbeat")
+        self._registration = pb.WorkerHeartbeatRequest()
+        self._worker_id = 0
+        self._journal_id = ""
+        self.address = ""
+        self._grpc = grpc.server(
+            ThreadPoolExecutor(GRPC_THREADS, thread_name_prefix="forebay-worker-grpc"),
+            handlers=[TensorFlowFace(self.output_of).handlers()],
+            options=SERVER_OPTIONS,
+        )
+
+    def start(self) -> None:
+        """Listen, and register with the dispatcher.
+
+        Raises AddressInUse, and Unavailable when no dispatcher answers within its timeout.
+        """
+        options = self._options
+        load()
+        try:
+            bound = bind(self._grpc, options.host, options.port)
+            self.address = options.address.replace("%port%", bound.rpartition(":")[2]) or bound
+            self._blocks.start()
+            self._grpc.start()
+            self._registration = pb.WorkerHeartbeatRequest(
+                address=self.address,
+                uid=self._uid,
+                tags=options.tags,
+                transfer_servers=[
+                    ev.TransferServer(protocol=protocol, address=address)
+                    for protocol, address in self._blocks.addresses
+                ],
+                wait_ms=0,
+            )
+            self._obey(self._beat(patience_s=options.dispatcher_timeout_ms / 1000))
+        except BaseException:
+            self.stop()
+            raise
+        self._registration.wait_ms = options.heartbeat_interval_ms
+        self._heartbeats.start()
+
+    def stop(self, *, drain: bool = False) -> None:
+        """End every task and leave the service. Idempotent.
+
+        With `drain`, splits that were leased and not begun are handed back first, and
+        consumers take what has been begun, for at most the drain timeout.
+        """
+        if self._stopping.is_set():
+            return
+        if drain:
+            self._drain()
+        self._stopping.set()
+        with self._tasks_lock:
+            runners = [*self._tasks.values(), *self._completed.values()]
+            self._tasks.clear()
+            self._completed.clear()
+        for runner in runners:
+            runner.cancel()
+        self._blocks.stop()
+        if self._worker_id:
+            try:
+                request = pb.LeaveServiceRequest(worker_id=self._worker_id)
+                self._dispatcher.call(request, pb.LeaveServiceResponse, timeout_s=2, patience_s=2)
+            except ForebayError as error:
+                log.info("could not say goodbye to the dispatcher: %s", error)
+        for runner in runners:
+            runner.join()
+        self._grpc.stop(0).wait()
+        self._dispatcher.close()
+        if self._heartbeats.is_alive():
+            self._heartbeats.join()
+
+    def output_of(self, task_id: int) -> TaskOutput | None:
+        """The output of a task that runs here, or ran here lately."""
+        with self._tasks_lock:
+            runner = self._tasks.get(task_id) or self._completed.get(task_id)
+        return runner.output if runner is not None else None
+
+    def _drain(self) -> None:
+        self._draining = True
+        give_up_s = time.monotonic() + self._options.drain_timeout_ms / 1000
+        with self._tasks_lock:
+            runners = list(self._tasks.values())
+        for runner in runners:
+            runner.drain()
+        for runner in runners:
+            runner.join(max(0.0, give_up_s - time.monotonic()))
+        self._blocks.stop(drain_s=max(0.0, give_up_s - time.monotonic()))
+
+    # -- the dispatcher ------------------------------------------------------------------------
+
+    def _beat(self, patience_s: float | None = None) -> pb.WorkerHeartbeatResponse:
+        return self._dispatcher.call(
+            self._registration,
+            pb.WorkerHeartbeatResponse,
+            timeout_s=self._registration.wait_ms / 1000 + 5,
+            patience_s=patience_s,
+            closed=self._stopping,
+        )
+
+    def _heartbeat(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._obey(self._beat())
+            except ForebayError as error:
+                if not self._stopping.is_set():
+                    log.error("the dispatcher refuses this worker's heartbeat: %s", error)
+                    self._stopping.wait(self._options.heartbeat_interval_ms / 1000)
+
+    def _obey(self, response: pb.WorkerHeartbeatResponse) -> None:
+        """Run what the dispatcher lists, and nothing else."""
+        if self._journal_id not in ("", response.journal_id):
+            log.warning(
+                "the dispatcher has another journal (%s, was %s): it lost its state; "
+                "this worker begins anew", response.journal_id, self._journal_id,
+            )  # fmt: skip
+        self._worker_id, self._journal_id = response.worker_id, response.journal_id
+        self._registration.version = response.version
+        listed = {task.task_id: task for task in response.tasks}
+        with self._tasks_lock:
+            if self._stopping.is_set():
+                return
+            gone = [runner for i, runner in self._tasks.items() if i not in listed]
+            new = [task for i, task in listed.items() if i not in self._tasks]
+            for runner in gone:
+                del self._tasks[runner.task.task_id]
+                if runner.drained.is_set():
+                    self._completed[runner.task.task_id] = runner
+            while len(self._completed) > KEPT_COMPLETED:
+                gone.append(self._completed.pop(next(iter(self._completed))))
+            for task in [] if self._draining else new:
+                output = TaskOutput(self._options.output_bytes)
+                runner = TaskRunner(task, self._dispatcher, output)
+                self._tasks[task.task_id] = runner
+                self._blocks.add_task(task.task_id, output)
+                runner.start()
+        for runner in gone:
+            if runner.task.task_id not in self._completed:
+                runner.cancel()
+                self._blocks.remove_task(runner.task.task_id)
+                runner.join()

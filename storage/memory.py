@@ -1,0 +1,148 @@
+"""A storage that lasts as long as its object: for tests, trials and `memory:` dispatchers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+from .base import Extent, Holdings, Record, Storage, Writer, blob_digest
+from .errors import Fenced, Locked, Missing, OutOfSequence
+
+
+class MemoryStorage(Storage):
+    """Keeps everything in the object. `read` sees what was there when it was called."""
+
+    def __init__(self) -> None:
+        self.url = "memory:"
+        self._lock = threading.Lock()  # guards everything below
+        self._records: list[Record] = []  # of the sequences _first, _first + 1, …
+        self._first = 1
+        self._snapshots: dict[int, bytes] = {}
+        self._blobs: dict[str, bytes] = {}
+        self._term = 0
+        self._writer: MemoryWriter | None = None
+        self._owner = ""
+
+    def open_writer(self, owner: str) -> MemoryWriter:
+        with self._lock:
+            if self._writer is not None:
+                raise Locked(f"{self.url} is in use by {self._owner}; stop that first")
+            self._term += 1
+            self._owner = owner
+            self._writer = MemoryWriter(self, self._term, self._next - 1)
+            return self._writer
+
+    @property
+    def _next(self) -> int:
+        return self._first + len(self._records)
+
+    def read(self, after: int = 0) -> Iterator[Record]:
+        with self._lock:
+            if after + 1 < self._first:
+                raise Missing(
+                    f"{self.url}: records before {self._first} were trimmed, "
+                    f"so none can be read from {after + 1}"
+                )
+            return iter(self._records[after + 1 - self._first :])
+
+    def first_sequence(self) -> int:
+        return self._first
+
+    def extent(self) -> Extent:
+        with self._lock:
+            return Extent(self._first, self._next - 1)
+
+    def snapshots(self) -> list[int]:
+        with self._lock:
+            return sorted(self._snapshots)
+
+    def read_snapshot(self, sequence: int) -> bytes:
+        try:
+            return self._snapshots[sequence]
+        except KeyError:
+            raise Missing(f"{self.url} has no snapshot {sequence}") from None
+
+    def read_blob(self, digest: str) -> bytes:
+        try:
+            return self._blobs[digest]
+        except KeyError:
+            raise Missing(f"{self.url} has no blob {digest}") from None
+
+    def holdings(self) -> Holdings:
+        with self._lock:
+            return Holdings(
+                segments=1,
+                log_bytes=sum(len(record.data) for record in self._records),
+                torn_bytes=0,
+                snapshots=len(self._snapshots),
+                snapshot_bytes=sum(map(len, self._snapshots.values())),
+                blobs=len(self._blobs),
+                blob_bytes=sum(map(len, self._blobs.values())),
+            )
+
+    def close(self) -> None:
+        pass
+
+
+class MemoryWriter(Writer):
+    """The writer of a MemoryStorage. Durable means: in the object."""
+
+    def __init__(self, storage: MemoryStorage, term: int, last_sequence: int) -> None:
+        self.term = term
+        self.last_sequence = last_sequence
+        self._storage = storage
+
+    def append(self, records: Sequence[bytes]) -> int:
+        storage = self._storage
+        with storage._lock:
+            self._check_place()
+            storage._records += [
+                Record(sequence, self.term, bytes(data))
+                for sequence, data in enumerate(records, self.last_sequence + 1)
+            ]
+            self.last_sequence += len(records)
+            return self.last_sequence
+
+    def write_snapshot(self, sequence: int, data: bytes) -> None:
+        with self._storage._lock:
+            self._check_place()
+            if not 1 <= sequence <= self.last_sequence:
+                raise OutOfSequence(
+                    f"a snapshot at {sequence} does not fit a log that ends at {self.last_sequence}"
+                )
+            self._storage._snapshots[sequence] = bytes(data)
+
+    def delete_snapshot(self, sequence: int) -> None:
+        with self._storage._lock:
+            self._check_place()
+            self._storage._snapshots.pop(sequence, None)
+
+    def trim(self, before: int) -> None:
+        storage = self._storage
+        with storage._lock:
+            self._check_place()
+            if before <= storage._first:
+                return
+            newest = max(storage._snapshots, default=0)
+            if newest < before - 1:
+                raise OutOfSequence(
+                    f"no trimming before {before}: the newest snapshot is at {newest}"
+                )
+            storage._records = storage._records[before - storage._first :]
+            storage._first = before
+
+    def write_blob(self, data: bytes) -> str:
+        with self._storage._lock:
+            self._check_place()
+            digest = blob_digest(data)
+            self._storage._blobs[digest] = bytes(data)
+            return digest
+
+    def close(self) -> None:
+        with self._storage._lock:
+            if self._storage._writer is self:
+                self._storage._writer = None
+
+    def _check_place(self) -> None:
+        if self._storage._writer is not self:
+            raise Fenced(f"{self._storage.url}: the writer of term {self.term} gave up its place")

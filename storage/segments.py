@@ -1,0 +1,113 @@
+"""The log on files: segments of TFRecord frames, each frame one batch.
+
+A segment is named after its first record's sequence, and ends where the next one begins. Only
+the last one may be empty (made, and then a crash) or end in a torn frame.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from .errors import Corrupt, Missing, NewerFormat, StorageUnusable
+from .layout import Segment
+from .proto.segment_pb2 import Batch
+from .tfrecord import FRAME_BYTES, BrokenFrame, is_torn, read_frames
+
+BATCH_FORMAT = 1
+
+
+class Position(NamedTuple):
+    """A place between two batches."""
+
+    segment: int  # its first sequence
+    offset: int  # in the segment, bytes
+    sequence: int  # of the record that follows
+    term: int  # of the batch before, 0 if not known
+
+
+class Scan:
+    """One pass over the batches of adjoining segments, the last of which ends the log."""
+
+    def __init__(self, segments: Sequence[Segment], start: Position | None = None) -> None:
+        """Begin at `start`, which is in the first of the segments; by default at its begin."""
+        first = segments[0].first
+        self.position = start or Position(first, 0, first, 0)  # behind the last batch seen
+        self.previous = self.position  # before it
+        self.torn_bytes = 0  # known at the end
+        self._segments = segments
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches in order. Raises Corrupt, NewerFormat, Missing (trimmed away)."""
+        for segment in self._segments:
+            if segment.first != self.position.segment:
+                self._enter(segment)
+            try:
+                fd = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    yield from self._batches(segment, fd)
+                finally:
+                    os.close(fd)
+            except FileNotFoundError:
+                raise Missing(
+                    f"{segment.path}: was trimmed while it was read; begin again after the trim"
+                ) from None
+            except OSError as error:
+                raise StorageUnusable(f"{segment.path} cannot be read: {error.strerror}") from error
+
+    def _enter(self, segment: Segment) -> None:
+        expected = self.position.sequence
+        if segment.first != expected:
+            raise Corrupt(
+                f"{segment.path}: begins with record {segment.first}, but {expected} is the next "
+                "in the log; bring the missing segment back from a backup, or repair the journal",
+                str(segment.path),
+            )
+        self.position = self.position._replace(segment=segment.first, offset=0)
+
+    def _batches(self, segment: Segment, fd: int) -> Iterator[Batch]:
+        _, _, sequence, term = self.position
+        try:
+            for offset, data in read_frames(fd, self.position.offset):
+                try:
+                    batch = Batch.FromString(data)
+                except DecodeError as error:
+                    raise _corrupt(segment, offset, f"holds no batch of records: {error}") from None
+                if batch.format > BATCH_FORMAT:
+                    raise NewerFormat(
+                        f"{segment.path}: byte {offset}: format {batch.format} is newer than "
+                        f"{BATCH_FORMAT}, the newest that this version knows; upgrade Forebay"
+                    )
+                count = len(batch.records)
+                if batch.first_sequence != sequence or not count or not batch.format:
+                    what = f"{count} records from {batch.first_sequence}, format {batch.format}"
+                    raise _corrupt(segment, offset, f"{what}, where record {sequence} must follow")
+                if batch.term < term:
+                    raise _corrupt(segment, offset, f"term {batch.term} comes after term {term}")
+                sequence += count
+                term = batch.term
+                self.previous = self.position
+                self.position = Position(
+                    segment.first, offset + FRAME_BYTES + len(data), sequence, term
+                )
+                yield batch
+        except BrokenFrame as broken:
+            if segment is not self._segments[-1]:
+                raise _corrupt(segment, broken.offset, "no whole record follows") from None
+            if not is_torn(broken.tail, broken.offset):
+                raise _corrupt(
+                    segment, broken.offset, "the checksum does not match, and no crash explains it"
+                ) from None
+            self.torn_bytes = len(broken.tail)
+
+
+def _corrupt(segment: Segment, offset: int, what: str) -> Corrupt:
+    return Corrupt(
+        f"{segment.path}: byte {offset}: {what}; restore the file from a backup, or repair the "
+        "journal",
+        str(segment.path),
+        offset,
+    )

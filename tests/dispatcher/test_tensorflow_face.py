@@ -1,0 +1,424 @@
+"""TensorFlow's own clients and workers on our dispatcher, and its protocol by hand."""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+import tensorflow as tf
+from tensorflow.data.experimental import service
+
+from forebay.service.proto import tf_service_pb2 as pb
+
+from ..stock import DispatcherProcess, call, call_raw, stock_workers
+
+WORKERS = 2
+
+
+@pytest.fixture(scope="module")
+def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
+    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def workers(dispatcher: DispatcherProcess) -> Iterator[None]:
+    # They hardly ever ask: what they do, they were pushed.
+    with stock_workers(dispatcher, WORKERS, heartbeat_interval_ms=3_600_000):
+        yield
+
+
+def read(dataset: tf.data.Dataset) -> list[Any]:
+    return list(dataset.as_numpy_iterator())
+
+
+def distributed(
+    dispatcher: DispatcherProcess,
+    dataset: tf.data.Dataset,
+    sharding: str = service.ShardingPolicy.DYNAMIC,
+    **options: Any,
+) -> tf.data.Dataset:
+    return dataset.apply(service.distribute(sharding, dispatcher.target, **options))
+
+
+# -- stock clients, stock workers --------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("workers")
+class TestStock:
+    def test_without_sharding_every_worker_gives_everything(
+        self, dispatcher: DispatcherProcess
+    ) -> None:
+        got = read(distributed(dispatcher, tf.data.Dataset.range(50), service.ShardingPolicy.OFF))
+        assert collections.Counter(got) == dict.fromkeys(range(50), WORKERS)
+
+    @pytest.mark.parametrize("compression", ["AUTO", None])
+    def test_dynamic_sharding_gives_every_element_once(
+        self, dispatcher: DispatcherProcess, compression: str | None
+    ) -> None:
+        dataset = tf.data.Dataset.range(100).map(lambda x: {"square": x * x, "text": "é"})
+        got = read(distributed(dispatcher, dataset, compression=compression))
+        assert sorted(element["square"] for element in got) == [x * x for x in range(100)]
+        assert {element["text"] for element in got} == {"é".encode()}
+
+    def test_each_epoch_of_the_client_is_an_iteration(self, dispatcher: DispatcherProcess) -> None:
+        dataset = distributed(dispatcher, tf.data.Dataset.range(30)).repeat(2)
+        assert sorted(read(dataset)) == sorted([*range(30)] * 2)
+
+    def test_a_repeat_before_the_service_asks_for_repetitions(
+        self, dispatcher: DispatcherProcess
+    ) -> None:
+        got = read(distributed(dispatcher, tf.data.Dataset.range(20).repeat(3)))
+        assert sorted(got) == sorted([*range(20)] * 3)
+
+    def test_a_named_job_is_shared(self, dispatcher: DispatcherProcess) -> None:
+        dataset = tf.data.Dataset.range(200)
+        dataset_id = service.register_dataset(dispatcher.target, dataset)
+        first, second = (
+            iter(
+                service.from_dataset_id(
+                    service.ShardingPolicy.DYNAMIC,
+                    dispatcher.target,
+                    dataset_id,
+                    dataset.element_spec,
+                    job_name="shared",
+                )
+            )
+            for _ in range(2)
+        )
+        got = [int(next(first)), int(next(second))]
+        got += [int(x) for x in first] + [int(x) for x in second]
+        assert sorted(got) == list(range(200))
+
+    def test_an_anonymous_job_is_not_shared(self, dispatcher: DispatcherProcess) -> None:
+        dataset = distributed(dispatcher, tf.data.Dataset.range(40))
+        first, second = iter(dataset), iter(dataset)
+        assert sorted(int(x) for x in first) == list(range(40))
+        assert sorted(int(x) for x in second) == list(range(40))
+
+    @pytest.mark.parametrize(
+        ("build", "expected"),
+        [
+            (lambda: tf.data.Dataset.range(20, 3, -4), [8, 12, 16, 20, 4]),
+            (lambda: tf.data.Dataset.from_tensor_slices([5, 7, 9]), [5, 7, 9]),
+            (lambda: tf.data.Dataset.range(4).concatenate(tf.data.Dataset.range(9, 11)), None),
+            (lambda: tf.data.Dataset.from_tensors(3), [3]),
+        ],
+    )
+    def test_sources(
+        self,
+        dispatcher: DispatcherProcess,
+        build: Callable[[], tf.data.Dataset],
+        expected: list[int] | None,
+    ) -> None:
+        dataset = build()
+        got = [int(x) for x in read(distributed(dispatcher, dataset))]
+        assert sorted(got) == sorted(expected or [int(x) for x in read(dataset)])
+
+    def test_a_registered_dataset_is_read_by_its_id(self, dispatcher: DispatcherProcess) -> None:
+        dataset = tf.data.Dataset.range(10).map(lambda x: (x, tf.ones([2], tf.bfloat16)))
+        dataset_id = service.register_dataset(dispatcher.target, dataset, dataset_id="by-id")
+        again = service.register_dataset(dispatcher.target, dataset, dataset_id="by-id")
+        assert dataset_id == again == b"by-id"
+        read_back = service.from_dataset_id(  # the element_spec comes from the dispatcher
+            service.ShardingPolicy.DYNAMIC, dispatcher.target, dataset_id
+        )
+        assert read_back.element_spec == dataset.element_spec
+        assert sorted(int(x) for x, _ in read(read_back)) == list(range(10))
+
+    def test_a_size_that_must_be_evaluated(
+        self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+    ) -> None:
+        for name in ("a", "b", "c"):
+            (tmp_path / f"{name}.txt").write_text(f"{name}1\n{name}2\n")
+        files = tf.data.Dataset.list_files(str(tmp_path / "*.txt"), shuffle=False)
+        got = read(distributed(dispatcher, files.flat_map(tf.data.TextLineDataset)))
+        assert sorted(got) == [b"a1", b"a2", b"b1", b"b2", b"c1", b"c2"]
+
+    def test_an_error_of_the_pipeline_reaches_the_trainer(
+        self, dispatcher: DispatcherProcess
+    ) -> None:
+        dataset = tf.data.Dataset.range(3).map(lambda x: tf.debugging.check_numerics(1 / x, "no"))
+        with pytest.raises(tf.errors.InvalidArgumentError, match="no"):
+            read(distributed(dispatcher, dataset))
+
+    @pytest.mark.parametrize(
+        ("sharding", "options", "message"),
+        [
+            (service.ShardingPolicy.DATA, {}, "static sharding.*DYNAMIC"),
+            (service.ShardingPolicy.OFF, {"num_consumers": 2, "consumer_index": 0}, "coordinated"),
+        ],
+    )
+    def test_what_this_version_does_not_do(
+        self, dispatcher: DispatcherProcess, sharding: str, options: dict[str, int], message: str
+    ) -> None:
+        dataset = tf.data.Dataset.range(10).repeat()
+        with pytest.raises(tf.errors.UnimplementedError, match=message):
+            next(iter(distributed(dispatcher, dataset, sharding, job_name="no", **options)))
+
+    def test_a_source_that_cannot_be_split(
+        self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+    ) -> None:
+        dataset = tf.data.Dataset.range(3).snapshot(str(tmp_path))
+        with pytest.raises(tf.errors.UnimplementedError, match="SnapshotDatasetV2.*OFF"):
+            read(distributed(dispatcher, dataset))
+        assert set(read(distributed(dispatcher, dataset, service.ShardingPolicy.OFF))) == {0, 1, 2}
+
+
+# -- deaths ------------------------------------------------------------------------------------
+
+
+def slow_range(size: int) -> tf.data.Dataset:
+    """Far more than what is buffered between the dispatcher and the trainer."""
+    return tf.data.Dataset.range(size).map(lambda x: tf.repeat(x, 2_000))
+
+
+def read_and(
+    dataset: tf.data.Dataset, interruptions: Iterable[tuple[int, Callable[[], object]]]
+) -> list[int]:
+    """Read it all; after so many elements do that."""
+    todo = dict(interruptions)
+    got: list[int] = []
+    for element in dataset:
+        got.append(int(element[0]))
+        if action := todo.pop(len(got), None):
+            action()
+    assert not todo, f"{len(got)} elements were too few to interrupt at {list(todo)}"
+    return got
+
+
+def test_a_dispatcher_killed_in_mid_epoch_gives_no_split_twice(tmp_path: pathlib.Path) -> None:
+    size, kills = 1_000, 2
+    with DispatcherProcess(tmp_path) as dispatcher, stock_workers(dispatcher, WORKERS):
+        dataset = distributed(dispatcher, slow_range(size), max_outstanding_requests=2)
+        got = read_and(
+            dataset, [(200 * n, dispatcher.kill_and_restart) for n in range(1, kills + 1)]
+        )
+    assert len(set(got)) == len(got)
+    # GetSplit is not numbered: a split that was recorded and not delivered is lost, at most
+    # one a worker and kill.
+    assert len(got) >= size - kills * WORKERS
+
+
+def test_a_worker_that_joins_late_and_one_that_dies(tmp_path: pathlib.Path) -> None:
+    with (
+        DispatcherProcess(tmp_path, worker_timeout_ms=2_000) as dispatcher,
+        stock_workers(dispatcher, 1, heartbeat_interval_ms=200) as first,
+    ):
+        dataset = distributed(dispatcher, slow_range(1_000), max_outstanding_requests=2)
+        with stock_workers(dispatcher, 1, heartbeat_interval_ms=200):
+            got = read_and(dataset, [(200, first.kill)])
+    assert len(set(got)) == len(got)
+    assert len(got) > 200
+
+
+def test_without_a_worker_a_trainer_waits_for_one(tmp_path: pathlib.Path) -> None:
+    with DispatcherProcess(tmp_path) as dispatcher:
+        dataset = iter(distributed(dispatcher, tf.data.Dataset.range(10)))
+        with stock_workers(dispatcher, 1):
+            assert sorted(int(x) for x in dataset) == list(range(10))
+
+
+# -- the protocol by hand ----------------------------------------------------------------------
+
+
+class TestProtocol:
+    @pytest.fixture(autouse=True)
+    def _set_dispatcher(self, dispatcher: DispatcherProcess) -> None:
+        self.dispatcher = dispatcher
+
+    def call(self, method: str, **fields: Any) -> Any:
+        return call(self.dispatcher, method, fields)
+
+    def join(self, dataset: tf.data.Dataset, sharding: str = "DYNAMIC") -> int:
+        """Register the dataset; returns the id of a client of a new iteration."""
+        dataset_id = service.register_dataset(self.dispatcher.target, dataset)
+        mode = pb.ProcessingModeDef(sharding_policy=sharding)
+        job = self.call(
+            "GetOrCreateJob", dataset_id=dataset_id.numpy().decode(), processing_mode_def=mode
+        )
+        joined = self.call("GetOrCreateIteration", job_id=job.job_id)
+        client_id: int = joined.iteration_client_id
+        return client_id
+
+    def heartbeat(self, address: str, *current_tasks: int) -> Any:
+        grpc_server = pb.DataTransferServerInfo(protocol="grpc", address=address)
+        return self.call(
+            "WorkerHeartbeat",
+            worker_address=address,
+            worker_uid=-1,
+            worker_tags=["spare"],
+            transfer_servers=[grpc_server],
+            current_tasks=current_tasks,
+        )
+
+    def splits(self, iteration_id: int, repetition: int, provider: int = 0) -> list[int]:
+        got: list[int] = []
+        while True:
+            answer = self.call(
+                "GetSplit",
+                iteration_id=iteration_id,
+                repetition=repetition,
+                split_provider_index=provider,
+            )
+            if answer.end_of_splits:
+                return got
+            split = tf.io.parse_tensor(answer.split, tf.int64)
+            assert split.shape == ()
+            got.append(int(split))
+
+    def refuses(self, method: str, code: grpc.StatusCode, message: str, **fields: Any) -> None:
+        with pytest.raises(grpc.RpcError, match=message) as raised:
+            self.call(method, **fields)
+        assert raised.value.code() == code
+
+    def test_splits_of_several_providers_and_repetitions(self) -> None:
+        numbers = tf.data.Dataset.range(10, 30, 5)
+        letters = tf.data.Dataset.from_tensor_slices(["a", "b", "c"])
+        client_id = self.join(tf.data.Dataset.zip((numbers, letters)))
+        self.heartbeat("127.0.0.1:9")
+        tasks = self.call("ClientHeartbeat", iteration_client_id=client_id).task_info
+        iteration_id = tasks[0].iteration_id
+        assert self.splits(iteration_id, 0, provider=1) == [0, 1, 2]
+        assert self.splits(iteration_id, 0) == [10, 15, 20, 25]
+        assert self.splits(iteration_id, 2) == [10, 15, 20, 25]  # a repetition is skipped
+        assert self.splits(iteration_id, 1) == []  # and is over
+        self.refuses(
+            "GetSplit",
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "2 split providers",
+            iteration_id=iteration_id,
+            split_provider_index=2,
+        )
+
+    def test_the_life_of_a_task(self) -> None:
+        address = "127.0.0.1:1"
+        running = [task.task_id for task in self.heartbeat(address).new_tasks]
+        client_id = self.join(tf.data.Dataset.range(5))
+        answer = self.heartbeat(address, *running, 123)
+        assert answer.tasks_to_delete == [123]
+        (task,) = answer.new_tasks
+        assert task.num_split_providers == 1
+        assert task.worker_address == address
+        assert task.processing_mode_def.sharding_policy == pb.ProcessingModeDef.DYNAMIC
+        assert (
+            task.dataset_def == self.call("GetDatasetDef", dataset_id=task.dataset_id).dataset_def
+        )
+        assert self.heartbeat(address, *running).new_tasks == [task]  # it was restarted
+        infos = self.call("ClientHeartbeat", iteration_client_id=client_id)
+        (info,) = (info for info in infos.task_info if info.worker_address == address)
+        assert info.worker_tags == ["spare"]
+        assert [server.protocol for server in info.transfer_servers] == ["grpc"]
+        progress = [pb.TaskProgress(task_id=task.task_id, completed=True)]
+        self.call("WorkerUpdate", worker_address=address, updates=progress)
+        self.call("WorkerUpdate", worker_address=address, updates=progress)  # kindly
+        assert self.heartbeat(address, *running, task.task_id).tasks_to_delete == [task.task_id]
+        infos = self.call("ClientHeartbeat", iteration_client_id=client_id)
+        assert task.task_id in [info.task_id for info in infos.task_info]
+        self.call("ReleaseIterationClient", iteration_client_id=client_id)
+        self.refuses(
+            "ClientHeartbeat",
+            grpc.StatusCode.NOT_FOUND,
+            f"client id {client_id}",
+            iteration_client_id=client_id,
+        )
+
+    def test_the_first_answer_about_compression_is_final(self) -> None:
+        target = self.dispatcher.target
+        for dataset_id, compression in (("with", "AUTO"), ("without", None)):
+            service.register_dataset(
+                target, tf.data.Dataset.range(3), compression=compression, dataset_id=dataset_id
+            )
+        for disable in (True, False):
+            answer = self.call(
+                "DisableCompressionAtRuntime",
+                dataset_id="with",
+                disable_compression_at_runtime=disable,
+            )
+            assert answer.compression_disabled_at_runtime
+        answer = self.call("DisableCompressionAtRuntime", dataset_id="without")
+        assert answer.no_compression_to_disable
+
+    def test_an_id_stands_for_one_structure(self) -> None:
+        target = self.dispatcher.target
+        service.register_dataset(target, tf.data.Dataset.range(3), dataset_id="taken")
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"same structure.*element_spec"):
+            service.register_dataset(
+                target, tf.data.Dataset.from_tensor_slices(["x", "y", "z"]), dataset_id="taken"
+            )
+        with pytest.raises(tf.errors.InvalidArgumentError, match="another cardinality"):
+            service.register_dataset(target, tf.data.Dataset.range(4), dataset_id="taken")
+
+    def test_a_job_name_stands_for_one_way_of_reading(self) -> None:
+        dataset_id = service.register_dataset(self.dispatcher.target, tf.data.Dataset.range(3))
+        job = {"dataset_id": dataset_id.numpy().decode(), "job_name": "one"}
+        first = self.call("GetOrCreateJob", **job)
+        assert self.call("GetOrCreateJob", **job) == first
+        self.refuses(
+            "GetOrCreateJob",
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "Existing processing mode: <OFF>; got <DYNAMIC>",
+            processing_mode_def=pb.ProcessingModeDef(sharding_policy=pb.ProcessingModeDef.DYNAMIC),
+            **job,
+        )
+
+    def test_version_config_and_workers(self) -> None:
+        assert self.call("GetVersion").version == 9
+        assert not self.call("GetDataServiceConfig").config.deployment_mode
+        self.heartbeat("127.0.0.1:2")
+        assert "127.0.0.1:2" in [w.address for w in self.call("GetWorkers").workers]
+        assert self.call("MaybeRemoveTask", task_id=1).removed
+
+    @pytest.mark.parametrize(
+        ("method", "fields"),
+        [
+            ("GetDatasetDef", {"dataset_id": "nothing"}),
+            ("GetDataServiceMetadata", {"dataset_id": "nothing"}),
+            ("DisableCompressionAtRuntime", {"dataset_id": "nothing"}),
+            ("GetOrCreateJob", {"dataset_id": "nothing"}),
+            ("GetOrCreateIteration", {"job_id": 1}),
+            ("ClientHeartbeat", {"iteration_client_id": 1}),
+            ("GetSplit", {"iteration_id": 1}),
+        ],
+    )
+    def test_unknown_ids(self, method: str, fields: dict[str, Any]) -> None:
+        self.refuses(method, grpc.StatusCode.NOT_FOUND, "(nothing|1).*not found|id 1:", **fields)
+
+    @pytest.mark.parametrize("method", ["Snapshot", "GetSnapshotSplit", "GetSnapshotStreams"])
+    def test_snapshots_are_refused(self, method: str) -> None:
+        self.refuses(method, grpc.StatusCode.UNIMPLEMENTED, "does not write distributed snapshots")
+
+    def test_splits_of_what_is_not_sharded(self) -> None:
+        address = "127.0.0.1:3"
+        running = [task.task_id for task in self.heartbeat(address).new_tasks]
+        self.join(tf.data.Dataset.range(5), "OFF")
+        (task,) = self.heartbeat(address, *running).new_tasks
+        self.refuses(
+            "GetSplit",
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "not sharded dynamically",
+            iteration_id=task.iteration_id,
+        )
+
+    @pytest.mark.parametrize("graph", [b"", b"\xff" * 20, b"no graph", struct.pack("<q", 7)])
+    def test_a_graph_that_is_none(self, graph: bytes) -> None:
+        self.refuses(
+            "GetOrRegisterDataset",
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "graph|GraphDef",
+            dataset=pb.DatasetDef(graph=graph),
+        )
+
+    @pytest.mark.parametrize(
+        "method", ["GetSplit", "WorkerHeartbeat", "GetOrRegisterDataset", "ClientHeartbeat"]
+    )
+    def test_malformed_messages(self, method: str) -> None:
+        with pytest.raises(grpc.RpcError, match=f"no {method}Request message") as raised:
+            call_raw(self.dispatcher, method, b"\xff\xff\xff")
+        assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert self.call("GetVersion").version == 9

@@ -1,0 +1,136 @@
+"""A Forebay dispatcher and TensorFlow's own workers, each in a process of its own.
+
+The dispatcher must not share a process with TensorFlow's servers and clients: some of their
+Python bindings hold the interpreter lock while they wait for it. Run as a program, this file
+is a process of stock workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import grpc
+
+from forebay.service.grpc_server import CHANNEL_OPTIONS
+from forebay.service.proto import tf_service_pb2 as pb
+
+STOP_TIMEOUT_S = 30
+
+
+class ServerProcess:
+    """A process that says on its first line of output where it serves, and lives until told."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def first_line(self) -> str:
+        """Wait until it serves."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        if not line:
+            raise AssertionError(f"the server ended with {self._process.wait(STOP_TIMEOUT_S)}")
+        return line
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+        self._close()
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        self._process.terminate()
+        return self._close()
+
+    def _close(self) -> int:
+        code = self._process.wait(STOP_TIMEOUT_S)
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+        return code
+
+
+class DispatcherProcess:
+    """`forebay dispatcher`, on one port over all its restarts."""
+
+    def __init__(self, storage: str | pathlib.Path, **options: object) -> None:
+        self._command = ["-m", "forebay.service.cli", "dispatcher", "--exit-with-parent"]
+        for name, value in {"storage": storage, **options}.items():
+            self._command += [f"--{name.replace('_', '-')}", str(value)]
+        self._port = 0
+        self._server = self._start()
+
+    def _start(self) -> ServerProcess:
+        server = ServerProcess([*self._command, "--port", str(self._port)])
+        self.target = server.first_line()
+        self.address = self.target.removeprefix("grpc://")
+        self._port = int(self.address.rpartition(":")[2])
+        return server
+
+    def kill_and_restart(self) -> None:
+        """kill -9, and a new process that replays the journal."""
+        self._server.kill()
+        self._server = self._start()
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        return self._server.stop()
+
+    def __enter__(self) -> DispatcherProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+@contextlib.contextmanager
+def stock_workers(
+    dispatcher: DispatcherProcess, count: int = 1, heartbeat_interval_ms: int = 30_000
+) -> Iterator[ServerProcess]:
+    """A process with `count` of TensorFlow's C++ workers, for as long as the context lasts."""
+    process = ServerProcess([__file__, dispatcher.address, str(count), str(heartbeat_interval_ms)])
+    try:
+        process.first_line()
+        yield process
+    finally:
+        process.kill()
+
+
+def call(dispatcher: DispatcherProcess, method: str, fields: Mapping[str, Any] = {}) -> Any:
+    """Call a method of TensorFlow's protocol. Raises grpc.RpcError."""
+    request = getattr(pb, f"{method}Request")(**fields)
+    response = getattr(pb, f"{method}Response")
+    return response.FromString(call_raw(dispatcher, method, request.SerializeToString()))
+
+
+def call_raw(dispatcher: DispatcherProcess, method: str, request: bytes) -> bytes:
+    """Call a method with any bytes at all. Raises grpc.RpcError."""
+    with grpc.insecure_channel(dispatcher.address, CHANNEL_OPTIONS) as channel:
+        send = channel.unary_unary(f"/tensorflow.data.DispatcherService/{method}", None, None)
+        answer: bytes = send(request, timeout=60, wait_for_ready=True)
+    return answer
+
+
+def _run_workers(dispatcher: str, count: str, heartbeat_interval_ms: str) -> None:
+    from tensorflow.data.experimental import service
+
+    workers = [
+        service.WorkerServer(
+            service.WorkerConfig(
+                dispatcher_address=dispatcher, heartbeat_interval_ms=int(heartbeat_interval_ms)
+            )
+        )
+        for _ in range(int(count))
+    ]
+    print(len(workers), flush=True)
+    sys.stdin.read()  # until the parent closes it, or is gone
+
+
+if __name__ == "__main__":
+    _run_workers(*sys.argv[1:])

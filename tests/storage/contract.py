@@ -1,0 +1,295 @@
+"""What every storage must do; each backend subclasses `StorageContract`."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from abc import ABC, abstractmethod
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from forebay.storage import (
+    AppendFailed,
+    Extent,
+    Fenced,
+    Locked,
+    Missing,
+    OutOfSequence,
+    Record,
+    Storage,
+    StorageError,
+    Writer,
+    blob_digest,
+)
+
+BATCHES = st.lists(st.lists(st.binary(max_size=40), max_size=5), max_size=8)
+
+
+class StorageContract(ABC):
+    """Subclasses say how a storage is made, and how a writer's place is stolen."""
+
+    @abstractmethod
+    def make(self) -> Storage:
+        """A new, empty storage."""
+
+    @abstractmethod
+    def reopen(self, storage: Storage) -> Storage:
+        """The same storage, as another process would open it."""
+
+    @abstractmethod
+    def steal(self, storage: Storage) -> Writer:
+        """Become the writer although there is one: what a broken lock would do."""
+
+    @pytest.fixture
+    def storage(self) -> Storage:
+        return self.make()
+
+    @pytest.fixture
+    def writer(self, storage: Storage) -> Writer:
+        return storage.open_writer("the test")
+
+    # -- an empty storage ----------------------------------------------------------------------
+
+    def test_an_empty_storage_holds_nothing(self, storage: Storage) -> None:
+        assert list(storage.read()) == []
+        assert list(storage.read(after=7)) == []
+        assert storage.extent() == Extent(1, 0)
+        assert storage.first_sequence() == 1
+        assert storage.snapshots() == []
+        held = storage.holdings()
+        assert (held.log_bytes, held.torn_bytes, held.snapshots, held.blobs) == (0, 0, 0, 0)
+
+    def test_a_new_writer_begins_before_the_first_record(self, writer: Writer) -> None:
+        assert writer.last_sequence == 0
+        assert writer.term >= 1
+
+    # -- the log -------------------------------------------------------------------------------
+
+    def test_what_was_appended_is_read(self, storage: Storage, writer: Writer) -> None:
+        assert writer.append([b"a", b""]) == 2
+        assert writer.append([b"c"]) == 3
+        assert writer.last_sequence == 3
+        term = writer.term
+        records = [Record(1, term, b"a"), Record(2, term, b""), Record(3, term, b"c")]
+        for reader in (storage, self.reopen(storage)):
+            assert list(reader.read()) == records
+            assert list(reader.read(after=1)) == records[1:]
+            assert list(reader.read(after=3)) == []
+            assert list(reader.read(after=99)) == []
+            assert reader.extent() == Extent(1, 3)
+
+    def test_a_batch_of_nothing_changes_nothing(self, storage: Storage, writer: Writer) -> None:
+        assert writer.append([]) == 0
+        assert list(storage.read()) == []
+
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.differing_executors])
+    @given(batches=BATCHES, restarts=st.sets(st.integers(0, 7)))
+    def test_it_reads_as_a_list(self, batches: list[list[bytes]], restarts: set[int]) -> None:
+        storage = self.make()
+        writer = storage.open_writer("the test")
+        model: list[Record] = []
+        for i, batch in enumerate(batches):
+            if i in restarts:
+                writer.close()
+                storage = self.reopen(storage)
+                writer = storage.open_writer("the test")
+            model += [Record(len(model) + n + 1, writer.term, data) for n, data in enumerate(batch)]
+            assert writer.append(batch) == len(model)
+            assert storage.extent() == Extent(1, len(model))
+        for after in range(len(model) + 2):
+            assert list(storage.read(after)) == model[after:]
+        writer.close()
+
+    def test_a_follower_sees_each_batch_whole(self, storage: Storage, writer: Writer) -> None:
+        reader = self.reopen(storage)
+        seen: list[Record] = []
+        stop = threading.Event()
+
+        def follow() -> None:
+            while not stop.is_set():
+                seen.extend(reader.read(after=len(seen)))
+
+        follower = threading.Thread(target=follow, name="follower")
+        follower.start()
+        try:
+            for i in range(200):
+                writer.append([b"%d" % i] * 3)
+        finally:
+            stop.set()
+            follower.join(60)
+        seen.extend(reader.read(after=len(seen)))
+        assert seen == list(storage.read())
+        assert len(seen) == 600
+
+    def test_records_may_be_large(self, storage: Storage, writer: Writer) -> None:
+        large = bytes(range(256)) * 20_000
+        writer.append([b"small", large])
+        writer.append([large])
+        assert [record.data for record in storage.read()] == [b"small", large, large]
+
+    # -- one writer ----------------------------------------------------------------------------
+
+    def test_terms_grow(self, storage: Storage) -> None:
+        terms = []
+        for _ in range(3):
+            storage = self.reopen(storage)
+            writer = storage.open_writer("the test")
+            terms.append(writer.term)
+            writer.append([b"x"])
+            writer.close()
+        assert sorted(set(terms)) == terms
+        assert [record.term for record in storage.read()] == terms
+
+    def test_a_second_writer_is_told_who_the_first_one_is(
+        self, storage: Storage, writer: Writer
+    ) -> None:
+        with pytest.raises(Locked, match="the test"):
+            self.reopen(storage).open_writer("another")
+        writer.append([b"still works"])
+
+    def test_a_closed_writer_does_nothing(self, storage: Storage, writer: Writer) -> None:
+        writer.append([b"a"])
+        writer.close()
+        writer.close()
+        with pytest.raises(Fenced):
+            writer.append([b"b"])
+        with pytest.raises(Fenced):
+            writer.write_snapshot(1, b"s")
+        with pytest.raises(Fenced):
+            writer.write_blob(b"s")
+        with pytest.raises(Fenced):
+            writer.trim(1)
+        with pytest.raises(Fenced):
+            writer.delete_snapshot(1)
+        assert storage.extent() == Extent(1, 1)
+        assert storage.snapshots() == []
+
+    def test_a_later_term_fences_the_earlier_writer(self, storage: Storage, writer: Writer) -> None:
+        writer.append([b"a"])
+        later = self.steal(storage)
+        assert later.term > writer.term
+        with pytest.raises(Fenced, match="must stop|gave up"):
+            writer.append([b"b"])
+        with pytest.raises(Fenced):
+            writer.write_snapshot(1, b"s")
+        later.append([b"c"])
+        writer.close()
+        later.append([b"d"])
+        assert [record.data for record in storage.read()] == [b"a", b"c", b"d"]
+        later.close()
+
+    # -- snapshots and trimming ------------------------------------------------------------------
+
+    def test_snapshots(self, storage: Storage, writer: Writer) -> None:
+        writer.append([b"x"] * 12)
+        writer.write_snapshot(10, b"ten")
+        writer.write_snapshot(9, b"")
+        reader = self.reopen(storage)
+        assert reader.snapshots() == [9, 10]
+        assert reader.read_snapshot(10) == b"ten"
+        assert reader.read_snapshot(9) == b""
+        writer.write_snapshot(10, b"again")
+        assert reader.read_snapshot(10) == b"again"
+        writer.delete_snapshot(9)
+        writer.delete_snapshot(9)
+        assert reader.snapshots() == [10]
+        with pytest.raises(Missing):
+            reader.read_snapshot(9)
+        assert list(reader.read())[-1].sequence == 12
+
+    def test_a_snapshot_must_fit_the_log(self, storage: Storage, writer: Writer) -> None:
+        writer.append([b"x"] * 3)
+        for sequence in (-1, 0, 4):
+            with pytest.raises(OutOfSequence):
+                writer.write_snapshot(sequence, b"s")
+        assert storage.snapshots() == []
+
+    def test_trimming_forgets_no_more_than_allowed(self, storage: Storage, writer: Writer) -> None:
+        for i in range(40):
+            writer.append([b"%d" % i] * 5)
+        with pytest.raises(OutOfSequence):
+            writer.trim(100)
+        assert len(list(storage.read())) == 200
+        writer.write_snapshot(120, b"s")
+        with pytest.raises(OutOfSequence):
+            writer.trim(122)
+        writer.trim(121)
+        first = storage.first_sequence()
+        assert first <= 121
+        assert storage.extent() == Extent(first, 200)
+        assert [r.sequence for r in storage.read(120)] == list(range(121, 201))
+        assert [r.sequence for r in storage.read(first - 1)] == list(range(first, 201))
+        if first > 1:
+            with pytest.raises(Missing, match="trimmed"):
+                list(storage.read(first - 2))
+        writer.trim(50)  # nothing left of it
+        assert writer.append([b"next"]) == 201
+        writer.close()
+        assert self.reopen(storage).open_writer("the test").last_sequence == 201
+
+    def test_sequences_go_on_after_everything_was_trimmed(
+        self, storage: Storage, writer: Writer
+    ) -> None:
+        writer.append([b"x"] * 9)
+        writer.write_snapshot(9, b"s")
+        writer.trim(10)
+        assert storage.extent().last == 9
+        assert writer.append([b"y"]) == 10
+        assert [record.data for record in storage.read(9)] == [b"y"]
+
+    # -- blobs -----------------------------------------------------------------------------------
+
+    def test_blobs(self, storage: Storage, writer: Writer) -> None:
+        data = b"a graph" * 1000
+        digest = writer.write_blob(data)
+        assert digest == blob_digest(data) == hashlib.sha256(data).hexdigest()
+        assert writer.write_blob(data) == digest
+        assert writer.write_blob(b"") == hashlib.sha256(b"").hexdigest()
+        reader = self.reopen(storage)
+        assert reader.read_blob(digest) == data
+        assert reader.read_blob(blob_digest(b"")) == b""
+        assert reader.holdings().blobs == 2
+        assert reader.holdings().blob_bytes == len(data)
+
+    @pytest.mark.parametrize("digest", ["0" * 64, "", "..", "../FORMAT", "no digest", "A" * 64])
+    def test_there_is_no_other_blob(self, storage: Storage, writer: Writer, digest: str) -> None:
+        writer.write_blob(b"x")
+        with pytest.raises(Missing):
+            storage.read_blob(digest)
+
+    # -- many threads ----------------------------------------------------------------------------
+
+    def test_snapshots_and_blobs_are_written_beside_appends(
+        self, storage: Storage, writer: Writer
+    ) -> None:
+        writer.append([b"x"] * 50)
+        errors: list[StorageError] = []
+
+        def work(thread: int) -> None:
+            try:
+                for i in range(10):
+                    writer.write_snapshot(thread * 10 + i + 1, b"%d" % i)
+                    writer.write_blob(b"%d" % i)
+            except StorageError as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(i,), name=f"work-{i}") for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(50):
+            writer.append([b"y"])
+        for thread in threads:
+            thread.join(60)
+        assert errors == []
+        assert storage.snapshots() == list(range(1, 41))
+        assert storage.extent() == Extent(1, 100)
+        assert storage.holdings().blobs == 10
+
+    def test_closing_the_storage_twice(self, storage: Storage) -> None:
+        storage.close()
+        storage.close()
+
+    def test_errors_are_storage_errors(self) -> None:
+        assert issubclass(AppendFailed, StorageError)

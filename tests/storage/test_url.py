@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forebay.storage import FileStorage, MemoryStorage, StorageUnusable, open_storage
+
+
+def test_memory() -> None:
+    assert isinstance(open_storage("memory:"), MemoryStorage)
+    writer = open_storage("memory:").open_writer("one")
+    open_storage("memory:").open_writer("another storage").close()
+    writer.close()
+
+
+def test_file_urls_and_plain_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    wanted = tmp_path / "a b"
+    for url in (f"file://{tmp_path}/a%20b", f"file://localhost{tmp_path}/a%20b", str(wanted)):
+        storage = open_storage(url)
+        assert isinstance(storage, FileStorage)
+        assert storage.path == wanted
+        assert storage.url == f"file://{tmp_path}/a%20b"
+    relative = open_storage("./a b")
+    assert isinstance(relative, FileStorage)
+    assert relative.path == wanted
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "redis7://host", "s3://bucket", "file:", "file:relative", "file://host/dir", "memory:x"],
+)
+def test_others_are_refused_with_what_there_is(url: str) -> None:
+    with pytest.raises(StorageUnusable, match=r"file:///dir") as error:
+        open_storage(url)
+    assert "\n" not in str(error.value)
