@@ -71,7 +71,7 @@ def plan_retention(
     hours = set()
     for sequence, time_ms in snapshots:
         hour = time_ms // _HOUR_MS
-        if sequence > start and hour not in hours:
+        if sequence >= start and hour not in hours:
             hours.add(hour)
             keep.add(sequence)
     delete = [sequence for sequence, _ in snapshots if sequence not in keep]

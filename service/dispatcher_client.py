@@ -96,19 +96,20 @@ class DispatcherClient:
         """
         method = f"/{SERVICE}/{type(request).__name__.removesuffix('Request')}"
         closed = closed or self._closed
-        stop = tenacity.stop_when_event_set(closed)
+        give_up: list[tenacity.stop.stop_base] = [tenacity.stop_when_event_set(closed)]
         if patience_s is not None:
-            stop = stop | tenacity.stop_after_delay(patience_s)
+            give_up.append(tenacity.stop_after_delay(patience_s))
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_is_temporary),
             wait=tenacity.wait_random_exponential(multiplier=0.02, max=0.5),
-            stop=stop,
+            stop=tenacity.stop_any(*give_up),
             sleep=tenacity.sleep_using_event(closed),
             before_sleep=_Complaint(method, ",".join(self.addresses)),
             reraise=True,
         )
         try:
-            return retrying(self._attempt, method, request, response, timeout_s)
+            answer: Response = retrying(self._attempt, method, request, response, timeout_s)
+            return answer
         except grpc.RpcError as error:
             if _is_temporary(error) and not closed.is_set():
                 raise Unavailable(

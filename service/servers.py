@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from types import TracebackType
 from typing import Self
@@ -79,7 +79,7 @@ class DispatchServer:
             )
         self._process: subprocess.Popen[str] | None = None
         self._target = ""
-        self._stop_at_exit = weakref.finalize(self, lambda: None)
+        self._finalizer: Callable[[], object] | None = None
         if start:
             self.start()
 
@@ -96,12 +96,10 @@ class DispatchServer:
             "job-gc-timeout-ms": config.job_gc_timeout_ms,
             "worker-timeout-ms": config.worker_timeout_ms,
         }
-        arguments = [
-            f"--{name}={value}" for name, value in options.items() if value is not None
-        ]
+        arguments = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        command = (sys.executable, "-m", "forebay.service.cli", "dispatcher", "--exit-with-parent")
         process = subprocess.Popen(
-            [sys.executable, "-m", "forebay.service.cli", "dispatcher", "--exit-with-parent"]
-            + arguments,
+            [*command, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -115,7 +113,7 @@ class DispatchServer:
                 f"the dispatcher did not start (exit code {code}); its error output says why"
             )
         self._process = process
-        self._stop_at_exit = weakref.finalize(self, _stop_process, process)
+        self._finalizer = weakref.finalize(self, _stop_process, process)
 
     @property
     def target(self) -> str:
@@ -134,14 +132,18 @@ class DispatchServer:
 
     def stop(self) -> None:
         """End it: what it has decided is answered, then the journal is closed. Idempotent."""
-        self._stop_at_exit()
+        if self._finalizer is not None:
+            self._finalizer()
         self._process = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         self.stop()
 
@@ -237,7 +239,10 @@ class WorkerServer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         self.stop()
 

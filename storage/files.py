@@ -129,9 +129,9 @@ class FileStorage(Storage):
                     f"'forebay storage {FORMAT}')",
                     str(path),
                 ) from None
-            if self.path.exists() and not self.path.is_dir():
-                raise StorageUnusable(f"{self.path} is not a directory; name one") from None
             return 0
+        except NotADirectoryError:
+            raise StorageUnusable(f"{self.path} is not a directory; name one") from None
         except OSError as error:
             raise StorageUnusable(f"{path} cannot be read: {error.strerror}") from error
         marker = _MARKER.fullmatch(content)

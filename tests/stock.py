@@ -48,6 +48,10 @@ class ServerProcess:
         self._process.terminate()
         return self._close()
 
+    def wait(self) -> int:
+        """Wait until it has ended by itself; the exit code."""
+        return self._close()
+
     def _close(self) -> int:
         code = self._process.wait(STOP_TIMEOUT_S)
         for stream in (self._process.stdin, self._process.stdout):

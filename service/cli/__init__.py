@@ -40,7 +40,7 @@ def main() -> NoReturn:
     try:
         code = app(standalone_mode=False)
     except usage_error as error:
-        message = getattr(error, "format_message", lambda: str(error))()
+        message: str = error.format_message()  # type: ignore[attr-defined]
         _fail(2, f"{' '.join(message.split())} (`forebay --help` tells more)")
     except ForebayError as error:
         _fail(1, str(error))

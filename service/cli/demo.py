@@ -150,9 +150,7 @@ def _run(directory: pathlib.Path, epochs: int, processes: list[subprocess.Popen[
                 killed_at, killed_after = time.monotonic(), tally.total
                 dispatcher = start_dispatcher()
                 recovered_s = time.monotonic() - killed_at
-    return _summarize(
-        console, directory, journal, tally, epochs, images, killed_after, recovered_s
-    )
+    return _summarize(console, directory, journal, tally, epochs, images, killed_after, recovered_s)
 
 
 def _summarize(

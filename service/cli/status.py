@@ -54,7 +54,9 @@ def render(summary: dict[str, Any]) -> Any:
         f"journal {summary['journal_id'][:8]} at sequence {summary['sequence']}  "
         f"{summary['leases']} leases out"
     )
-    workers = Table("worker", "kind", "running tasks", "tags", title="workers", title_justify="left")
+    workers = Table(
+        "worker", "kind", "running tasks", "tags", title="workers", title_justify="left"
+    )
     for w in summary["workers"]:
         kind = "tf.data service" if w["stock"] else "forebay"
         workers.add_row(w["address"], kind, str(w["running_tasks"]), ",".join(w["tags"]))

@@ -37,7 +37,10 @@ _COMPRESSIONS = ["AUTO", None, "SNAPPY"]
 
 
 def register_dataset(
-    service: Service, dataset: Dataset, compression: str | None = "AUTO", dataset_id: str | None = None
+    service: Service,
+    dataset: Dataset,
+    compression: str | None = "AUTO",
+    dataset_id: str | None = None,
 ) -> str:
     """Register a dataset with the service; return its id, to be given to `from_dataset_id`.
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ..blocks import Block
 from ..dispatcher_client import DispatcherClient
-from ..errors import ForebayError, PipelineError
+from ..errors import ForebayError, PipelineError, Unimplemented
 from ..proto import forebay_pb2 as pb
 from ..transport import BlockClient, End, TaskFailed, TaskUnknown
 
@@ -177,6 +177,11 @@ class Consumer:
 
     def _link(self, task: pb.TaskInfo) -> _Link | None:
         uid = task.worker_uid
+        if not task.transfer_servers and not task.completed:
+            raise Unimplemented(
+                f"the worker {task.worker_address} is tf.data service's own, and Forebay's clients "
+                "read from Forebay's workers only: replace it, or read with tf.data service's client"
+            )
         if uid not in self._links:
             client = BlockClient(
                 [(server.protocol, server.address) for server in task.transfer_servers],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -38,7 +38,7 @@ class Reader:
         self._job_name = job_name
         self._repetitions = itertools.count()
 
-    def iterate(self) -> Iterator[Block]:
+    def iterate(self) -> Generator[Block, None, None]:
         """The blocks of the next repetition. Close the iterator to leave it early."""
         repetition = next(self._repetitions) if self._job_name else 0
         dispatcher = DispatcherClient(self.service)
@@ -83,7 +83,7 @@ class ElementIterator:
         self._blocks = reader.iterate()
         self._elements = self._flatten()
 
-    def _flatten(self) -> Iterator[Any]:
+    def _flatten(self) -> Generator[Any, None, None]:
         for block in self._blocks:
             parts = [component.elements() for component in block.components]
             yield from map(self._assemble, map(list, zip(*parts, strict=True)))
@@ -96,14 +96,17 @@ class ElementIterator:
 
     def close(self) -> None:
         """Leave the iteration. Idempotent."""
-        self._elements.close()  # type: ignore[attr-defined]
-        self._blocks.close()  # type: ignore[attr-defined]
+        self._elements.close()
+        self._blocks.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         self.close()
 

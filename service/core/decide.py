@@ -21,7 +21,7 @@ from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unimplemented
 from . import commands as c
 from .apply import fingerprint
-from .state import ENDLESS, Iteration, Job, Lease, Provider, State, Task, lease_caller
+from .state import ENDLESS, Iteration, Job, Provider, State, Task
 
 
 class Decision(NamedTuple):
@@ -148,7 +148,7 @@ def _get_or_create_job(state: State, command: c.GetOrCreateJob, now_ms: int) -> 
         job_id=state.next_id,
         name=command.name,
         dataset_id=command.dataset_id,
-        sharding=ev.Sharding.Name(command.sharding),  # type: ignore[arg-type]
+        sharding=ev.Sharding.Name(command.sharding),
         num_consumers=command.num_consumers,
         cross_trainer_cache=command.cross_trainer_cache,
         target_workers=command.target_workers,
@@ -159,7 +159,7 @@ def _get_or_create_job(state: State, command: c.GetOrCreateJob, now_ms: int) -> 
 
 def _sharding(number: int) -> str:
     known = number in ev.Sharding.values()
-    return ev.Sharding.Name(number) if known else f"policy {number}"  # type: ignore[arg-type]
+    return ev.Sharding.Name(number) if known else f"policy {number}"
 
 
 def _require_same_parameters(job: Job, command: c.GetOrCreateJob) -> None:
@@ -247,7 +247,9 @@ def _register_worker(state: State, command: c.RegisterWorker, now_ms: int) -> De
             return Decision([], known.worker_id)
         lose = c.LoseWorker(worker_id=known.worker_id, reason="another process took its address")
         events += _lose_worker(state, lose, now_ms).events
-    finished = {e.iteration_finished.iteration_id for e in events if e.HasField("iteration_finished")}
+    finished = {
+        e.iteration_finished.iteration_id for e in events if e.HasField("iteration_finished")
+    }
     ids = _Ids(state)
     registered = ev.WorkerRegistered(
         worker_id=ids.new(),

@@ -36,7 +36,7 @@ def status(state: State) -> dict[str, Any]:
                 "job_id": job.job_id,
                 "name": job.name or None,
                 "dataset_id": job.dataset_id,
-                "sharding": ev.Sharding.Name(job.sharding),  # type: ignore[arg-type]
+                "sharding": ev.Sharding.Name(job.sharding),
                 "iterations": [
                     _iteration(state.iterations[i]) for i in sorted(job.iterations.values())
                 ],

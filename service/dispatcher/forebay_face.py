@@ -10,7 +10,7 @@ import grpc
 
 from ...journal.proto import events_pb2 as ev
 from ..core import commands as c
-from ..core.state import lease_caller
+from ..core.state import Iteration, lease_caller
 from ..core.status import status
 from ..errors import InvalidArgument, NotFound
 from ..grpc_server import Method, generic_handler
@@ -47,7 +47,11 @@ class ForebayFace:
 
     def _method(self, name: str) -> Method:
         function = "".join("_" + ch.lower() if ch.isupper() else ch for ch in name)[1:]
-        return getattr(self, function), getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response")
+        return (
+            getattr(self, function),
+            getattr(pb, f"{name}Request"),
+            getattr(pb, f"{name}Response"),
+        )
 
     async def register_dataset(
         self, request: pb.RegisterDatasetRequest
@@ -109,22 +113,19 @@ class ForebayFace:
         self, request: pb.ConsumerHeartbeatRequest
     ) -> pb.ConsumerHeartbeatResponse:
         dispatcher, state = self._dispatcher, self._dispatcher.state
-        consumer = state.consumers.get(request.consumer_id)
-        if consumer is None:
-            raise NotFound(
-                f"Consumer id {request.consumer_id} not found: it left, or was given up after "
-                "too long a silence"
-            )
-        dispatcher.saw(consumer.consumer_id)
-        iteration = state.iterations[consumer.iteration_id]
+        consumer_id = request.consumer_id
+        iteration = self._iteration_of(consumer_id)
+        dispatcher.saw(consumer_id)
         try:
             await dispatcher.wait_until(
-                lambda: iteration.version != request.version, min(request.wait_ms, MAX_WAIT_MS)
+                lambda: iteration.version != request.version or consumer_id not in state.consumers,
+                min(request.wait_ms, MAX_WAIT_MS),
             )
         except asyncio.CancelledError:
-            dispatcher.lost_touch(consumer.consumer_id)
+            dispatcher.lost_touch(consumer_id)
             raise
-        dispatcher.saw(consumer.consumer_id)
+        self._iteration_of(consumer_id)
+        dispatcher.saw(consumer_id)
         response = pb.ConsumerHeartbeatResponse(
             version=iteration.version,
             finished=iteration.finished,
@@ -145,6 +146,15 @@ class ForebayFace:
             )
         await dispatcher.settled()
         return response
+
+    def _iteration_of(self, consumer_id: int) -> Iteration:
+        consumer = self._dispatcher.state.consumers.get(consumer_id)
+        if consumer is None:
+            raise NotFound(
+                f"Consumer id {consumer_id} not found: it left, or was given up after too long a "
+                "silence, or this dispatcher lost its state"
+            )
+        return self._dispatcher.state.iterations[consumer.iteration_id]
 
     async def leave_iteration(self, request: pb.LeaveIterationRequest) -> pb.LeaveIterationResponse:
         await self._dispatcher.execute(
@@ -187,7 +197,7 @@ class ForebayFace:
                     task_id=task_id,
                     iteration_id=iteration.iteration_id,
                     dataset_id=job.dataset_id,
-                    sharding=ev.Sharding.Name(job.sharding),  # type: ignore[arg-type]
+                    sharding=ev.Sharding.Name(job.sharding),
                     num_providers=len(iteration.providers),
                 )
             )

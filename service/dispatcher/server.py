@@ -38,9 +38,7 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, interrupted.set)
     tensorflow = TensorFlowFace(dispatcher)
-    server.add_generic_rpc_handlers(
-        (ForebayFace(dispatcher).handlers(), tensorflow.handlers())
-    )
+    server.add_generic_rpc_handlers((ForebayFace(dispatcher).handlers(), tensorflow.handlers()))
     await server.start()
     ready(address)
     ends = [asyncio.ensure_future(e.wait()) for e in (interrupted, dispatcher.stopped)]

@@ -173,7 +173,8 @@ def _feed(
             yield splits
 
     leased = tf.data.Dataset.from_generator(ranges, output_signature=_RANGE)
-    return leased.flat_map(_expansion(node, operands, source, specs))._variant_tensor
+    expand = tf.autograph.experimental.do_not_convert(_expansion(node, operands, source, specs))
+    return leased.flat_map(expand)._variant_tensor
 
 
 def _expansion(

@@ -31,6 +31,7 @@ LINGER_S = 0.01  # how long an element may wait for company
 POLL_S = 0.001
 QUANTUM_BYTES = 4096  # in which the queue's bytes are counted where sizes differ
 QUEUE_BLOCKS = 4
+DRIVEN_ELEMENTS = 1024
 
 Tensor = Any
 
@@ -79,7 +80,9 @@ class TfDataExecutor:
             return dataset
         return map_op._MapDataset(
             dataset,
-            lambda element: compression_ops.uncompress(element, element_spec),
+            tf.autograph.experimental.do_not_convert(
+                lambda element: compression_ops.uncompress(element, element_spec)
+            ),
             use_inter_op_parallelism=False,
         )
 
@@ -129,6 +132,7 @@ class _Run:
         self._quanta = QUEUE_BLOCKS * block_bytes // QUANTUM_BYTES
         self._budget = tf.queue.FIFOQueue(self._quanta, [tf.bool], [[]])
 
+        @tf.autograph.experimental.do_not_convert
         def enqueue(*element: Any) -> Tensor:
             whole = element[0] if not isinstance(dataset.element_spec, tuple) else element
             tensors = list(whole) if element_spec is None else flatten(element_spec, whole)
@@ -144,10 +148,11 @@ class _Run:
         def drive() -> Tensor:
             # Without inter-op parallelism the function runs in the driving thread, 10 × faster.
             fed = map_op._MapDataset(dataset, enqueue, use_inter_op_parallelism=False)
-            # The queue is the prefetch.
+            # Padded, because TensorFlow would fuse a plain batch with the map before it.
+            fed = fed.padded_batch(DRIVEN_ELEMENTS, [])
             options = tf.data.Options()
-            options.experimental_optimization.inject_prefetch = False
-            return fed.skip(tf.int64.max).with_options(options).reduce(0, lambda state, _: state)
+            options.experimental_optimization.inject_prefetch = False  # the queue is one
+            return fed.with_options(options).reduce(0, _keep)
 
         self._drive = tf.function(drive, autograph=False).get_concrete_function()
         self._cancellation = cancellation.CancellationManager()
@@ -220,10 +225,12 @@ class _Run:
 
     def _dequeue(self, count: int) -> list[Tensor] | None:
         try:
-            taken = self._queue.dequeue_up_to(count)
+            # dequeue_up_to would copy.
+            taken = self._queue.dequeue() if self._alone else self._queue.dequeue_up_to(count)
         except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
             return None
-        return list(taken) if isinstance(taken, list | tuple) else [taken]
+        tensors = list(taken) if isinstance(taken, list | tuple) else [taken]
+        return [tensor[tf.newaxis] for tensor in tensors] if self._alone else tensors
 
     def _cut(self, stacked: list[Tensor]) -> Iterator[Block]:
         """Blocks of what was taken: large elements alone, the others by bytes."""
@@ -259,6 +266,11 @@ class _Run:
             stop - start,
             tuple(c.decode([next(parts) for _ in c.queued]) for c in self._columns),
         )
+
+
+@tf.autograph.experimental.do_not_convert
+def _keep(state: Tensor, _: Tensor) -> Tensor:
+    return state
 
 
 def _close(queue: Any, *, cancel: bool = False) -> None:

@@ -134,7 +134,7 @@ class BlockClient:
         try:
             retrying = tenacity.Retrying(
                 retry=tenacity.retry_if_exception_type(OSError),
-                wait=tenacity.wait_random_exponential(multiplier=0.05, max=2),
+                wait=tenacity.wait_random_exponential(multiplier=0.01, max=2),
                 stop=tenacity.stop_after_delay(self._give_up_s)
                 | tenacity.stop_when_event_set(self._closing),
                 sleep=tenacity.sleep_using_event(self._closing),

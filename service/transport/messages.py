@@ -30,6 +30,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {np.dtype(c).name: np.dtype(c) for c in "?bh
     for name, kind in vars(ml_dtypes).items()
     if isinstance(kind, type) and issubclass(kind, np.generic)
 }
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _INT64 = np.dtype(np.int64)
 
 
@@ -64,10 +65,14 @@ def check_block(block: Block) -> None:
     if len(block.components) > MAX_COMPONENTS:
         raise ValueError(f"a block of {len(block.components)} components, above {MAX_COMPONENTS}")
     for array in (array for c in block.components for array in buffers(c)):
-        if array.dtype.name not in _DTYPES:
+        if _native(array.dtype) not in _NAMES:
             raise TypeError(f"a block of {array.dtype} cannot travel: cast it, or make it Strings")
         if array.ndim > MAX_RANK:
             raise ValueError(f"a block of rank {array.ndim} cannot travel, above {MAX_RANK}")
+
+
+def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
 def encode_end(task_id: int, end: End) -> bytes:
@@ -96,7 +101,7 @@ def encode_block(task_id: int, number: int, block: Block) -> list[frames.Buffer]
         array = values.lengths if isinstance(values, Strings) else values
         arrays = [frames.as_bytes(a) for a in buffers(component)]
         header.components.add(
-            dtype="string" if isinstance(values, Strings) else array.dtype.name,
+            dtype="string" if isinstance(values, Strings) else _NAMES[_native(array.dtype)],
             shape=array.shape,
             rank=0 if component.shapes is None else component.shapes.shape[1],
             varying=component.shapes is not None,
@@ -108,69 +113,68 @@ def encode_block(task_id: int, number: int, block: Block) -> list[frames.Buffer]
 
 def decode_block(header: pb.Block, payload: frames.Bytes, peer: str) -> Block:
     """The block of a frame; its arrays are views of `payload`. Raises ProtocolError."""
-    sizes = [size for c in header.components for size in c.buffer_bytes]
-    expected = sum(size + frames.padding(size) for size in sizes)
+    components = []
+    start = 0
     try:
-        _check(header.count >= 0, f"{header.count} elements")
-        _check(expected == len(payload), f"buffers of {expected} bytes, and {len(payload)} came")
-        components = []
-        start = 0
+        if header.count < 0:
+            raise _Broken(f"{header.count} elements")
         for component in header.components:
             arrays = []
             for size in component.buffer_bytes:
+                if start + size > len(payload):
+                    raise _Broken(f"a payload of {len(payload)} bytes is too short")
                 arrays.append(payload[start : start + size])
                 start += size + frames.padding(size)
             components.append(_decode_component(component, header.count, arrays))
-    except ValueError as error:
+        if start != len(payload):
+            raise _Broken(f"buffers of {start} bytes, but a payload of {len(payload)}")
+    except _Broken as what:
         raise ProtocolError(
-            f"{peer} sent block {header.number} of task {header.task_id}, which is broken: {error}"
+            f"{peer} sent block {header.number} of task {header.task_id}, which is broken: {what}"
         ) from None
     return Block(header.count, tuple(components), header.lease_id)
 
 
+class _Broken(Exception):
+    """What is wrong with a block."""
+
+
 def _decode_component(header: pb.Component, count: int, arrays: list[frames.Bytes]) -> Component:
     strings = header.dtype == "string"
-    _check(
-        len(arrays) == 1 + strings + header.varying,
-        f"{len(arrays)} buffers for a component of dtype {header.dtype}",
-    )
+    varying = header.varying
     shape = tuple(header.shape)
-    stacked = not header.varying
-    _check(
-        0 < len(shape) <= MAX_RANK and min(shape) >= 0 and (len(shape) == 1 or stacked),
-        f"the shape {shape}",
-    )
-    _check(not stacked or shape[0] == count, f"the shape {shape} for {count} stacked elements")
+    if len(arrays) != 1 + strings + varying:
+        raise _Broken(f"{len(arrays)} buffers for a component of dtype {header.dtype}")
+    if not 0 < len(shape) <= (1 if varying else MAX_RANK) or min(shape) < 0:
+        raise _Broken(f"the shape {shape}")
+    if not varying and shape[0] != count:
+        raise _Broken(f"the shape {shape} for {count} stacked elements")
     dtype = _INT64 if strings else _DTYPES.get(header.dtype)
     if dtype is None:
-        raise ValueError(f"the dtype {header.dtype!r} is not known here")
+        raise _Broken(f"the dtype {header.dtype!r} is not known here")
     array = _view(arrays[0], dtype, shape)
-    values = Strings(_checked_lengths(array, arrays[1].size), arrays[1]) if strings else array
-    if stacked:
+    values = _strings(array, arrays[1]) if strings else array
+    if not varying:
         return Component(values)
-    _check(0 <= header.rank <= MAX_RANK, f"the rank {header.rank}")
+    if not 0 <= header.rank <= MAX_RANK:
+        raise _Broken(f"the rank {header.rank}")
     shapes = _view(arrays[-1], _INT64, (count, header.rank))
     # In float64, because a product of absurd sizes must not wrap around to a right one.
     total = np.prod(shapes, axis=1, dtype=np.float64).sum()
-    _check(
-        bool((shapes >= 0).all()) and total == shape[0],
-        f"shapes of {total:g} values, and {shape[0]} came",
-    )
+    if (shapes < 0).any() or total != shape[0]:
+        raise _Broken(f"shapes of {total:g} values, but {shape[0]} of them")
     return Component(values, shapes)
 
 
 def _view(data: frames.Bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    size = math.prod(shape) * dtype.itemsize
-    _check(data.size == size, f"{data.size} bytes for {dtype} of the shape {shape}")
+    if data.size != math.prod(shape) * dtype.itemsize:
+        raise _Broken(f"{data.size} bytes for {dtype} of the shape {shape}")
     return data.view(dtype).reshape(shape)
 
 
-def _checked_lengths(lengths: Array, size: int) -> Array:
-    fits = lengths.size == 0 or (int(lengths.min()) >= 0 and int(lengths.max()) <= size)
-    _check(fits and int(lengths.sum()) == size, f"strings whose lengths do not sum up to {size}")
-    return lengths
-
-
-def _check(condition: bool, what: str) -> None:
-    if not condition:
-        raise ValueError(what)
+def _strings(lengths: Array, data: frames.Bytes) -> Strings:
+    # No length above the whole, so that their sum cannot wrap around either.
+    fit = not lengths.size or (lengths.min() >= 0 and lengths.max() <= data.size)
+    if not fit or lengths.sum() != data.size:
+        raise _Broken(f"lengths of strings that do not sum up to their {data.size} bytes")
+    return Strings(lengths, data)

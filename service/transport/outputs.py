@@ -23,7 +23,7 @@ class TaskOutput:
 
     def __init__(self, max_bytes: int = 64 << 20) -> None:
         self._max_bytes = max_bytes
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
         self._blocks: collections.deque[tuple[Block, int]] = collections.deque()  # with their cost
         self._bytes = 0
         self._end: End | None = None
@@ -45,6 +45,7 @@ class TaskOutput:
                 raise RuntimeError("put() after finish() or fail()")
             self._blocks.append((block, size))
             self._bytes += size
+            self._changed.notify_all()
         self._tell()
 
     def finish(self) -> None:
@@ -66,6 +67,15 @@ class TaskOutput:
             self._bytes = 0
             self._changed.notify_all()
         self._tell()
+
+    def get(self, timeout_s: float) -> Block | End | None:
+        """Take a block as a consumer without a connection does; the end, again and again, if
+        no block is left; None if there is neither in time.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._blocks or self._end, timeout_s)
+            item = self.take(with_block=True)
+        return item[0] if isinstance(item, tuple) else item
 
     def wait_drained(self, timeout_s: float) -> bool:
         """Wait until the output has ended and every block has gone to a consumer's connection.

@@ -267,14 +267,17 @@ class Sessions:
         while batch < BATCH_BYTES and misses < len(link.streams):
             stream = link.streams.popleft()
             out = stream.next(link.credit > 0, room > 0)
-            if not isinstance(out, Ended):
-                link.streams.append(stream)
             if out is None:
+                link.streams.append(stream)
                 misses += 1
                 continue
             misses = 0
             link.outbox.append(out)
-            if isinstance(out, Sent):
+            if isinstance(out, Ended):
+                if isinstance(out.end, TaskUnknown):  # the consumer may ask for it anew
+                    link.session.streams.pop(stream.task_id, None)
+            elif isinstance(out, Sent):
+                link.streams.append(stream)
                 link.credit -= out.cost
                 room -= out.cost
                 batch += out.cost

@@ -28,7 +28,9 @@ class LeaseFeed:
 
     def __init__(self, dispatcher: DispatcherClient, task_id: int, num_providers: int) -> None:
         self._closed = threading.Event()
-        self._pool = ThreadPoolExecutor(num_providers, thread_name_prefix=f"forebay-lease-{task_id}")
+        self._pool = ThreadPoolExecutor(
+            num_providers, thread_name_prefix=f"forebay-lease-{task_id}"
+        )
         self._providers = [
             _Provider(dispatcher, task_id, number, self._pool, self._closed)
             for number in range(num_providers)

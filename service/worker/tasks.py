@@ -90,6 +90,9 @@ class TaskRunner:
         except ForebayError as error:
             log.error("task %d failed: %s", task_id, error)
             self.output.fail("INTERNAL", str(error))
+        except BaseException as error:  # a bug: whoever reads the task must not wait for ever
+            self.output.fail("INTERNAL", f"the worker failed: {error!r}")
+            raise
         finally:
             if self._feed is not None:
                 self._feed.close()

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.core import ranges
@@ -13,9 +17,6 @@ from forebay.service.core.decide import Decision, decide
 from forebay.service.core.state import State, decode_state, encode_state
 from forebay.service.core.status import status
 from forebay.service.errors import ForebayError
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 SIZE = 23
 SOURCES = [
@@ -146,14 +147,10 @@ class Dispatcher(RuleBasedStateMachine):
     def complete(self, task: int) -> None:
         self.run(c.CompleteTask(task_id=self.pick(self.live.tasks, task)))
 
-    @rule(
-        iteration=st.integers(0, 50), repetition=st.integers(0, 3), provider=st.integers(-1, 3)
-    )
+    @rule(iteration=st.integers(0, 50), repetition=st.integers(0, 3), provider=st.integers(-1, 3))
     def get_split(self, iteration: int, repetition: int, provider: int) -> None:
         iteration_id = self.pick(self.live.iterations, iteration)
-        self.run(
-            c.GetSplit(iteration_id=iteration_id, repetition=repetition, provider=provider)
-        )
+        self.run(c.GetSplit(iteration_id=iteration_id, repetition=repetition, provider=provider))
 
     @rule(
         task=st.integers(0, 50),

@@ -170,7 +170,7 @@ class StorageContract(ABC):
         writer.append([b"a"])
         later = self.steal(storage)
         assert later.term > writer.term
-        with pytest.raises(Fenced, match="must stop|gave up"):
+        with pytest.raises(Fenced, match=r"must stop|gave up"):
             writer.append([b"b"])
         with pytest.raises(Fenced):
             writer.write_snapshot(1, b"s")

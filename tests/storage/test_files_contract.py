@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,8 @@ class TestFileStorage(StorageContract):
     segment_bytes = 64 << 20
 
     @pytest.fixture(autouse=True)
-    def directory(self, tmp_path: Path) -> Iterator[None]:
+    def directory(self, tmp_path: Path) -> None:
         self.tmp_path = tmp_path
-        yield
 
     def make(self) -> Storage:
         # Hypothesis calls this many times in one test.

@@ -1,0 +1,30 @@
+"""tf.data service's servers, as processes: each prints where it serves, and runs until told.
+
+python -m benchmarks.peer dispatcher PORT WORK_DIR
+python -m benchmarks.peer worker DISPATCHER
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tensorflow.data.experimental import service
+
+
+def main(kind: str, *arguments: str) -> None:
+    if kind == "dispatcher":
+        port, work_dir = arguments
+        config = service.DispatcherConfig(
+            port=int(port), work_dir=work_dir, fault_tolerant_mode=True
+        )
+        server = service.DispatchServer(config)
+        print(server.target, flush=True)
+    else:
+        (dispatcher,) = arguments
+        server = service.WorkerServer(service.WorkerConfig(dispatcher_address=dispatcher))
+        print(server._address, flush=True)
+    sys.stdin.read()  # until the parent closes it, or is gone
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

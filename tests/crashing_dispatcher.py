@@ -1,0 +1,51 @@
+"""A dispatcher that kills itself (SIGKILL) at one point of its commit path.
+
+    crashing_dispatcher.py POINT N STORAGE PORT
+
+POINT is before-append, after-append (durable, and nobody knows yet) or before-reply (known,
+and not said yet); N counts the times that the point was reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from forebay.service.dispatcher.dispatcher import Dispatcher
+from forebay.service.dispatcher.options import DispatcherOptions
+from forebay.service.dispatcher.server import serve
+from forebay.storage.file_writer import FileWriter
+
+reached = 0
+
+
+def main(point: str, n: str, storage: str, port: str) -> None:
+    def reach(here: str) -> None:
+        global reached
+        reached += here == point
+        if reached >= int(n):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    append, settled = FileWriter.append, Dispatcher.settled
+
+    def crashing_append(self: FileWriter, records: Sequence[bytes]) -> int:
+        reach("before-append")
+        last = append(self, records)
+        reach("after-append")
+        return last
+
+    async def crashing_settled(self: Dispatcher) -> None:
+        await settled(self)
+        reach("before-reply")
+
+    FileWriter.append = crashing_append  # type: ignore[method-assign]
+    Dispatcher.settled = crashing_settled  # type: ignore[method-assign]
+    options = DispatcherOptions(storage=storage, port=int(port))
+    asyncio.run(serve(options, lambda address: print(f"grpc://{address}", flush=True)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,137 @@
+"""Killed at every point of its commit path, the dispatcher never hands a split out twice.
+
+On Forebay's face, where requests are numbered, none is missing either.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import random
+import threading
+
+import grpc
+import pytest
+
+from forebay.journal import verify
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.dispatcher_client import DispatcherClient
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.proto import tf_service_pb2 as tf
+from forebay.storage import open_storage
+
+from ..stock import DispatcherProcess, ServerProcess
+
+POINTS = ["before-append", "after-append", "before-reply"]
+CRASHES = 4
+SPLITS = 300
+CRASHING = pathlib.Path(__file__).parent.parent / "crashing_dispatcher.py"
+
+
+class CrashingDispatcher(DispatcherProcess):
+    """Crashes CRASHES times at a point, and is started again each time."""
+
+    def __init__(self, storage: pathlib.Path, point: str) -> None:
+        self._random = random.Random(point)
+        self._point = point
+        self._storage = storage
+        super().__init__(storage)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._keep_up)
+
+    def crash_from_now_on(self) -> None:
+        self._server.kill()
+        self._server = self._crashing()
+        self._thread.start()
+
+    def _crashing(self) -> ServerProcess:
+        n = self._random.randint(2, 40)
+        command = [str(CRASHING), self._point, str(n), str(self._storage), str(self._port)]
+        server = ServerProcess(command)
+        server.first_line()
+        return server
+
+    def _keep_up(self) -> None:
+        for crash in range(CRASHES):
+            self._server.wait()
+            last = crash == CRASHES - 1
+            self._server = self._start() if last else self._crashing()
+        self._over.set()
+
+    def wait_until_over(self) -> None:
+        assert self._over.wait(60)
+        self._thread.join()
+
+
+def prepare(client: DispatcherClient) -> tuple[int, int]:
+    """A worker with a task over SPLITS splits; (task id, iteration id)."""
+    register = pb.RegisterDatasetRequest(graph=b"\n\x00", sources=[ev.SplitSource(count=SPLITS)])
+    dataset_id = client.call(register, pb.RegisterDatasetResponse).dataset_id
+    job = client.call_numbered(
+        pb.GetOrCreateJobRequest(dataset_id=dataset_id, sharding=ev.DYNAMIC),
+        pb.GetOrCreateJobResponse,
+    )
+    client.call_numbered(
+        pb.JoinIterationRequest(job_id=job.job_id), pb.JoinIterationResponse
+    )
+    beat = client.call(
+        pb.WorkerHeartbeatRequest(address="w:1", uid=1), pb.WorkerHeartbeatResponse
+    )
+    return beat.tasks[0].task_id, beat.tasks[0].iteration_id
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_leases_are_neither_repeated_nor_lost(tmp_path: pathlib.Path, point: str) -> None:
+    with CrashingDispatcher(tmp_path, point) as dispatcher:
+        client = DispatcherClient(dispatcher.target)
+        task_id, _ = prepare(client)
+        dispatcher.crash_from_now_on()
+        got: list[int] = []
+        completed: list[int] = []
+        for number in range(1, 10 * SPLITS):
+            request = pb.LeaseSplitsRequest(
+                request=ev.Request(number=number), task_id=task_id, want=1, completed=completed
+            )
+            lease = client.call(request, pb.LeaseSplitsResponse)
+            if lease.end_of_splits:
+                break
+            got += range(lease.first, lease.first + lease.count)
+            completed = [lease.lease_id]
+        dispatcher.wait_until_over()
+        client.close()
+    assert got == list(range(SPLITS))
+    storage = open_storage(str(tmp_path))
+    assert verify(storage).ok
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_splits_are_not_repeated_on_tensorflows_face(tmp_path: pathlib.Path, point: str) -> None:
+    with CrashingDispatcher(tmp_path, point) as dispatcher:
+        client = DispatcherClient(dispatcher.target)
+        _, iteration_id = prepare(client)
+        client.close()
+        dispatcher.crash_from_now_on()
+        got: list[bytes] = []
+        with grpc.insecure_channel(
+            dispatcher.address, [("grpc.max_reconnect_backoff_ms", 200)]
+        ) as channel:
+            get_split = channel.unary_unary(
+                "/tensorflow.data.DispatcherService/GetSplit",
+                tf.GetSplitRequest.SerializeToString,
+                tf.GetSplitResponse.FromString,
+            )
+            while True:
+                try:
+                    answer = get_split(tf.GetSplitRequest(iteration_id=iteration_id), timeout=10)
+                except grpc.RpcError as error:
+                    assert error.code() is grpc.StatusCode.UNAVAILABLE
+                    continue
+                if answer.end_of_splits:
+                    break
+                got.append(answer.split)
+        dispatcher.wait_until_over()
+    assert len(set(got)) == len(got), "a split was handed out twice"
+    # GetSplit is not numbered: a split whose answer was lost is lost, one a crash at the most.
+    lost = SPLITS - len(got)
+    assert lost <= CRASHES
+    if point == "before-append":
+        assert lost == 0

@@ -1,0 +1,260 @@
+"""Forebay's own clients and workers: what trainers get, whoever is killed meanwhile."""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from forebay import service
+from forebay.service.dispatcher_client import DispatcherClient
+from forebay.service.errors import NotFound, PipelineError, Unimplemented
+from forebay.service.proto import forebay_pb2 as pb
+
+from ..cluster import WorkerProcess
+from ..stock import DispatcherProcess
+
+OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
+
+
+@pytest.fixture(scope="module")
+def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
+    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def workers(dispatcher: DispatcherProcess) -> Iterator[None]:
+    with WorkerProcess(dispatcher.address), WorkerProcess(dispatcher.address):
+        yield
+
+
+def numbers(dataset: Any) -> list[int]:
+    return [int(x) for x in dataset]
+
+
+def slow(dataset: tf.data.Dataset, seconds: float) -> tf.data.Dataset:
+    """An element takes its time, in C++: graphs with Python functions cannot be registered."""
+
+    def wait(x: Any) -> Any:
+        start = tf.timestamp()
+        loop = tf.while_loop(lambda _: tf.timestamp() - start < seconds, lambda i: [i + 1], [0])
+        with tf.control_dependencies(loop):
+            return tf.identity(x)
+
+    return dataset.map(wait)
+
+
+@pytest.mark.usefixtures("workers")
+class TestHealthy:
+    def test_off_every_worker_gives_everything(self, dispatcher: DispatcherProcess) -> None:
+        dataset = tf.data.Dataset.range(50).apply(service.distribute(OFF, dispatcher.target))
+        assert collections.Counter(numbers(dataset)) == dict.fromkeys(range(50), 2)
+
+    def test_dynamic_every_element_once(self, dispatcher: DispatcherProcess) -> None:
+        dataset = tf.data.Dataset.range(5000).apply(service.distribute(DYNAMIC, dispatcher.target))
+        assert sorted(numbers(dataset)) == list(range(5000))
+
+    def test_each_iteration_is_a_repetition(self, dispatcher: DispatcherProcess) -> None:
+        distribute = service.distribute(DYNAMIC, dispatcher.target, job_name="epochs")
+        dataset = tf.data.Dataset.range(40).apply(distribute)
+        for _ in range(2):
+            assert sorted(numbers(dataset)) == list(range(40))
+        assert sorted(numbers(dataset.repeat(2))) == sorted([*range(40)] * 2)
+
+    def test_repeat_before_the_service(self, dispatcher: DispatcherProcess) -> None:
+        repeated = tf.data.Dataset.range(30).repeat(3)
+        dataset = repeated.apply(service.distribute(DYNAMIC, dispatcher.target))
+        assert sorted(numbers(dataset)) == sorted([*range(30)] * 3)
+
+    def test_a_named_job_is_shared(self, dispatcher: DispatcherProcess) -> None:
+        dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(3000))
+        got: list[list[int]] = [[], []]
+
+        def consume(number: int) -> None:
+            with service.read(
+                dispatcher.target, dataset_id, processing_mode=DYNAMIC, job_name="shared"
+            ) as elements:
+                got[number].extend(int(x) for x in elements)
+
+        threads = [threading.Thread(target=consume, args=(n,)) for n in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(got[0] + got[1]) == list(range(3000))
+
+    def test_a_finished_job_gives_a_late_trainer_nothing(
+        self, dispatcher: DispatcherProcess
+    ) -> None:
+        dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(20))
+        first, late = (
+            service.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id, job_name="late")
+            for _ in range(2)
+        )
+        assert len(numbers(first)) == 20
+        assert numbers(late) == []
+
+    def test_files_with_shuffle_and_batches(
+        self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+    ) -> None:
+        for n in range(7):
+            with tf.io.TFRecordWriter(str(tmp_path / f"{n}.tfrecord")) as writer:
+                for i in range(11):
+                    writer.write(f"{n}-{i}".encode())
+        files = tf.data.Dataset.list_files(str(tmp_path / "*"), shuffle=True)
+        dataset = files.interleave(tf.data.TFRecordDataset).shuffle(50).batch(4)
+        got = list(dataset.apply(service.distribute(DYNAMIC, dispatcher.target)))
+        records = [record for batch in got for record in batch.numpy()]
+        assert sorted(records) == sorted(f"{n}-{i}".encode() for n in range(7) for i in range(11))
+
+    def test_elements_of_every_kind_come_as_they_are(self, dispatcher: DispatcherProcess) -> None:
+        def element(i: Any) -> dict[str, Any]:
+            n = tf.cast(i, tf.int32)
+            return {
+                "ragged": tf.RaggedTensor.from_row_lengths(tf.range(n), [n // 2, n - n // 2]),
+                "sparse": tf.sparse.from_dense(tf.one_hot(n, 5)),
+                "text": (tf.strings.as_string(i), tf.repeat("é\0", n)),
+                "half": tf.cast(tf.fill([2, n], i), tf.bfloat16),
+                "nested": [tf.ones([3]), {"flag": n > 2}],
+            }
+
+        plain = tf.data.Dataset.range(5).map(element)
+        dataset = plain.apply(service.distribute(DYNAMIC, dispatcher.target))
+        assert dataset.element_spec == plain.element_spec
+        by_text = {e["text"][0].numpy(): e for e in dataset}
+        assert len(by_text) == 5
+        for expected in plain:
+            got = by_text[expected["text"][0].numpy()]
+            for want, have in zip(
+                tf.nest.flatten(expected, expand_composites=True),
+                tf.nest.flatten(got, expand_composites=True),
+                strict=True,
+            ):
+                assert want.dtype == have.dtype
+                np.testing.assert_array_equal(want.numpy(), have.numpy())
+
+    def test_read_gives_the_same_in_numpy(self, dispatcher: DispatcherProcess) -> None:
+        dataset = tf.data.Dataset.range(4).map(
+            lambda x: {"x": x, "s": (tf.strings.as_string(x), tf.ones([x], tf.bfloat16))}
+        )
+        dataset_id = service.register_dataset(dispatcher.target, dataset)
+        with service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC) as elements:
+            got = sorted(elements, key=lambda e: int(e["x"]))
+        assert [int(e["x"]) for e in got] == [0, 1, 2, 3]
+        assert [e["s"][0].item() for e in got] == [b"0", b"1", b"2", b"3"]
+        assert [e["s"][1].shape for e in got] == [(0,), (1,), (2,), (3,)]
+
+    def test_snappy_by_name(self, dispatcher: DispatcherProcess) -> None:
+        distribute = service.distribute(DYNAMIC, dispatcher.target, compression="SNAPPY")
+        assert sorted(numbers(tf.data.Dataset.range(30).apply(distribute))) == list(range(30))
+
+    def test_a_pipeline_that_fails_says_why(self, dispatcher: DispatcherProcess) -> None:
+        def check(x: Any) -> Any:
+            with tf.control_dependencies([tf.debugging.assert_less(x, tf.constant(5, tf.int64))]):
+                return tf.identity(x)
+
+        dataset_id = service.register_dataset(
+            dispatcher.target, tf.data.Dataset.range(10).map(check)
+        )
+        with pytest.raises(PipelineError, match="INVALID_ARGUMENT"):
+            list(service.read(dispatcher.target, dataset_id))
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            list(service.from_dataset_id(OFF, dispatcher.target, dataset_id))
+
+    def test_leaving_early_leaves_nothing_behind(self, dispatcher: DispatcherProcess) -> None:
+        dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(10**12))
+        before = {thread.name for thread in threading.enumerate()}
+        elements = service.read(dispatcher.target, dataset_id)
+        next(elements)
+        elements.close()
+        elements.close()
+        assert list(elements) == []
+        left = {thread.name for thread in threading.enumerate()} - before
+        assert not left
+
+    def test_what_cannot_be_split(self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
+        records = tf.data.TFRecordDataset(str(tmp_path / "none"))
+        dataset = records.apply(service.distribute(DYNAMIC, dispatcher.target))
+        with pytest.raises((Unimplemented, tf.errors.UnknownError), match="TFRecordDataset"):
+            next(iter(dataset))
+
+    def test_an_unknown_dataset(self, dispatcher: DispatcherProcess) -> None:
+        with pytest.raises(NotFound, match="4711"):
+            service.from_dataset_id(OFF, dispatcher.target, "4711")
+        with pytest.raises(NotFound, match="4711"):
+            service.read(dispatcher.target, "4711")
+
+
+class TestKilled:
+    """Each test has a cluster of its own. `slow` makes sure that there is a middle."""
+
+    SIZE = 400
+
+    def start(self, dispatcher: DispatcherProcess) -> Iterator[int]:
+        dataset = slow(tf.data.Dataset.range(self.SIZE), 0.004)
+        dataset_id = service.register_dataset(dispatcher.target, dataset)
+        elements = service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC)
+        return (int(x) for x in elements)
+
+    def test_the_dispatcher_again_and_again(self, tmp_path: pathlib.Path) -> None:
+        with DispatcherProcess(tmp_path) as d, WorkerProcess(d.address), WorkerProcess(d.address):
+            got = []
+            for x in self.start(d):
+                got.append(x)
+                if len(got) % (self.SIZE // 4) == 10:
+                    d.kill_and_restart()
+            assert sorted(got) == list(range(self.SIZE))
+
+    def test_a_worker(self, tmp_path: pathlib.Path) -> None:
+        with DispatcherProcess(tmp_path) as d, WorkerProcess(d.address), WorkerProcess(d.address) as w:
+            got = []
+            for x in self.start(d):
+                got.append(x)
+                if len(got) == self.SIZE // 4:
+                    w.kill()
+            assert len(set(got)) == len(got), "at most once"
+            assert len(got) > self.SIZE // 2, "the other worker goes on"
+
+    def test_all_workers_and_new_ones_come(self, tmp_path: pathlib.Path) -> None:
+        with DispatcherProcess(tmp_path) as d, WorkerProcess(d.address) as first:
+            got = []
+            for x in self.start(d):
+                got.append(x)
+                if len(got) == self.SIZE // 4:
+                    first.kill()
+                    second = WorkerProcess(d.address)
+            with second:
+                assert len(set(got)) == len(got)
+                assert len(got) > self.SIZE // 2
+
+    def test_a_worker_that_is_told_to_stop_loses_nothing(self, tmp_path: pathlib.Path) -> None:
+        with DispatcherProcess(tmp_path) as d, WorkerProcess(d.address), WorkerProcess(d.address) as w:
+            got = []
+            stopping = threading.Thread(target=w.stop)
+            for x in self.start(d):
+                got.append(x)
+                if len(got) == self.SIZE // 4:
+                    stopping.start()
+            stopping.join()
+            assert sorted(got) == list(range(self.SIZE))
+
+    def test_a_dispatcher_that_lost_its_state(self, tmp_path: pathlib.Path) -> None:
+        with DispatcherProcess("memory:") as d, WorkerProcess(d.address) as w:
+            elements = self.start(d)
+            next(elements)
+            d.kill_and_restart()
+            with pytest.raises(NotFound, match="lost its state"):
+                list(elements)
+            client = DispatcherClient(d.target)
+            while w.address not in client.call(pb.GetStatusRequest(), pb.GetStatusResponse).status:
+                time.sleep(0.05)
+            client.close()
+            assert sorted(self.start(d)) == list(range(self.SIZE))

@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forebay.journal import Problem, encode, repair, replay, stats, verify
+from forebay.journal.proto.events_pb2 import (
+    DatasetDefinition,
+    DatasetRegistered,
+    Event,
+    LeaderElected,
+    SplitsLeased,
+    TfDataGraph,
+)
+from forebay.journal.snapshots import encode_snapshot
+from forebay.storage import Corrupt, FileStorage, Locked, MemoryStorage, NewerFormat
+from forebay.storage.tfrecord import frame
+
+
+def leader(term: int, journal_id: str = "j") -> Event:
+    elected = LeaderElected(term=term, format=1, journal_id=journal_id)
+    return Event(time_ms=1000 * term, leader_elected=elected)
+
+
+def leased(first: int) -> Event:
+    return Event(time_ms=5000 + first, splits_leased=SplitsLeased(first=first, count=1))
+
+
+def registered(digest: str) -> Event:
+    definition = DatasetDefinition(tf_data_graph=TfDataGraph(blob=digest))
+    return Event(
+        time_ms=4000, dataset_registered=DatasetRegistered(dataset_id="1", definition=definition)
+    )
+
+
+def fill(storage: FileStorage | MemoryStorage) -> str:
+    """Two terms, a dataset, 40 leases, snapshots after the events 10 and 20. Sequences 1 … 43."""
+    writer = storage.open_writer("the test")
+    digest = writer.write_blob(b"graph")
+    writer.append([encode(leader(writer.term)), encode(registered(digest))])
+    for i in range(20):
+        writer.append([encode(leased(i))])
+    for sequence in (10, 20):
+        writer.write_snapshot(sequence, encode_snapshot(b"state", 5000 + sequence))
+    writer.close()
+    writer = storage.open_writer("the test")
+    writer.append([encode(leader(writer.term))])
+    for i in range(20, 40):
+        writer.append([encode(leased(i))])
+    writer.close()
+    return digest
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> FileStorage:
+    return FileStorage(tmp_path / "storage", segment_bytes=200)
+
+
+@pytest.fixture
+def digest(storage: FileStorage) -> str:
+    return fill(storage)
+
+
+def segments(storage: FileStorage) -> list[Path]:
+    return sorted((storage.path / "segments").iterdir())
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+def messages(storage: FileStorage | MemoryStorage) -> str:
+    return "\n".join(problem.message for problem in verify(storage).problems)
+
+
+# -- verify ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [MemoryStorage, None])
+def test_a_sound_journal(make: type[MemoryStorage] | None, tmp_path: Path) -> None:
+    storage = make() if make else FileStorage(tmp_path)
+    assert verify(storage).ok
+    assert (verify(storage).first, verify(storage).last) == (1, 0)
+    fill(storage)
+    report = verify(storage)
+    assert report.ok
+    assert (report.first, report.last, report.snapshots, report.blobs) == (1, 43, 2, 1)
+    assert report.torn_bytes == 0
+
+
+def test_a_trimmed_journal_is_sound(storage: FileStorage, digest: str) -> None:
+    writer = storage.open_writer("the test")
+    writer.trim(21)
+    writer.close()
+    report = verify(storage)
+    assert report.ok
+    assert 1 < report.first <= 21
+    assert report.last == 43
+
+
+def test_a_torn_tail_is_no_problem(storage: FileStorage, digest: str) -> None:
+    with segments(storage)[-1].open("ab") as file:
+        file.write(frame(b"x" * 50)[:12])
+    report = verify(storage)
+    assert report.ok
+    assert report.torn_bytes == 12
+
+
+def test_a_flipped_bit_is_named_with_file_and_byte(storage: FileStorage, digest: str) -> None:
+    path = segments(storage)[3]
+    flip(path, 20)
+    (problem,) = verify(storage).problems
+    assert isinstance(problem, Problem)
+    assert (problem.file, problem.offset) == (str(path), 0)
+    assert f"{path}: byte 0" in problem.message
+
+
+def test_a_damaged_snapshot(storage: FileStorage, digest: str) -> None:
+    path = storage.path / "snapshots" / f"{10:020}.snapshot"
+    flip(path, 14)
+    (problem,) = verify(storage).problems
+    assert problem.file == str(path)
+
+
+def test_a_missing_and_a_damaged_blob(storage: FileStorage, digest: str) -> None:
+    path = storage.path / "blobs" / digest
+    path.write_bytes(b"graf")
+    assert "does not match its name" in messages(storage)
+    path.unlink()
+    assert "there is no such file" in messages(storage)
+    assert f"record 2 needs the blob {digest}" in messages(storage)
+
+
+def test_a_snapshot_behind_the_end(storage: FileStorage, digest: str) -> None:
+    (storage.path / "snapshots" / f"{20:020}.snapshot").rename(
+        storage.path / "snapshots" / f"{99:020}.snapshot"
+    )
+    assert "snapshot 99 is behind the end of the log, record 43" in messages(storage)
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        (lambda term: [leased(1)], "record 44 is the first of term 3, and elects no leader"),
+        (lambda term: [leader(7)], "record 44 elects term 7 in term 3"),
+        (lambda term: [leader(term, "other")], "record 44 is of the journal 'other'"),
+    ],
+)
+def test_terms_and_leaders_must_agree(
+    storage: FileStorage, digest: str, events: Callable[[int], list[Event]], message: str
+) -> None:
+    writer = storage.open_writer("the test")
+    writer.append(list(map(encode, events(writer.term))))
+    writer.close()
+    assert message in messages(storage)
+
+
+def test_a_record_that_is_no_event(storage: FileStorage, digest: str) -> None:
+    writer = storage.open_writer("the test")
+    writer.append([encode(leader(writer.term)), b"\xff\xff", encode(leased(7))])
+    writer.close()
+    report = verify(storage)
+    assert [p.message for p in report.problems] == [
+        "record 45 holds no event: Error parsing message with type 'forebay.journal.Event'"
+    ]
+    assert report.last == 46
+
+
+def test_a_journal_of_a_newer_format_is_not_judged(storage: FileStorage, digest: str) -> None:
+    writer = storage.open_writer("the test")
+    newer = leader(writer.term)
+    newer.leader_elected.format = 99
+    writer.append([encode(newer)])
+    writer.close()
+    for look in (verify, stats, repair):
+        with pytest.raises(NewerFormat, match="format 99"):
+            look(storage)
+
+
+# -- repair ----------------------------------------------------------------------------------------
+
+
+def test_nothing_to_repair(storage: FileStorage, digest: str) -> None:
+    assert repair(storage) == []
+
+
+def test_no_repair_under_a_dispatcher(storage: FileStorage, digest: str) -> None:
+    writer = storage.open_writer("a dispatcher")
+    for truncate in (False, True):
+        with pytest.raises(Locked, match="a dispatcher"):
+            repair(storage, truncate_corrupt=truncate)
+    writer.close()
+
+
+def test_a_torn_tail_is_removed(storage: FileStorage, digest: str) -> None:
+    with segments(storage)[-1].open("ab") as file:
+        file.write(frame(b"x" * 50)[:12])
+    assert repair(storage) == [
+        "removed 12 bytes of an append that a crash cut off behind record 43"
+    ]
+    assert storage.holdings().torn_bytes == 0
+
+
+def test_a_corrupt_log_is_cut_only_when_asked(storage: FileStorage, digest: str) -> None:
+    path = segments(storage)[-2]
+    last_good = int(path.name[:20]) - 1
+    flip(path, 20)
+    before = {path: path.read_bytes() for path in segments(storage)}
+    with pytest.raises(Corrupt, match=path.name):
+        repair(storage)
+    assert {path: path.read_bytes() for path in segments(storage)} == before
+    (done,) = repair(storage, truncate_corrupt=True)
+    assert f"the log ends at record {last_good} now" in done
+    assert verify(storage).ok
+    assert storage.extent().last == last_good
+    aside = storage.path / "cut" / "1"
+    assert {p.name: p.read_bytes() for p in aside.iterdir()} == {
+        f"{path.name}.from-byte-0": before[path],
+        segments_after(before, path).name: before[segments_after(before, path)],
+    }
+
+
+def segments_after(paths: dict[Path, bytes], path: Path) -> Path:
+    return next(later for later in sorted(paths) if later > path)
+
+
+def test_damage_that_no_dispatcher_needs_is_left(storage: FileStorage, digest: str) -> None:
+    path = segments(storage)[1]
+    flip(path, 20)
+    (done,) = repair(storage, truncate_corrupt=True)
+    assert done.startswith(f"left as it is, since a dispatcher does not need it: {path}: byte 0")
+    assert replay(storage).snapshot_sequence == 20
+    assert len(list(replay(storage).events)) == 23
+
+
+def test_a_log_that_lost_its_end_before_a_snapshot(storage: FileStorage, digest: str) -> None:
+    for path in segments(storage):
+        if int(path.name[:20]) > 15:
+            path.unlink()
+    last = storage.extent().last
+    with pytest.raises(Corrupt, match="records were lost"):
+        repair(storage)
+    assert len(repair(storage, truncate_corrupt=True)) == 1
+    assert storage.snapshots() == [10]
+    assert storage.extent().last == last
+    assert verify(storage).ok
+
+
+# -- stats -----------------------------------------------------------------------------------------
+
+
+def test_stats(storage: FileStorage, digest: str) -> None:
+    found = stats(storage)
+    assert (found.first, found.last, found.terms) == (1, 43, 2)
+    assert found.events == {"splits_leased": 40, "leader_elected": 2, "dataset_registered": 1}
+    assert list(found.events) == ["splits_leased", "leader_elected", "dataset_registered"]
+    assert found.event_bytes["splits_leased"] == sum(len(encode(leased(i))) for i in range(40))
+    assert (found.first_time_ms, found.last_time_ms) == (1000, 5039)
+    assert found.holdings.segments == len(segments(storage))
+    assert (found.holdings.snapshots, found.holdings.blobs) == (2, 1)
+
+
+def test_stats_of_nothing() -> None:
+    found = stats(MemoryStorage())
+    assert (found.first, found.last, found.terms, found.first_time_ms) == (1, 0, 0, None)
+    assert found.events == {}

@@ -1,0 +1,274 @@
+"""Failing disks, killed writers and lost page caches: what was acknowledged stays."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from forebay.storage import AppendFailed, Extent, FileStorage, StorageError, Writer
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "storage"
+
+
+@pytest.fixture
+def writer(path: Path) -> Iterator[Writer]:
+    writer = FileStorage(path, segment_bytes=300).open_writer("the test")
+    writer.append([b"one"])
+    writer.append([b"two"])
+    yield writer
+    writer.close()
+
+
+def segment_size(path: Path) -> int:
+    return (path / "segments" / f"{1:020}.tfrecord").stat().st_size
+
+
+def expect_poisoned_and_recovered(writer: Writer, path: Path, records: list[bytes]) -> None:
+    with pytest.raises(AppendFailed, match="an earlier append failed"):
+        writer.append([b"after"])
+    assert [record.data for record in FileStorage(path).read()] == records
+    writer.close()
+    following = FileStorage(path).open_writer("the next")
+    assert following.append([b"new"]) == len(records) + 1
+    following.close()
+    assert [record.data for record in FileStorage(path).read()] == [*records, b"new"]
+
+
+@contextmanager
+def full_disk_at(size: int) -> Iterator[None]:
+    """No file can grow beyond `size` bytes: the write that tries is cut short, then fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("room", [0, 1, 11, 12, 30, 45])
+def test_a_full_disk_leaves_no_partial_frame(writer: Writer, path: Path, room: int) -> None:
+    size = segment_size(path)
+    with full_disk_at(size + room), pytest.raises(AppendFailed, match="File too large; make room"):
+        writer.append([b"three" * 10])
+    assert segment_size(path) == size
+    expect_poisoned_and_recovered(writer, path, [b"one", b"two"])
+
+
+def fail(number: int) -> Callable[..., int]:
+    def failing(*args: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return failing
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_a_failed_sync_takes_the_batch_back(
+    writer: Writer, path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail(number))
+        with pytest.raises(AppendFailed, match=os.strerror(number)) as error:
+            writer.append([b"three"])
+    assert "\n" not in str(error.value)
+    expect_poisoned_and_recovered(writer, path, [b"one", b"two"])
+
+
+def test_a_partial_frame_that_cannot_be_taken_back_is_torn(
+    writer: Writer, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", fail(errno.EIO))
+        with full_disk_at(segment_size(path) + 20), pytest.raises(AppendFailed):
+            writer.append([b"three" * 10])
+    assert "could not be undone" in caplog.text
+    assert FileStorage(path).holdings().torn_bytes == 20
+    with caplog.at_level(logging.WARNING):
+        expect_poisoned_and_recovered(writer, path, [b"one", b"two"])
+    assert "removed 20 bytes of an append that a crash cut off" in caplog.text
+
+
+def test_a_failure_to_begin_a_segment(
+    writer: Writer, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fail(errno.ENOSPC))
+        with pytest.raises(AppendFailed):
+            writer.append([bytes(400)])
+    expect_poisoned_and_recovered(writer, path, [b"one", b"two"])
+
+
+def test_an_interrupted_append_poisons_the_writer(
+    writer: Writer, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(fd: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            writer.append([b"three"])
+    # Nobody knows whether it is durable, so it stays, unacknowledged.
+    expect_poisoned_and_recovered(writer, path, [b"one", b"two", b"three"])
+
+
+def test_a_failed_snapshot_or_blob_leaves_nothing_and_appends_go_on(
+    writer: Writer, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer.write_snapshot(1, b"before")
+    for write in (lambda: writer.write_snapshot(1, b"after"), lambda: writer.write_blob(b"x" * 99)):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fail(errno.EIO))
+            with pytest.raises(StorageError, match="Input/output error; make room"):
+                write()
+        with full_disk_at(5), pytest.raises(StorageError, match="File too large"):
+            write()
+    assert not list(path.rglob(".tmp-*"))
+    storage = FileStorage(path)
+    assert storage.read_snapshot(1) == b"before"
+    assert storage.holdings().blobs == 0
+    assert writer.append([b"three"]) == 3
+
+
+def test_short_writes_are_followed_up(
+    writer: Writer, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
+        writer.append([b"three" * 10])
+    assert [record.data for record in FileStorage(path).read()][-1] == b"three" * 10
+
+
+# -- kill -9 ---------------------------------------------------------------------------------------
+
+APPENDER = """
+import sys
+from forebay.storage import FileStorage
+writer = FileStorage(sys.argv[1], segment_bytes=20_000).open_writer("the appender")
+print(writer.last_sequence, flush=True)
+while True:
+    last = writer.append([b"%d" % (writer.last_sequence + i + 1) for i in range(7)])
+    if last % 70 == 0:
+        writer.write_snapshot(last, b"%d" % last)
+    print(last, flush=True)
+"""
+
+
+def test_what_a_killed_writer_acknowledged_is_there(path: Path) -> None:
+    acknowledged = 0
+    for run in range(4):
+        command = [sys.executable, "-c", APPENDER, str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as appender:
+            assert appender.stdout is not None
+            try:
+                for _ in range(60 + 23 * run):
+                    acknowledged = int(appender.stdout.readline())
+            finally:
+                appender.send_signal(signal.SIGKILL)
+            rest = appender.stdout.read()
+        acknowledged = max([acknowledged, *map(int, rest.split(b"\n")[:-1])])
+        storage = FileStorage(path)
+        records = list(storage.read())
+        assert [int(record.data) for record in records] == list(range(1, len(records) + 1))
+        assert acknowledged <= len(records) <= acknowledged + 7
+        assert all(int(storage.read_snapshot(s)) == s for s in storage.snapshots())
+        assert {record.term for record in records} == set(range(1, run + 2))
+
+
+# -- power failure -----------------------------------------------------------------------------
+
+
+class Disk:
+    """What a directory tree would be after a power failure: only what was synced is kept."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self._contents: dict[int, bytes] = {}  # by inode
+        self._entries: dict[Path, dict[str, int]] = {}  # name: inode, by directory
+        for name in ("fsync", "fdatasync"):
+            monkeypatch.setattr(os, name, self._synced)
+
+    def _synced(self, fd: int) -> None:
+        status = os.fstat(fd)
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        if stat.S_ISDIR(status.st_mode):
+            self._entries[path] = {p.name: p.stat().st_ino for p in path.iterdir()}
+        else:
+            self._contents[status.st_ino] = path.read_bytes()
+
+    def after_power_failure(self, target: Path) -> None:
+        self._copy(self.root, target)
+
+    def _copy(self, source: Path, target: Path) -> None:
+        target.mkdir()
+        for name, inode in self._entries.get(source, {}).items():
+            if source / name in self._entries or (source / name).is_dir():
+                self._copy(source / name, target / name)
+            else:
+                (target / name).write_bytes(self._contents.get(inode, b""))
+
+
+def test_what_was_acknowledged_survives_a_power_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "disk"
+    root.mkdir()
+    disk = Disk(root, monkeypatch)
+    images = 0
+    records: list[bytes] = []
+    snapshots: dict[int, bytes] = {}
+    digests: dict[str, bytes] = {}
+    term = 0
+
+    def check() -> None:
+        nonlocal images
+        images += 1
+        image = tmp_path / f"image-{images}"
+        disk.after_power_failure(image)
+        storage = FileStorage(image / "a" / "storage", segment_bytes=150)
+        first = storage.first_sequence()
+        assert [record.data for record in storage.read(first - 1)] == records[first - 1 :]
+        assert {s: storage.read_snapshot(s) for s in storage.snapshots()}.items() >= (
+            snapshots.items()
+        )
+        assert all(storage.read_blob(digest) == data for digest, data in digests.items())
+        after = storage.open_writer("the image's")
+        assert after.term > term
+        assert after.append([b"more"]) == len(records) + 1
+        after.close()
+
+    storage = FileStorage(root / "a" / "storage", segment_bytes=150)
+    for _ in range(3):
+        writer = storage.open_writer("the test")
+        term = writer.term
+        check()
+        for i in range(9):
+            batch = [b"%d" % i] * (i % 3 + 1)
+            records += batch
+            writer.append(batch)
+            check()
+        data = b"state %d" % len(records)
+        writer.write_snapshot(len(records), data)
+        snapshots[len(records)] = data
+        check()
+        digests[writer.write_blob(data)] = data
+        check()
+        writer.trim(len(records) // 2)
+        check()
+        writer.close()
+    assert storage.extent() == Extent(storage.first_sequence(), len(records))
+    assert storage.first_sequence() > 1

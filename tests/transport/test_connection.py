@@ -1,0 +1,603 @@
+"""Server and client over real sockets: cut, stalled, flooded and lied to."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forebay.service.blocks import Block, Component
+from forebay.service.errors import AddressInUse
+from forebay.service.proto import transfer_pb2 as pb
+from forebay.service.transport import (
+    BlockClient,
+    BlockServer,
+    End,
+    EndOfTask,
+    TaskFailed,
+    TaskOutput,
+    TaskUnknown,
+    frames,
+    messages,
+)
+
+from .samples import SAMPLES, assert_same, numbered
+
+UID = 77
+TIMEOUT_S = 30
+
+
+@pytest.fixture(autouse=True)
+def leave_no_thread() -> Iterator[None]:
+    yield
+    assert [t.name for t in threading.enumerate() if t.name.startswith("forebay-blocks")] == []
+
+
+@pytest.fixture
+def closing() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def server(closing: ExitStack) -> BlockServer:
+    server = BlockServer(UID)
+    closing.callback(server.stop)
+    server.start()
+    return server
+
+
+class Consumer:
+    """A client, and what it was given."""
+
+    def __init__(
+        self, addresses: list[tuple[str, str]], consumer_id: int = 1, uid: int = UID, **options: Any
+    ) -> None:
+        self.arrived: queue.Queue[tuple[int, Block | End] | str] = queue.Queue()
+        self.client = BlockClient(
+            addresses,
+            worker_uid=uid,
+            consumer_id=consumer_id,
+            deliver=lambda task_id, item: self.arrived.put((task_id, item)),
+            lost=self.arrived.put,
+            **options,
+        )
+        self.client.start()
+
+    def get(self) -> tuple[int, Block | End] | str:
+        return self.arrived.get(timeout=TIMEOUT_S)
+
+    def take(self) -> tuple[int, Block | End]:
+        """The next item; a block counts as taken."""
+        item = self.get()
+        assert not isinstance(item, str), f"lost: {item}"
+        if isinstance(item[1], Block):
+            self.client.taken(*item)  # type: ignore[arg-type]
+        return item
+
+    def numbers(self) -> list[int]:
+        """The numbers of all blocks until a task's end."""
+        numbers = []
+        while isinstance(item := self.take()[1], Block):
+            numbers.append(item.lease_id)
+        assert item == EndOfTask()
+        return numbers
+
+
+def task(
+    server: BlockServer, task_id: int, blocks: int, sizes: Callable[[], int] = lambda: 8
+) -> TaskOutput:
+    """A task with all of its blocks ready."""
+    output = TaskOutput(1 << 40)
+    server.add_task(task_id, output)
+    for number in range(1, blocks + 1):
+        output.put(numbered(number, sizes()))
+    output.finish()
+    return output
+
+
+def only(server: BlockServer, protocol: str) -> list[tuple[str, str]]:
+    return [address for address in server.addresses if address[0] == protocol]
+
+
+@pytest.mark.parametrize("protocol", ["unix", "tcp"])
+def test_blocks_arrive_whole_and_in_order(
+    server: BlockServer, closing: ExitStack, protocol: str
+) -> None:
+    consumer = Consumer(only(server, protocol))
+    closing.callback(consumer.client.close)
+    consumer.client.read(5)
+    assert consumer.take() == (5, TaskUnknown())
+    output = TaskOutput()
+    server.add_task(5, output)
+    consumer.client.read(5)
+    for block in SAMPLES.values():
+        output.put(block)
+    output.fail("INVALID_ARGUMENT", "that was all")
+    for block in SAMPLES.values():
+        task_id, got = consumer.take()
+        assert task_id == 5
+        assert isinstance(got, Block)
+        assert_same(got, block)
+    assert consumer.take() == (5, TaskFailed("INVALID_ARGUMENT", "that was all"))
+    assert output.wait_drained(TIMEOUT_S)
+
+
+def test_several_tasks_over_one_connection_and_several_consumers_of_one_task(
+    server: BlockServer, closing: ExitStack
+) -> None:
+    outputs = [TaskOutput(10_000) for _ in range(3)]
+    for task_id, output in enumerate(outputs):
+        server.add_task(task_id, output)
+    consumers = [Consumer(server.addresses, consumer_id) for consumer_id in range(3)]
+    for consumer in consumers:
+        closing.callback(consumer.client.close)
+        for task_id in range(3):
+            consumer.client.read(task_id)
+
+    def produce(output: TaskOutput) -> None:
+        for number in range(500):
+            output.put(numbered(number))
+        output.finish()
+
+    producers = [threading.Thread(target=produce, args=(o,), name="test-producer") for o in outputs]
+    for producer in producers:
+        producer.start()
+    got: dict[int, list[list[int]]] = {task_id: [] for task_id in range(3)}
+    for consumer in consumers:
+        mine: dict[int, list[int]] = {task_id: [] for task_id in range(3)}
+        ends = 0
+        while ends < 3:
+            task_id, item = consumer.take()
+            if isinstance(item, Block):
+                mine[task_id].append(item.lease_id)
+            else:
+                ends += 1
+        for task_id, numbers in mine.items():
+            assert numbers == sorted(numbers)
+            got[task_id].append(numbers)
+    for parts in got.values():
+        assert sorted(itertools.chain(*parts)) == list(range(500)), (
+            "each block went to one consumer"
+        )
+    for producer in producers:
+        producer.join()
+    server.stop(drain_s=TIMEOUT_S)
+
+
+@pytest.mark.parametrize("credit_bytes", [1, 5_000, 100_000])
+def test_no_more_is_in_flight_than_credit_and_one_block(
+    server: BlockServer, closing: ExitStack, credit_bytes: int
+) -> None:
+    size = 2_000
+    task(server, 5, 200, lambda: size)
+    consumer = Consumer(server.addresses, credit_bytes=credit_bytes)
+    closing.callback(consumer.client.close)
+    consumer.client.read(5)
+    cost = size + messages.BLOCK_OVERHEAD_BYTES
+    most = (credit_bytes - 1) // cost + 1
+    for number in range(1, 201):
+        # When this many have arrived, the worker may not send another before one is taken.
+        while consumer.arrived.qsize() < min(most, 201 - number):
+            threading.Event().wait(0.0005)
+            if credit_bytes > 4 * cost:
+                break
+        assert consumer.arrived.qsize() <= most + (number > 200 - most)
+        item = consumer.take()[1]
+        assert isinstance(item, Block)
+        assert item.lease_id == number
+    assert consumer.take()[1] == EndOfTask()
+
+
+def test_a_consumer_that_stalls_holds_up_only_itself(
+    server: BlockServer, closing: ExitStack
+) -> None:
+    task(server, 5, 300, lambda: 20_000)
+    stalled = Consumer(server.addresses, 1, credit_bytes=50_000)
+    closing.callback(stalled.client.close)
+    stalled.client.read(5)
+    first = stalled.get()
+    mute = raw(server, closing, consumer_id=9)  # has credit, and does not read its socket
+    say(mute, pb.ToWorker(credit=pb.Credit(bytes=1 << 30)))
+    say(mute, pb.ToWorker(read=pb.Read(task_id=6, any=pb.Any())))
+    brisk = Consumer(server.addresses, 2)
+    closing.callback(brisk.client.close)
+    brisk.client.read(5)
+    theirs = brisk.numbers()
+    assert len(theirs) >= 295
+    assert not isinstance(first, str)
+    held = [first[1]]
+    while not stalled.arrived.empty():
+        held.append(stalled.get()[1])  # type: ignore[arg-type]
+    mine = [item.lease_id for item in held if isinstance(item, Block)]
+    assert sorted(mine + theirs) == list(range(1, 301))
+
+
+def test_stopped_tasks_are_not_delivered_and_cost_no_credit(
+    server: BlockServer, closing: ExitStack
+) -> None:
+    task(server, 5, 1000, lambda: 8_000)
+    task(server, 6, 20)
+    consumer = Consumer(server.addresses, credit_bytes=100_000)
+    closing.callback(consumer.client.close)
+    consumer.client.read(5)
+    assert consumer.take()[0] == 5
+    consumer.client.stop_task(5)
+    consumer.client.read(6)
+    rest = []
+    while (item := consumer.take())[1] != EndOfTask():
+        rest.append(item[0])
+    assert rest.count(6) == 20
+    assert rest == sorted(rest), "nothing of task 5 after those that had been delivered"
+
+
+class CuttingProxy:
+    """Passes bytes between clients and a server, and cuts each connection after `length()`."""
+
+    def __init__(self, target: tuple[str, int], length: Callable[[], int]) -> None:
+        self._target = target
+        self._length = length
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._threads = [threading.Thread(target=self._run, name="test-proxy")]
+        self.cuts = 0
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._threads[0].start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(self._target)
+            budget = [self._length()]
+            pair = [
+                threading.Thread(target=self._pass, args=(a, b, budget), name="test-proxy")
+                for a, b in ((near, far), (far, near))
+            ]
+            for thread in pair:
+                thread.start()
+            for thread in pair:
+                thread.join()
+            near.close()
+            far.close()
+
+    def _pass(self, source: socket.socket, sink: socket.socket, budget: list[int]) -> None:
+        try:
+            while data := source.recv(min(65536, max(1, budget[0]))):
+                sink.sendall(data[: max(0, budget[0])])
+                budget[0] -= len(data)
+                if budget[0] <= 0:
+                    self.cuts += 1
+                    break
+        except OSError:  # the other direction has cut it
+            pass
+        for sock in (source, sink):
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:  # it is cut
+                pass
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        self._listener.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_connections_cut_anywhere_lose_and_repeat_nothing(
+    server: BlockServer, closing: ExitStack, seed: int
+) -> None:
+    dice = random.Random(seed)
+    (_, address) = only(server, "tcp")[0]
+    host, port = address.split(":")
+    proxy = CuttingProxy((host, int(port)), lambda: int(dice.expovariate(1 / 30_000)))
+    closing.callback(proxy.close)
+    task(server, 5, 400, lambda: dice.choice([8, 800, 8_000]))
+    consumer = Consumer([("tcp", proxy.address)], credit_bytes=60_000, give_up_s=TIMEOUT_S)
+    closing.callback(consumer.client.close)
+    consumer.client.read(5)
+    assert consumer.numbers() == list(range(1, 401))
+    assert proxy.cuts > 5
+
+
+def test_every_byte_of_a_conversation_as_the_place_of_a_cut(
+    server: BlockServer, closing: ExitStack
+) -> None:
+    """One cut after so many bytes, of both directions together; then it is left in peace."""
+    (_, address) = only(server, "tcp")[0]
+    host, port = address.split(":")
+    lengths: list[int] = []
+    proxy = CuttingProxy((host, int(port)), lambda: lengths.pop() if lengths else 1 << 40)
+    closing.callback(proxy.close)
+    for cut_after in itertools.count(1):
+        lengths.append(cut_after)
+        task(server, cut_after, 2)
+        consumer = Consumer([("tcp", proxy.address)], cut_after)
+        consumer.client.read(cut_after)
+        assert consumer.numbers() == [1, 2], f"cut after {cut_after} bytes"
+        consumer.client.close()
+        server.remove_task(cut_after)
+        if proxy.cuts < cut_after:
+            assert cut_after > 300
+            break
+
+
+# -- peers that break the rules ---------------------------------------------------------------
+
+
+def raw(server: BlockServer, closing: ExitStack, consumer_id: int = 1) -> socket.socket:
+    """A connection that has been welcomed."""
+    sock = socket.create_connection(server_address(server), timeout=TIMEOUT_S)
+    closing.callback(sock.close)
+    hello = pb.Hello(version=messages.VERSION, consumer_id=consumer_id, worker_uid=UID)
+    say(sock, pb.ToWorker(hello=hello))
+    assert hear(sock).WhichOneof("message") == "welcome"
+    return sock
+
+
+def server_address(server: BlockServer) -> tuple[str, int]:
+    return "127.0.0.1", server.port
+
+
+def say(sock: socket.socket, message: pb.ToWorker) -> None:
+    frames.send(sock, frames.encode(message.SerializeToString()))
+
+
+def hear(sock: socket.socket) -> pb.ToConsumer:
+    frame = frames.FrameReader(sock, "the server").read()
+    assert frame is not None
+    return pb.ToConsumer.FromString(frame.header)
+
+
+def refusal(sock: socket.socket) -> str:
+    """What the server says before it closes the connection."""
+    reason = hear(sock).refused.reason
+    assert sock.recv(1) == b""
+    return reason
+
+
+HELLO = {"version": messages.VERSION, "consumer_id": 1, "worker_uid": UID}
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (pb.ToWorker(hello=pb.Hello(**HELLO | {"version": 9})), "version 9"),
+        (pb.ToWorker(hello=pb.Hello(**HELLO | {"worker_uid": 1})), "this is worker 77, not 1"),
+        (pb.ToWorker(stop=pb.Stop(task_id=1)), "starts with Hello"),
+        (pb.ToWorker(), "starts with Hello"),
+    ],
+)
+def test_a_wrong_hello_is_refused(
+    server: BlockServer, closing: ExitStack, message: pb.ToWorker, reason: str
+) -> None:
+    sock = socket.create_connection(server_address(server), timeout=TIMEOUT_S)
+    closing.callback(sock.close)
+    say(sock, message)
+    assert reason in refusal(sock)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (pb.ToWorker(), "an empty message"),
+        (pb.ToWorker(hello=pb.Hello(**HELLO)), "sent hello"),
+        (pb.ToWorker(read=pb.Read(task_id=5)), "an order not known"),
+        (pb.ToWorker(credit=pb.Credit(bytes=1 << 63)), "absurd"),
+    ],
+)
+def test_a_message_out_of_place_is_refused_and_others_are_served_on(
+    server: BlockServer,
+    closing: ExitStack,
+    caplog: pytest.LogCaptureFixture,
+    message: pb.ToWorker,
+    reason: str,
+) -> None:
+    sock = raw(server, closing)
+    with caplog.at_level(logging.WARNING):
+        say(sock, message)
+        assert reason in refusal(sock)
+    task(server, 5, 3)
+    consumer = Consumer(server.addresses)
+    closing.callback(consumer.client.close)
+    consumer.client.read(5)
+    assert consumer.numbers() == [1, 2, 3]
+    server.stop()
+    assert len(caplog.records) == 1, "logged once"
+
+
+def test_garbage_harms_nobody(server: BlockServer, closing: ExitStack) -> None:
+    dice = random.Random(1)
+    good = frames.encode(pb.ToWorker(hello=pb.Hello(**HELLO)).SerializeToString())[0]
+    for _ in range(60):
+        with socket.create_connection(server_address(server), timeout=TIMEOUT_S) as sock:
+            data = bytearray(good * dice.randrange(3) + dice.randbytes(dice.randrange(300)))
+            if data:
+                data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+            sock.sendall(data[: dice.randrange(len(data) + 1)])
+    task(server, 5, 3)
+    consumer = Consumer(server.addresses)
+    closing.callback(consumer.client.close)
+    consumer.client.read(5)
+    assert consumer.numbers() == [1, 2, 3]
+
+
+def test_consumers_may_not_send_payloads_or_long_headers(
+    server: BlockServer, closing: ExitStack
+) -> None:
+    for frame in (frames.encode(b"", [memoryview(b"x")]), frames.encode(bytes(1 << 17))):
+        sock = raw(server, closing)
+        sock.sendall(frame[0][:24])
+        assert "at most 65536 and 0 are allowed here" in refusal(sock)
+
+
+class FakeWorker:
+    """Says whatever it is told to whoever comes."""
+
+    def __init__(self, *messages_: list[frames.Buffer]) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._says = messages_
+        self._thread = threading.Thread(target=self._run, name="test-fake-worker")
+        self.addresses = [("tcp", f"127.0.0.1:{self._listener.getsockname()[1]}")]
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            with sock:
+                try:
+                    for message in self._says:
+                        frames.send(sock, message)
+                    sock.settimeout(TIMEOUT_S)
+                    while sock.recv(4096):
+                        pass
+                except OSError:  # the client has gone
+                    pass
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+
+def says(**message: Any) -> list[frames.Buffer]:
+    return frames.encode(pb.ToConsumer(**message).SerializeToString())
+
+
+WELCOME = says(welcome=pb.Welcome(version=1))
+
+
+@pytest.mark.parametrize(
+    ("conversation", "reason"),
+    [
+        ([says(refused=pb.Refused(reason="go away"))], "refused: go away"),
+        ([says()], "did not answer Hello with Welcome"),
+        ([[b"HTTP/1.1 400 Bad Request\r\n\r\n"]], "where a frame starts"),
+        ([WELCOME, says()], "an empty message"),
+        ([WELCOME, [b"x" * 100]], "where a frame starts"),
+        ([WELCOME, frames.encode(b"\xff")], "cannot be parsed"),
+        ([WELCOME, messages.encode_block(5, 2, numbered(2))], "sent block 2 of task 5 after 0"),
+        (
+            [WELCOME] + [messages.encode_block(5, n, numbered(n)) for n in (1, 2, 3)],
+            "block 3 of task 5 without credit",
+        ),
+        ([WELCOME, frames.encode(b"", [memoryview(bytes(5000))])], "at most 1048576 and 4096"),
+    ],
+)
+def test_a_worker_that_breaks_the_rules_is_lost(
+    closing: ExitStack, conversation: list[list[frames.Buffer]], reason: str
+) -> None:
+    worker = FakeWorker(*conversation)
+    closing.callback(worker.close)
+    consumer = Consumer(worker.addresses, credit_bytes=600, max_payload_bytes=4096)
+    closing.callback(consumer.client.close)
+    consumer.client.read(5)
+    while not isinstance(item := consumer.get(), str):
+        pass
+    assert reason in item
+
+
+def test_a_worker_that_cannot_be_reached_is_lost(closing: ExitStack) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    consumer = Consumer([("unix", "@forebay-none"), ("tcp", f"127.0.0.1:{port}")], give_up_s=0.2)
+    closing.callback(consumer.client.close)
+    lost = consumer.get()
+    assert isinstance(lost, str)
+    assert "worker 77 was out of reach for 0.2 s" in lost
+    assert "refused" in lost
+
+
+def test_another_process_at_the_address_is_not_the_worker(
+    server: BlockServer, closing: ExitStack
+) -> None:
+    consumer = Consumer(server.addresses, uid=UID + 1)
+    closing.callback(consumer.client.close)
+    assert "this is worker 77, not 78" in str(consumer.get())
+
+
+# -- ends --------------------------------------------------------------------------------------
+
+
+def test_stopping_the_server_is_told(server: BlockServer, closing: ExitStack) -> None:
+    consumer = Consumer(server.addresses)
+    closing.callback(consumer.client.close)
+    output = TaskOutput()
+    server.add_task(5, output)
+    consumer.client.read(5)
+    output.put(numbered(1))
+    assert consumer.take()[0] == 5
+    server.stop(drain_s=TIMEOUT_S)
+    server.stop()
+    assert "the worker stops" in str(consumer.get())
+
+
+def test_a_server_stops_though_a_consumer_does_not_read(
+    server: BlockServer, closing: ExitStack
+) -> None:
+    task(server, 5, 100, lambda: 1 << 20)
+    mute = raw(server, closing)
+    say(mute, pb.ToWorker(credit=pb.Credit(bytes=1 << 40)))
+    say(mute, pb.ToWorker(read=pb.Read(task_id=5, any=pb.Any())))
+    assert mute.recv(1)
+    server.stop()
+
+
+def test_a_client_closes_in_any_state(server: BlockServer) -> None:
+    output = TaskOutput()
+    server.add_task(5, output)
+    idle = Consumer(server.addresses)
+    idle.client.close()
+    idle.client.close()
+    reading = Consumer(server.addresses)
+    reading.client.read(5)
+    output.put(numbered(1))
+    reading.take()
+    reading.client.close()
+    searching = Consumer([("unix", "@forebay-none")])
+    searching.client.close()
+    unstarted = BlockClient(
+        server.addresses, worker_uid=UID, consumer_id=1, deliver=lambda *_: None, lost=print
+    )
+    unstarted.close()
+
+
+def test_a_server_that_never_started_and_a_port_in_use() -> None:
+    first = BlockServer(UID)
+    first.start()
+    with pytest.raises(
+        AddressInUse, match=f"cannot listen for consumers on 127.0.0.1:{first.port}"
+    ):
+        BlockServer(UID, port=first.port)
+    first.stop()
+    BlockServer(UID).stop()
+
+
+def test_large_blocks_are_adopted_without_a_copy(server: BlockServer, closing: ExitStack) -> None:
+    output = TaskOutput()
+    server.add_task(5, output)
+    consumer = Consumer(server.addresses)
+    closing.callback(consumer.client.close)
+    consumer.client.read(5)
+    for value in range(8):
+        output.put(Block(2, (Component(np.full((2, 600_000), value, np.float32)),)))
+        block = consumer.take()[1]
+        assert isinstance(block, Block)
+        values = block.components[0].values
+        assert isinstance(values, np.ndarray)
+        assert values.base is not None
+        assert values.ctypes.data % 64 == 0
+        assert (values == value).all()

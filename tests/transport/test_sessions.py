@@ -1,0 +1,249 @@
+"""Who gets which block: without sockets and, but for one test, without threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from forebay.service.blocks import Block
+from forebay.service.errors import ProtocolError
+from forebay.service.proto import transfer_pb2 as pb
+from forebay.service.transport import (
+    EndOfTask,
+    OutputCancelled,
+    TaskFailed,
+    TaskOutput,
+    TaskUnknown,
+)
+from forebay.service.transport.messages import BLOCK_OVERHEAD_BYTES
+from forebay.service.transport.sessions import BATCH_BYTES, Ended, Link, Sent, Sessions
+
+from .samples import numbered
+
+TASK = 5
+COST = 8 + BLOCK_OVERHEAD_BYTES
+
+
+class World:
+    """A worker with one task of `blocks` blocks."""
+
+    def __init__(self, blocks: int = 0, *, size: int = 8) -> None:
+        self.sessions = Sessions(linger_s=10)
+        self.output = TaskOutput(1 << 30)
+        self.sessions.add_task(TASK, self.output)
+        for number in range(1, blocks + 1):
+            self.output.put(numbered(number, size))
+
+    def connect(self, consumer_id: int, received: int = 0, credit: int = 1 << 40) -> Link:
+        link = self.sessions.attach(consumer_id, lambda: None)
+        self.credit(link, credit)
+        self.sessions.read(link, TASK, received)
+        return link
+
+    def credit(self, link: Link, size: int, received: int | None = None) -> None:
+        positions = [] if received is None else [pb.Position(task_id=TASK, received=received)]
+        self.sessions.give_credit(link, size, positions)
+
+    def sent(self, link: Link) -> list[int | type]:
+        """The numbers (lease ids) of the blocks that the link sends next, and ends."""
+        self.sessions.read(link, -1, 0)  # answered at once, so that next_batch never waits
+        batch = self.sessions.next_batch(link)
+        assert batch is not None
+        return [
+            out.block.lease_id if isinstance(out, Sent) else type(out.end)
+            for out in batch
+            if isinstance(out, Sent | Ended) and out.task_id == TASK
+        ]
+
+
+def test_blocks_are_sent_while_credit_is_above_zero() -> None:
+    world = World(10)
+    link = world.connect(1, credit=3 * COST - 1)
+    assert world.sent(link) == [1, 2, 3]
+    assert world.sent(link) == []
+    world.credit(link, 1)
+    assert world.sent(link) == []
+    world.credit(link, 1)
+    assert world.sent(link) == [4]
+
+
+def test_the_end_needs_no_credit_and_comes_after_the_blocks() -> None:
+    world = World(1)
+    world.output.finish()
+    link = world.connect(1, credit=0)
+    assert world.sent(link) == []
+    world.credit(link, 1)
+    assert world.sent(link) == [1, EndOfTask]
+    assert world.sent(world.connect(2, credit=0)) == [EndOfTask], "one that comes later"
+
+
+def test_small_blocks_leave_together_within_bounds() -> None:
+    world = World(2000)
+    assert len(world.sent(world.connect(1))) == -(-BATCH_BYTES // COST)
+    world = World(3, size=BATCH_BYTES)
+    assert world.sent(world.connect(1)) == [1]
+
+
+def test_what_was_not_received_is_sent_again_on_the_next_connection() -> None:
+    world = World(6)
+    link = world.connect(1, credit=4 * COST)
+    assert world.sent(link) == [1, 2, 3, 4]
+    world.credit(link, 0, received=1)
+    world.sessions.detach(link, now=0)
+    world.sessions.expire(now=10)
+    link = world.connect(1, received=2, credit=2 * COST)
+    assert world.sent(link) == [3, 4], "resending costs credit too"
+    world.credit(link, 1 << 20)
+    assert world.sent(link) == [5, 6]
+
+
+def test_a_consumer_that_stays_away_is_forgotten() -> None:
+    world = World(3)
+    link = world.connect(1, credit=1)
+    assert world.sent(link) == [1]
+    world.sessions.detach(link, now=0)
+    assert not world.sessions.wait_until_received(0)
+    world.sessions.expire(now=10.1)
+    assert world.sessions.wait_until_received(0)
+    link = world.connect(1, received=7)
+    batch = world.sessions.next_batch(link)
+    assert batch is not None
+    assert [(o.number, o.block.lease_id) for o in batch if isinstance(o, Sent)] == [(8, 2), (9, 3)]
+
+
+def test_goodbye_and_stop_forget_at_once() -> None:
+    for goodbye in (True, False):
+        world = World(3)
+        link = world.connect(1)
+        assert world.sent(link) == [1, 2, 3]
+        assert not world.sessions.wait_until_received(0)
+        if goodbye:
+            world.sessions.forget(link)
+        else:
+            world.sessions.stop_reading(link, TASK)
+        assert world.sessions.wait_until_received(0)
+
+
+def test_a_new_connection_cuts_the_old_one() -> None:
+    world = World(2)
+    cut = []
+    old = world.sessions.attach(1, lambda: cut.append(True))
+    world.credit(old, 1)
+    world.sessions.read(old, TASK, 0)
+    assert world.sent(old) == [1]
+    new = world.connect(1)
+    assert cut
+    assert world.sessions.next_batch(old) is None
+    world.sessions.detach(old, now=0)
+    assert world.sent(new) == [1, 2]
+
+
+def test_a_block_goes_to_who_has_been_idle_longest() -> None:
+    world = World()
+    links = [world.connect(1), world.connect(2)]
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(20):
+            links.reverse()
+            waiting = []
+            for link in links:
+                waiting.append(pool.submit(world.sessions.next_batch, link))
+                while link not in world.sessions._idle:
+                    time.sleep(0.001)
+            for part in range(2):
+                world.output.put(numbered(2 * number + part))
+            for part, future in enumerate(waiting):
+                batch = future.result(timeout=10)
+                assert batch is not None
+                assert [out.block.lease_id for out in batch if isinstance(out, Sent)] == [
+                    2 * number + part
+                ]
+
+
+def test_a_consumer_without_credit_holds_up_nobody() -> None:
+    world = World(4)
+    stalled = world.connect(1, credit=0)
+    assert world.sent(stalled) == []
+    assert world.sent(world.connect(2)) == [1, 2, 3, 4]
+
+
+def test_failure_and_cancellation_are_told() -> None:
+    world = World(1)
+    world.output.fail("INVALID_ARGUMENT", "no such op")
+    link = world.connect(1)
+    batch = world.sessions.next_batch(link)
+    assert batch is not None
+    assert batch[1:] == [Ended(TASK, TaskFailed("INVALID_ARGUMENT", "no such op"))]
+
+    world = World(1)
+    link = world.connect(1, credit=0)
+    world.sessions.remove_task(TASK)
+    assert world.sent(link) == [TaskUnknown]
+    with pytest.raises(OutputCancelled):
+        world.output.put(numbered(2))
+    assert world.sent(world.connect(1)) == [TaskUnknown], "asked for anew"
+
+
+def test_a_removed_task_that_has_ended_is_still_delivered() -> None:
+    world = World(2)
+    world.output.finish()
+    link = world.connect(1, credit=1)
+    assert world.sent(link) == [1]
+    world.sessions.remove_task(TASK)
+    assert world.sent(world.connect(2)) == [TaskUnknown]
+    world.sessions.detach(link, now=0)
+    assert world.sent(world.connect(1, received=0)) == [1, 2, EndOfTask]
+
+
+def test_the_rules_for_consumers() -> None:
+    world = World(2)
+    link = world.connect(1, credit=1)
+    assert world.sent(link) == [1]
+    with pytest.raises(ProtocolError, match="asked for twice"):
+        world.sessions.read(link, TASK, 0)
+    with pytest.raises(ProtocolError, match="2 blocks of task 5 were reported as received"):
+        world.credit(link, 0, received=2)
+    world.credit(link, 0, received=1)
+    with pytest.raises(
+        ProtocolError, match="0 blocks of task 5 were reported as received, after 1"
+    ):
+        world.credit(link, 0, received=0)
+    with pytest.raises(ProtocolError, match="absurd"):
+        world.credit(link, 1 << 63)
+    with pytest.raises(ProtocolError, match="cannot have been received"):
+        world.connect(2, received=1 << 63)
+    with pytest.raises(ProtocolError, match="reads none of them"):
+        for task_id in range(2000):
+            world.sessions.read(link, 1000 + task_id, 0)
+
+
+def test_put_waits_for_room_and_a_block_of_any_size_passes() -> None:
+    output = TaskOutput(max_bytes=2 * COST)
+    output.put(numbered(1, 1 << 20))
+    waiting = threading.Thread(target=output.put, args=(numbered(2),), name="test-producer")
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    for number in (1, 2):
+        block = output.get(timeout_s=10)
+        assert isinstance(block, Block)
+        assert block.lease_id == number
+    waiting.join()
+    assert output.get(timeout_s=0) is None
+    assert not output.wait_drained(0)
+    output.finish()
+    assert output.get(timeout_s=0) == output.get(timeout_s=0) == EndOfTask()
+    assert output.wait_drained(0)
+
+
+def test_cancel_frees_a_producer_that_waits() -> None:
+    output = TaskOutput(max_bytes=1)
+    output.put(numbered(1))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(output.put, numbered(2))
+        output.cancel()
+        with pytest.raises(OutputCancelled):
+            waiting.result(timeout=10)
+    assert output.wait_drained(0)
