@@ -16,11 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 from .machine import describe, filesystem
+from .restart import restart
 from .results import Result
 from .setting import Setting
 from .splits import get_split, leases
 
 ROWS: dict[str, Callable[[Setting], list[Result]]] = {
+    "restart": restart,
     "leases": leases,
     "get_split": get_split,
 }

@@ -119,6 +119,19 @@ def begin_tasks(caller: Caller, workers: int) -> list[int]:
     return [task.task_id for task in tasks if task.iteration_id == joined.iteration_id]
 
 
+def first_split(channel: grpc.Channel, iteration_id: int) -> None:
+    """Ask for a split until there is a dispatcher that gives one."""
+    send = method(channel, TENSORFLOW, "GetSplit")
+    request = tf.GetSplitRequest(iteration_id=iteration_id).SerializeToString()
+    while True:
+        try:
+            send(request)
+            return
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+
+
 # -- callers that keep a dispatcher busy -----------------------------------------------------
 
 

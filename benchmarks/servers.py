@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import pathlib
 import subprocess
 import sys
@@ -11,10 +11,14 @@ from types import TracebackType
 from typing import Self
 
 STOP_TIMEOUT_S = 30
+OURS, PEERS = "forebay", "peer"  # where the dispatchers' journals are, in their directory
 
 
 class Server:
-    """A Python process that says where it serves on its first line of output."""
+    """A Python process that says where it serves on its first line of output.
+
+    Being a context manager, it stops at the end of the context.
+    """
 
     def __init__(self, module: str, *arguments: object) -> None:
         self._log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115
@@ -25,11 +29,17 @@ class Server:
             stderr=self._log,
             text=True,
         )
+
+    @functools.cached_property
+    def address(self) -> str:
+        """Where it serves: "host:port". Waits until it does."""
         assert self._process.stdout is not None
-        self.address = self._process.stdout.readline().strip().removeprefix("grpc://")
-        if not self.address:
-            code = self._end()
-            raise RuntimeError(f"{module} ended with exit code {code}:\n{self._log_text()}")
+        address = self._process.stdout.readline().strip().removeprefix("grpc://")
+        if not address:
+            code = self._process.wait(STOP_TIMEOUT_S)
+            self._log.seek(0)
+            raise RuntimeError(f"a server ended with exit code {code}:\n{self._log.read()}")
+        return address
 
     @property
     def port(self) -> int:
@@ -44,28 +54,7 @@ class Server:
     def kill(self) -> None:
         """SIGKILL, and wait until the process is gone."""
         self._process.kill()
-        self._end()
-
-    def stop(self) -> None:
-        """SIGTERM, or SIGKILL if that does not help. Idempotent."""
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-        self._end()
-
-    def _end(self) -> int:
-        code = self._process.wait(STOP_TIMEOUT_S)
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
-        return code
-
-    def _log_text(self) -> str:
-        self._log.seek(0)
-        return self._log.read()
+        self._process.wait(STOP_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self
@@ -76,8 +65,15 @@ class Server:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        self.stop()
-        self._log.close()
+        """SIGTERM, or SIGKILL if that does not help."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        for file in (self._process.stdin, self._process.stdout, self._log):
+            assert file is not None
+            file.close()
 
 
 def our_dispatcher(directory: pathlib.Path, port: int = 0) -> Server:
@@ -86,7 +82,7 @@ def our_dispatcher(directory: pathlib.Path, port: int = 0) -> Server:
         "forebay.service.cli",
         "dispatcher",
         "--exit-with-parent",
-        *("--storage", directory / "forebay"),
+        *("--storage", directory / OURS),
         *("--port", port),
         *("--worker-timeout-ms", -1),
         *("--client-timeout-ms", -1),
@@ -99,7 +95,7 @@ def our_worker(dispatcher: Server) -> Server:
 
 def peer_dispatcher(directory: pathlib.Path, port: int = 0) -> Server:
     """tf.data service's dispatcher, in fault-tolerant mode."""
-    return Server("benchmarks.peer", "dispatcher", port, directory / "peer")
+    return Server("benchmarks.peer", "dispatcher", port, directory / PEERS)
 
 
 def peer_worker(dispatcher: Server) -> Server:

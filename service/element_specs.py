@@ -79,6 +79,15 @@ def carrier(dtype: Any) -> Carrier:
     return Carrier(dtype, lambda x: x, lambda x: x)
 
 
+def options_for(specs: Sequence[Spec]) -> Any:
+    """The tf.data options that a dataset needs to have these components in functions."""
+    options = tf.data.Options()
+    if any(spec.dtype.name.startswith("float8") for spec in specs):
+        # TensorFlow 2.21's optimizer fails on float8 ("Converting f8E5M2 to DataType").
+        options.experimental_optimization.apply_default_optimizations = False
+    return options
+
+
 _BITS = {
     tf.qint8: tf.int8,
     tf.quint8: tf.uint8,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import NoReturn
 
@@ -36,11 +37,14 @@ def demo(
 
 def main() -> NoReturn:
     """Run the command line of this process, and exit."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it says, we say in one line
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]
     try:
         code = app(standalone_mode=False)
     except usage_error as error:
         message: str = error.format_message()  # type: ignore[attr-defined]
+        if not message:  # the help has been printed instead
+            sys.exit(2)
         _fail(2, f"{' '.join(message.split())} (`forebay --help` tells more)")
     except ForebayError as error:
         _fail(1, str(error))

@@ -17,7 +17,7 @@ from tensorflow.python.data.ops import dataset_ops, map_op
 from tensorflow.python.data.util import nest
 
 from ..blocks import Array, Block, Component, Strings
-from ..element_specs import carrier, component_specs, restore
+from ..element_specs import carrier, component_specs, options_for, restore
 
 Tensor = Any
 plain = tf.autograph.experimental.do_not_convert
@@ -83,6 +83,7 @@ def dataset_of_blocks(
             built = map_op._MapDataset(built, composed, use_inter_op_parallelism=False)
     else:
         built = blocks.flat_map(elements)
+    built = built.with_options(options_for(specs))
     return dataset_ops._VariantDataset(built._variant_tensor, element_spec)
 
 

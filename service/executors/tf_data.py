@@ -20,7 +20,7 @@ from tensorflow.python.data.experimental.ops import compression_ops
 
 from ...storage.errors import ForebayError
 from ..blocks import Block
-from ..element_specs import component_specs, flatten
+from ..element_specs import component_specs, flatten, options_for
 from .columns import column
 from .feeds import LoadedGraph, SplitFeed
 
@@ -150,7 +150,7 @@ class _Run:
             fed = map_op._MapDataset(dataset, enqueue, use_inter_op_parallelism=False)
             # Padded, because TensorFlow would fuse a plain batch with the map before it.
             fed = fed.padded_batch(DRIVEN_ELEMENTS, [])
-            options = tf.data.Options()
+            options = options_for(specs)
             options.experimental_optimization.inject_prefetch = False  # the queue is one
             return fed.with_options(options).reduce(0, _keep)
 

@@ -25,6 +25,8 @@ from .messages import VERSION, End, EndOfTask, TaskFailed, TaskUnknown, cost, de
 _log = logging.getLogger(__name__)
 
 _SEND_S = 10.0  # for a worker that does not read what it is told
+_UNREPORTED_BYTES = 16 << 20  # the worker keeps for us what we have received: not for long
+_REPORT_S = 0.25  # of silence, and the worker is told what has come and what was taken
 
 
 class WorkerRefused(ForebayError):
@@ -201,7 +203,8 @@ class BlockClient:
         hello = pb.Hello(version=VERSION, consumer_id=self._consumer_id, worker_uid=self.worker_uid)
         frames.send(sock, frames.encode(pb.ToWorker(hello=hello).SerializeToString()))
         self._expect_welcome(reader)
-        frames.set_timeout(sock, socket.SO_RCVTIMEO, 0)
+        frames.set_timeout(sock, socket.SO_RCVTIMEO, _REPORT_S)
+        reader.on_quiet = self._report
         with self._lock:
             self._connected = True
             self._granted = 0
@@ -282,10 +285,16 @@ class BlockClient:
         if known:
             self._deliver(task_id, end)
 
+    def _report(self) -> None:
+        with self._lock:
+            if self._changed:
+                self._give_credit(at_once=True)
+
     def _give_credit(self, at_once: bool = False) -> None:
         """Tell the worker what there is room for and what has come, when it is worth a message."""
         room = max(0, self._credit_bytes - self._held - self._granted)
-        if not at_once and max(room, self._unreported) < self._credit_bytes // 4:
+        enough = self._credit_bytes // 4
+        if not at_once and room < enough and self._unreported < min(enough, _UNREPORTED_BYTES):
             return
         credit = pb.Credit(bytes=room)
         for task_id in self._changed:

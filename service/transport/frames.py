@@ -11,7 +11,7 @@ from __future__ import annotations
 import socket
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -101,6 +101,8 @@ class FrameReader:
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     ) -> None:
         self.peer = peer
+        # Called whenever the socket's SO_RCVTIMEO has passed; without it that is an error.
+        self.on_quiet: Callable[[], None] | None = None
         self._socket = sock
         self._max_header_bytes = max_header_bytes
         self._max_payload_bytes = max_payload_bytes
@@ -168,13 +170,17 @@ class FrameReader:
 
     def _receive(self, target: memoryview, flags: int) -> int:
         """The number of bytes received, at least one. Raises EOFError at the stream's end."""
-        try:
-            size = self._socket.recv_into(target, 0, flags)
-        except BlockingIOError:  # SO_RCVTIMEO
-            raise TimeoutError(f"{self.peer} did not answer in time") from None
-        if size == 0:
-            raise EOFError
-        return size
+        while True:
+            try:
+                size = self._socket.recv_into(target, 0, flags)
+            except BlockingIOError:  # the socket's timeout
+                if self.on_quiet is None:
+                    raise TimeoutError(f"{self.peer} did not answer in time") from None
+                self.on_quiet()
+                continue
+            if size == 0:
+                raise EOFError
+            return size
 
 
 class Arena:

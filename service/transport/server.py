@@ -47,13 +47,13 @@ class BlockServer:
         A consumer whose connection ends has `linger_s` to come again and lose nothing.
         Raises AddressInUse.
         """
+        self._tcp = _listen_tcp(host, port)
         self._worker_uid = worker_uid
         self._sessions = Sessions(linger_s)
         self._connections: set[_Connection] = set()
         self._lock = threading.Lock()  # of _connections
         self._stopping = threading.Event()
         self._waker, self._wakened = socket.socketpair()
-        self._tcp = _listen_tcp(host, port)
         # An abstract address: no file to leave behind. Consumers check the uid, not the name.
         self._unix = socket.socket(socket.AF_UNIX)
         self._unix.bind(f"\0forebay-{secrets.token_hex(8)}")

@@ -26,7 +26,7 @@ from .outputs import TaskOutput
 
 BATCH_BYTES = 256 << 10  # of small blocks leave together
 MAX_CREDIT_BYTES = 64 << 30
-MAX_RETAINED_BYTES = 4 << 30  # of a consumer that takes blocks and never says it received them
+MAX_RETAINED_BYTES = 256 << 20  # for one consumer; more waits until it says what it received
 MAX_WAITING_REPLIES = 1000
 MAX_BLOCKS = 1 << 62
 

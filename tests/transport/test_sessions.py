@@ -37,7 +37,7 @@ class World:
         for number in range(1, blocks + 1):
             self.output.put(numbered(number, size))
 
-    def connect(self, consumer_id: int, received: int = 0, credit: int = 1 << 40) -> Link:
+    def connect(self, consumer_id: int, received: int = 0, credit: int = 1 << 34) -> Link:
         link = self.sessions.attach(consumer_id, lambda: None)
         self.credit(link, credit)
         self.sessions.read(link, TASK, received)

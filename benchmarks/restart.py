@@ -1,0 +1,129 @@
+"""Row `restart`: from kill -9 of the dispatcher to the first split that a new one serves.
+
+The new dispatcher listens on the same port, and a caller asks for a split until it gets one.
+Our journal is made by the dispatcher itself, with its snapshots; it ends as far behind the last
+of them as one ever does. The peer's is made by a dispatcher too, but for a few splits: the
+record of a split is the same for every split of an iteration, so the others are copies of it.
+Journals are in the page cache on both sides, as they are after a kill on one machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pathlib
+import time
+from collections.abc import Callable
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import commands as c
+from forebay.service.dispatcher.dispatcher import Dispatcher
+from forebay.service.dispatcher.options import DispatcherOptions
+from forebay.storage import open_storage
+from forebay.storage.tfrecord import frame, read_frames
+
+from .calls import ENDLESS, Caller, begin_iteration, first_split, open_channel
+from .results import Better, Result, alternate
+from .servers import OURS, PEERS, Server, our_dispatcher, peer_dispatcher
+from .setting import Setting
+
+SPLITS = 500_000
+MORE_SPLITS = 5_000_000
+QUICK_SPLITS = 2_000
+SPARE_EVENTS = 500  # between what the rounds add and the next snapshot
+AT_ONCE = 1_000  # decisions in one commit
+
+StartDispatcher = Callable[[pathlib.Path, int], Server]
+
+
+def restart(setting: Setting) -> list[Result]:
+    """Restarts with a journal of many splits, and of ten times as many."""
+    few = QUICK_SPLITS if setting.quick else SPLITS
+    many = 2 * QUICK_SPLITS if setting.quick else MORE_SPLITS
+    directory = setting.directory("restart")
+    peer = _Restarts(peer_dispatcher, directory, _peer_journal(directory, few))
+    ours = _Restarts(our_dispatcher, directory, asyncio.run(_our_journal(directory, few)))
+    figures = alternate(setting.rounds, peer=peer.measure, ours=ours.measure)
+
+    directory = setting.directory("restart-more")
+    more = _Restarts(our_dispatcher, directory, asyncio.run(_our_journal(directory, many)))
+    again = alternate(setting.rounds, ours=more.measure)
+    return [
+        Result(
+            row="restart",
+            what=f"kill -9 to the first split, {few:,} splits journaled",
+            unit="s",
+            better=Better.LESS,
+            **figures,
+            required_ratio=2,
+        ),
+        Result(
+            row="restart",
+            what=f"the same with {many:,}, the peer with {few:,}",
+            unit="s",
+            better=Better.LESS,
+            peer=figures["peer"],
+            ours=again["ours"],
+            required_ratio=2,
+        ),
+    ]
+
+
+class _Restarts:
+    """Kills and starts dispatchers with the journal in `directory`, which has the iteration."""
+
+    def __init__(self, start: StartDispatcher, directory: pathlib.Path, iteration_id: int) -> None:
+        self._start = start
+        self._directory = directory
+        self._iteration_id = iteration_id
+
+    def measure(self) -> float:
+        """Seconds from the kill to the new dispatcher's first split."""
+        with self._start(self._directory, 0) as old:
+            with open_channel(old.address) as channel:
+                first_split(channel, self._iteration_id)
+                begun = time.perf_counter()
+                old.kill()
+                with self._start(self._directory, old.port):
+                    first_split(channel, self._iteration_id)
+                    return time.perf_counter() - begun
+
+
+async def _our_journal(directory: pathlib.Path, splits: int) -> int:
+    storage = open_storage(str(directory / OURS))
+    options = DispatcherOptions()
+    dispatcher = await Dispatcher.open(storage, options, "127.0.0.1:0")
+    source = ev.SplitSource(arithmetic=ev.Arithmetic(start=0, stop=ENDLESS, step=1))
+    dataset_id = await dispatcher.execute(
+        c.RegisterDataset(dataset_id="", definition=ev.DatasetDefinition(sources=[source]))
+    )
+    job_id = await dispatcher.execute(
+        c.GetOrCreateJob(dataset_id=dataset_id, name="", sharding=ev.DYNAMIC)
+    )
+    joined = await dispatcher.execute(c.JoinIteration(job_id=job_id, repetition=0))
+    command = c.GetSplit(iteration_id=joined.iteration_id, repetition=0, provider=0)
+    tail = options.snapshot_events - SPARE_EVENTS if splits > options.snapshot_events else 0
+    for done in range(0, splits + tail, AT_ONCE):
+        count = min(AT_ONCE, splits + tail - done)
+        await asyncio.gather(*(dispatcher.execute(command) for _ in range(count)))
+    await dispatcher.close()
+    storage.close()
+    return int(joined.iteration_id)
+
+
+def _peer_journal(directory: pathlib.Path, splits: int) -> int:
+    with peer_dispatcher(directory) as peer:
+        with Caller(peer.address) as caller:
+            iteration_id = begin_iteration(caller)
+        with open_channel(peer.address) as channel:
+            for _ in range(2):
+                first_split(channel, iteration_id)
+        peer.kill()
+    (journal,) = (directory / PEERS).glob("*/journal_0")
+    with journal.open("rb+") as file:
+        *_, (_, second), (_, last) = read_frames(file.fileno())
+        if second != last:
+            raise RuntimeError("the peer's journal is not as expected: its split records differ")
+        file.seek(0, os.SEEK_END)
+        file.write(frame(last) * splits)
+    return iteration_id

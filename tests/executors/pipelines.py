@@ -1,0 +1,178 @@
+"""Datasets that tests send through executors, and how results are compared."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+import threading
+from collections import Counter, namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.graphs import Source
+
+Dataset = Any
+Point = namedtuple("Point", ["x", "label"])
+slices = tf.data.Dataset.from_tensor_slices
+count = tf.data.Dataset.range
+
+
+def floats(dtype: Any) -> Dataset:
+    return slices(tf.cast(tf.constant([0.0, 1.5, -2.0, 448.0]), dtype))
+
+
+def integers(dtype: Any) -> Dataset:
+    low, high = max(dtype.min, -(2**63)), min(dtype.max, 2**63 - 1)
+    return slices(tf.constant(np.array([0, 1, low, high], dtype.as_numpy_dtype)))
+
+
+def quantized(dtype: Any, bits: Any) -> Dataset:
+    return slices(tf.bitcast(tf.constant([0, 1, 77], bits), dtype))
+
+
+STRINGS = [b"", b"a", b"nul \0 inside\0", "große Straße ✓".encode(), bytes(range(256)), b"x" * 999]
+
+ELEMENTS: dict[str, Callable[[], Dataset]] = {
+    **{t.name: lambda t=t: integers(t) for t in (tf.int8, tf.uint8, tf.int16, tf.uint16)},
+    **{t.name: lambda t=t: integers(t) for t in (tf.int32, tf.uint32, tf.int64, tf.uint64)},
+    **{t.name: lambda t=t: floats(t) for t in (tf.float16, tf.float32, tf.float64, tf.bfloat16)},
+    **{n: lambda n=n: floats(tf.as_dtype(n)) for n in ("float8_e5m2", "float8_e4m3fn")},
+    "int4": lambda: count(-8, 8).map(lambda i: tf.cast(i, tf.int4)),
+    "uint4": lambda: count(16).map(lambda i: tf.cast(i, tf.uint4)),
+    "qint8": lambda: quantized(tf.qint8, tf.int8),
+    "qint16": lambda: quantized(tf.qint16, tf.int16),
+    "quint8": lambda: quantized(tf.quint8, tf.uint8),
+    "bool": lambda: slices([True, False, True]),
+    "complex64": lambda: slices(tf.constant([1 + 2j, -1j], tf.complex64)),
+    "complex128": lambda: slices(tf.constant([1 + 2j, -1j], tf.complex128)),
+    "float8 of unknown shape": lambda: floats(tf.as_dtype("float8_e5m2")).batch(3),
+    "many scalars": lambda: count(20_000),
+    "vectors": lambda: count(50).map(lambda i: tf.fill([3, 2], i)),
+    "strings": lambda: slices(STRINGS),
+    "shaped strings": lambda: slices(np.array(STRINGS, object).reshape(3, 2)),
+    "varying strings": lambda: slices(STRINGS).batch(4),
+    "no strings": lambda: count(3).map(lambda _: tf.zeros([0], tf.string)),
+    "pair": lambda: tf.data.Dataset.zip((count(5), slices(STRINGS[:5]))),
+    "one-tuple": lambda: count(5).map(lambda i: (i,)),
+    "dict": lambda: count(9).map(lambda i: {"b": i, "a": (i, [i, i]), "c": {"d": i}}),
+    "named tuple": lambda: count(9).map(lambda i: Point(x=tf.range(i), label={"y": i})),
+    "None inside": lambda: count(3).map(lambda i: (i, None, {"n": None})),
+    "only None": lambda: count(3).map(lambda i: (None,)),
+    "tokens": lambda: count(100).map(lambda i: tf.range(i % 7)),
+    "images": lambda: count(20).map(lambda i: tf.fill([i % 3, 4, i % 2 + 1], i)),
+    "equal after all": lambda: count(100).batch(10),
+    "ragged": lambda: slices(tf.ragged.constant([[[1], [2, 3]], [], [[4]], [[], [5]]])),
+    "ragged twice": lambda: slices(
+        tf.ragged.constant([[[[1], []], [[2, 3]]], [], [[[4]]], [[[], [5, 6]]]])
+    ),
+    "ragged strings": lambda: slices(
+        tf.ragged.constant([[["a"], ["", "bc"]], [], [["d" * 50]]], tf.string)
+    ),
+    "ragged of rows": lambda: slices(
+        tf.ragged.constant([[[[1, 2]], [[3, 4], [5, 6]]], [], [[[7, 8]]]], ragged_rank=2)
+    ),
+    "ragged batch": lambda: count(10).map(lambda i: tf.range(i)).ragged_batch(4),
+    "ragged int32 splits": lambda: slices(
+        tf.ragged.constant([[[1], [2, 3]], []], row_splits_dtype=tf.int32)
+    ),
+    "sparse": lambda: slices(tf.sparse.from_dense([[0, 1, 2], [0, 0, 0], [3, 0, 0]])),
+    "sparse batch": lambda: slices(tf.sparse.from_dense([[0, 1], [2, 0], [0, 3]])).batch(2),
+    "mixed": lambda: tf.data.Dataset.zip(
+        {
+            "ragged": slices(tf.ragged.constant([[[1.0]], [[2.0, 3.0], []]])),
+            "sparse": slices(tf.sparse.from_dense([[0, 1], [2, 0]])),
+            "text": slices(["x", "yz"]),
+            "shape": count(2).map(lambda i: tf.ones([i, 2])),
+        }
+    ),
+    "unknown rank": lambda: tf.data.Dataset.from_generator(
+        lambda: iter([np.ones(()), np.ones(3), np.ones((2, 0)), np.ones((2, 2))]),
+        output_signature=tf.TensorSpec(None, tf.float64),
+    ),
+    "unknown rank strings": lambda: tf.data.Dataset.from_generator(
+        lambda: iter([b"a", [b"b", b""], [[b"c"]]]),
+        output_signature=tf.TensorSpec(None, tf.string),
+    ),
+    "zero-size": lambda: count(5).map(lambda _: tf.zeros([0, 4])),
+    "zero-size, varying": lambda: count(5).map(lambda i: tf.zeros([i, 0])),
+    "large": lambda: count(4).map(lambda i: tf.fill([64, 1024], tf.cast(i, tf.float32))),
+    "large, varying": lambda: count(6).map(lambda i: tf.fill([i * 5000 + 1], i)),
+    "larger than the budget": lambda: count(3).map(lambda i: tf.fill([i + 1, 700_000], i)),
+    "large strings": lambda: count(4).map(lambda i: tf.strings.as_string(tf.fill([i, 20_000], i))),
+    "empty": lambda: count(0),
+    "empty and varying": lambda: count(0).map(lambda i: (tf.range(i), "x")),
+    "infinite, cut": lambda: count(3).repeat().take(1000),
+}
+
+
+class Leases:
+    """Hands the splits of a graph's sources to several workers, as the dispatcher does."""
+
+    def __init__(self, sources: list[Source], size: int = 1) -> None:
+        self._lock = threading.Lock()
+        self._sources = [_length(source.splits) for source in sources]
+        self._next = [0] * len(sources)
+        self._repetition = [0] * len(sources)
+        self._size = size
+        self.calls = 0
+
+    def next_range(self, provider: int, repetition: int) -> tuple[int, int] | None:
+        with self._lock:
+            self.calls += 1
+            if repetition < self._repetition[provider]:
+                return None
+            if repetition > self._repetition[provider]:
+                self._repetition[provider], self._next[provider] = repetition, 0
+            first, end = self._next[provider], self._sources[provider]
+            if first >= end:
+                self._repetition[provider], self._next[provider] = repetition + 1, 0
+                return None
+            self._next[provider] = min(end, first + self._size)
+            return first, self._next[provider] - first
+
+
+def _length(splits: ev.SplitSource) -> int:
+    match splits.WhichOneof("source"):
+        case "arithmetic":
+            numbers = splits.arithmetic
+            return len(range(numbers.start, numbers.stop, numbers.step))
+        case "count":
+            return splits.count
+    return 2**62
+
+
+def write_records(directory: pathlib.Path, files: int, records: int) -> list[str]:
+    numbers = itertools.count()
+    paths = [str(directory / f"{i}.tfrecord") for i in range(files)]
+    for path in paths:
+        with tf.io.TFRecordWriter(path) as writer:
+            for _ in range(records):
+                writer.write(str(next(numbers)).encode())
+    return paths
+
+
+def plain(value: Any) -> Any:
+    """A value that compares and hashes: of an element of tensors, or of one from NumPy."""
+    match value:
+        case None:
+            return None
+        case dict():
+            return {key: plain(item) for key, item in value.items()}
+        case tf.RaggedTensor() | tf.SparseTensor():
+            parts = tf.nest.flatten(value, expand_composites=True)
+            return (type(value).__name__, *[plain(part) for part in parts])
+        case tuple():
+            return (type(value).__name__, *[plain(item) for item in value])
+    array = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+    if not isinstance(array, np.ndarray | np.generic):
+        array = np.array(array, object)
+    shown = array.tolist() if array.dtype == object else array.tobytes()
+    return (array.shape, str(array.dtype), shown)
+
+
+def counted(dataset: Dataset) -> Counter[str]:
+    return Counter(repr(plain(element)) for element in dataset)

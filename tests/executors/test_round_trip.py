@@ -1,0 +1,163 @@
+"""Executor → blocks → dataset, and → NumPy: every element as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from forebay.service.blocks import Block
+from forebay.service.client.tf_elements import dataset_of_blocks, graph_of
+from forebay.service.element_specs import (
+    decode_element_spec,
+    decode_metadata,
+    encode_element_spec,
+)
+from forebay.service.executors.tf_data import PipelineError, TfDataExecutor
+from forebay.service.structure import Ragged, Sparse, UnsupportedElement, assemble, encode
+
+from .pipelines import ELEMENTS, plain, slices
+
+
+def blocks_of(dataset: Any, **options: Any) -> list[Block]:
+    executor = TfDataExecutor(graph_of(dataset), element_spec=dataset.element_spec, **options)
+    return list(executor.blocks())
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_elements_come_back_as_they_were(name: str) -> None:
+    dataset = ELEMENTS[name]()
+    blocks = blocks_of(dataset)
+    for block in blocks:
+        assert all(c.shapes is None or len(c.shapes) == block.count for c in block.components)
+    again = dataset_of_blocks(lambda: (block for block in blocks), dataset.element_spec)
+    assert again.element_spec == dataset.element_spec
+    for _ in range(2):  # each iteration opens the blocks anew
+        assert [plain(e) for e in again] == [plain(e) for e in dataset]
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_numpy_readers_get_the_same(name: str) -> None:
+    dataset = ELEMENTS[name]()
+    build = assemble(encode(dataset.element_spec))
+    elements = []
+    for block in blocks_of(dataset):
+        columns = [component.elements() for component in block.components]
+        rows = zip(*columns, strict=True) if columns else [()] * block.count
+        elements += [build(list(row)) for row in rows]
+
+    def comparable(value: Any) -> Any:
+        match value:
+            case Ragged():
+                splits = []
+                while isinstance(value, Ragged):
+                    splits.append(plain(value.row_splits))
+                    value = value.values
+                return ("RaggedTensor", plain(value), *splits)
+            case Sparse():
+                return ("SparseTensor", *[plain(part) for part in value])
+            case dict():
+                return {key: comparable(item) for key, item in value.items()}
+            case tuple():
+                return (type(value).__name__, *[comparable(item) for item in value])
+        return plain(value)
+
+    unquantized = {"qint8": "int8", "qint16": "int16", "quint8": "uint8"}
+    expected = [repr(plain(element)) for element in dataset]
+    for quantized, native in unquantized.items():
+        expected = [text.replace(f"'{quantized}'", f"'{native}'") for text in expected]
+    assert [repr(comparable(element)) for element in elements] == expected
+
+
+def test_element_specs_survive_the_metadata() -> None:
+    for make in ELEMENTS.values():
+        spec = make().element_spec
+        assert decode_element_spec(encode_element_spec(spec)) == spec
+
+
+@pytest.mark.parametrize("name", ["tokens", "dict", "ragged", "sparse", "strings", "pair"])
+def test_a_stock_clients_compressed_graph(name: str) -> None:
+    from tensorflow.core.protobuf import data_service_pb2
+    from tensorflow.python.data.experimental.ops import compression_ops
+
+    dataset = ELEMENTS[name]()
+    squeezed = dataset.map(lambda *e: compression_ops.compress(e[0] if len(e) == 1 else e))
+    metadata = decode_metadata(
+        data_service_pb2.DataServiceMetadata(
+            element_spec=encode_element_spec(dataset.element_spec),
+            compression="COMPRESSION_SNAPPY",
+        ).SerializeToString()
+    )
+    assert metadata.compressed
+    graph = graph_of(squeezed)
+
+    undone = list(TfDataExecutor(graph, element_spec=metadata.element_spec, compressed=True).blocks())
+    relayed = list(TfDataExecutor(graph).blocks())
+    for blocks, compressed in ((undone, False), (relayed, True)):
+        again = dataset_of_blocks(
+            lambda blocks=blocks: (block for block in blocks),
+            dataset.element_spec,
+            compressed=compressed,
+        )
+        assert [plain(e) for e in again] == [plain(e) for e in dataset]
+
+
+def test_small_elements_share_blocks_and_large_ones_are_alone() -> None:
+    assert len(blocks_of(ELEMENTS["many scalars"]())) < 200
+    assert [b.count for b in blocks_of(ELEMENTS["large"]())] == [1] * 4
+    # 1, 5001, 10001, … int64: the first two are small, the others travel alone
+    assert [b.count for b in blocks_of(ELEMENTS["large, varying"]())][-4:] == [1] * 4
+
+
+def test_blocks_are_no_larger_than_asked() -> None:
+    dataset = tf.data.Dataset.range(5000).map(lambda i: (i, tf.range(i % 100)))
+    blocks = blocks_of(dataset, block_bytes=8192)
+    assert max(block.payload_bytes for block in blocks) <= 2 * 8192
+
+
+def test_elements_that_cannot_travel_are_named() -> None:
+    nested = tf.data.Dataset.range(6).window(3).map(lambda window: {"w": window})
+    with pytest.raises(UnsupportedElement, match=r"element\['w'\] is a DatasetSpec"):
+        blocks_of(nested)
+
+
+def test_a_failing_pipeline_gives_what_it_had_then_its_error() -> None:
+    def fail_at_three(i: Any) -> Any:
+        with tf.control_dependencies([tf.debugging.assert_less(i, tf.constant(3, tf.int64))]):
+            return tf.identity(i)
+
+    dataset = tf.data.Dataset.range(10).map(fail_at_three)
+    executor = TfDataExecutor(graph_of(dataset), element_spec=dataset.element_spec)
+    values: list[int] = []
+    with pytest.raises(PipelineError) as raised:
+        for block in executor.blocks():
+            values += block.components[0].values.tolist()
+    assert values == [0, 1, 2]
+    assert raised.value.code == "INVALID_ARGUMENT"
+    assert "assertion failed" in raised.value.message
+
+
+def test_arrays_are_adopted_without_a_copy() -> None:
+    (block,) = blocks_of(slices(np.ones([1, 1 << 16], np.float32)))
+    assert block.components[0].values.ctypes.data % 64 == 0
+
+
+def test_an_abandoned_iteration_closes_its_blocks() -> None:
+    blocks = blocks_of(tf.data.Dataset.range(100), block_bytes=64)
+    closed = []
+
+    class Blocks:
+        def __iter__(self) -> Any:
+            return iter(blocks)
+
+        def close(self) -> None:
+            closed.append(True)
+
+    dataset = dataset_of_blocks(Blocks, tf.TensorSpec([], tf.int64))
+    iterator = iter(dataset)
+    next(iterator)
+    assert not closed
+    del iterator
+    assert closed == [True]

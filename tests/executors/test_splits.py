@@ -1,0 +1,235 @@
+"""The union over leases equals the plain dataset, whatever the pipeline."""
+
+from __future__ import annotations
+
+import gc
+import pathlib
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from forebay.service.client.tf_elements import dataset_of_blocks, graph_of
+from forebay.service.executors.evaluate import evaluate
+from forebay.service.executors.tf_data import PipelineError, TfDataExecutor
+from forebay.service.graphs import split_sources
+
+from .pipelines import Dataset, Leases, count, counted, plain, slices, write_records
+
+
+def vocabulary() -> Any:
+    keys = tf.constant(["a", "b"])
+    values = tf.constant([7, 8], tf.int64)
+    return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), -1)
+
+
+def lookup() -> Dataset:
+    table = vocabulary()
+    return slices(["a", "b", "c", "a"]).map(table.lookup)
+
+
+def nested() -> Dataset:
+    return slices([count(3), count(10, 12), count(0)]).flat_map(lambda inner: inner)
+
+
+PIPELINES: dict[str, Callable[[], Dataset]] = {
+    "range": lambda: count(100),
+    "range with a step": lambda: count(50, 3, -7, output_type=tf.int32),
+    "float range": lambda: count(2, 20, 3, output_type=tf.float32),
+    "slices": lambda: slices({"x": tf.range(20), "y": tf.reshape(tf.range(40), [20, 2])}),
+    "ragged slices": lambda: slices(tf.ragged.constant([[1], [], [2, 3], [4, 5, 6]])),
+    "sparse slices": lambda: slices(tf.sparse.eye(5)),
+    "dataset of datasets": nested,
+    "tensor": lambda: tf.data.Dataset.from_tensors(tf.range(3)),
+    "tensor, repeated": lambda: tf.data.Dataset.from_tensors(1).repeat(3),
+    "list": lambda: tf.data.experimental.from_list([(1, "a"), (2, "b"), (3, "c")]),
+    "map": lambda: count(30).map(lambda i: i * 2),
+    "parallel map": lambda: count(30).map(
+        lambda i: tf.cast(i, tf.float32) / 2, num_parallel_calls=tf.data.AUTOTUNE
+    ),
+    "filter": lambda: count(30).filter(lambda i: i % 3 == 0),
+    "flat_map": lambda: count(6).flat_map(lambda i: count(i)),
+    "interleave": lambda: count(6).interleave(lambda i: count(i, i + 3), cycle_length=2),
+    "shuffle": lambda: count(40).shuffle(10),
+    "cache": lambda: count(20).cache(),
+    "cache and repeat": lambda: count(20).cache().repeat(2),
+    "repeat": lambda: count(20).repeat(2),
+    "repeat below a batch": lambda: count(20).repeat(2).batch(1),
+    "concatenate": lambda: count(5).concatenate(count(10, 20)),
+    "concatenate, repeated": lambda: count(5).concatenate(count(10, 20)).repeat(2),
+    "prefetch": lambda: count(20).prefetch(4),
+    "unbatch": lambda: slices(tf.reshape(tf.range(12), [4, 3])).unbatch(),
+    "lookup table": lookup,
+    "scan": lambda: count(20).scan(tf.constant(0, tf.int64), lambda state, i: (state, i)),
+    "options": lambda: count(20).with_options(tf.data.Options()),
+    "variable read": lambda: count(9).map(lambda i: i + tf.constant(1, tf.int64)),
+}
+
+# What a worker makes of its splits depends on which these are: one worker must get it all.
+ALONE: dict[str, Callable[[], Dataset]] = {
+    "batch": lambda: count(25).batch(4),
+    "padded batch": lambda: count(10).map(lambda i: tf.range(i)).padded_batch(3),
+    "window": lambda: count(10).window(3).flat_map(lambda w: w.batch(3)),
+    "zip": lambda: tf.data.Dataset.zip((count(7), slices(list("abcdefghi")))),
+    "zip with itself": lambda: (lambda d: tf.data.Dataset.zip((d, d)))(count(7)),
+    "enumerate": lambda: slices(list("abcdef")).enumerate(5),
+    "sample": lambda: tf.data.Dataset.sample_from_datasets([count(5), count(10, 15)], seed=1),
+    "choose": lambda: tf.data.Dataset.choose_from_datasets(
+        [count(3), count(10, 13)], slices(tf.constant([0, 1, 0, 1, 1, 0], tf.int64))
+    ),
+    "random": lambda: tf.data.Dataset.random(seed=3).take(5),
+    "take": lambda: count(50).take(7),
+    "skip and take": lambda: count(50).skip(3).take(7),
+    "endless": lambda: count(3).repeat().take(100),
+    **PIPELINES,
+}
+
+
+def executor_of(dataset: Dataset, leases: Leases) -> TfDataExecutor:
+    return TfDataExecutor(graph_of(dataset), leases, element_spec=dataset.element_spec)
+
+
+def read(dataset: Dataset, executor: TfDataExecutor) -> Dataset:
+    return dataset_of_blocks(executor.blocks, dataset.element_spec)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("name", ALONE)
+def test_one_worker_gives_the_dataset_in_order(name: str, size: int) -> None:
+    dataset = ALONE[name]()
+    leases = Leases(split_sources(graph_of(dataset), evaluate), size)
+    got = [plain(e) for e in read(dataset, executor_of(dataset, leases))]
+    if name == "shuffle":
+        assert sorted(got) == sorted(plain(e) for e in dataset)
+    else:
+        assert got == [plain(e) for e in dataset]
+
+
+@pytest.mark.parametrize("name", [name for name in PIPELINES if "repeat" not in name])
+def test_three_workers_give_each_element_once(name: str) -> None:
+    dataset = PIPELINES[name]()
+    leases = Leases(split_sources(graph_of(dataset), evaluate), 2)
+    outcomes: list[Counter[str]] = []
+
+    def work() -> None:
+        outcomes.append(counted(read(dataset, executor_of(dataset, leases))))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(outcomes) == 3
+    assert sum(outcomes, Counter()) == counted(dataset)
+
+
+def test_batches_span_leases() -> None:
+    dataset = count(10).batch(4)
+    leases = Leases(split_sources(graph_of(dataset)), 1)
+    values = [e.numpy().tolist() for e in read(dataset, executor_of(dataset, leases))]
+    assert values == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_files(tmp_path: pathlib.Path) -> None:
+    paths = write_records(tmp_path, 6, 50)
+    dataset = (
+        slices(paths)
+        .interleave(tf.data.TFRecordDataset, num_parallel_calls=2, deterministic=False)
+        .map(tf.strings.to_number)
+        .batch(7)
+    )
+    leases = Leases(split_sources(graph_of(dataset)), 1)
+    batches = [e.numpy() for _ in range(2) for e in read(dataset, executor_of(dataset, leases))]
+    numbers = sorted(int(n) for batch in batches for n in batch)
+    assert numbers == sorted([*range(300), *range(300)][: len(numbers)])
+
+
+def test_python_is_asked_once_a_lease() -> None:
+    dataset = count(100_000)
+    leases = Leases(split_sources(graph_of(dataset)), 10_000)
+    assert sum(block.count for block in executor_of(dataset, leases).blocks()) == 100_000
+    assert leases.calls == 11
+
+
+def test_two_graphs_with_the_same_names_do_not_meet() -> None:
+    """Clients number their functions and tables alike: a worker must keep them apart."""
+
+    def table(value: int) -> bytes:
+        keys = tf.constant([0, 1], tf.int64)
+        values = tf.constant([value, value], tf.int64)
+        found = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), -1)
+        return graph_of(count(2).map(found.lookup))
+
+    from forebay.service.graphs import Graph
+
+    first, second = table(5), Graph(table(6))
+    names = [f.signature.name for f in Graph(first).proto.library.function]
+    others = [f.signature.name for f in second.proto.library.function]
+    renamed = second.proto.SerializeToString()
+    for old, new in zip(others, names, strict=True):
+        pad = new.ljust(len(old), "_")[: len(old)]
+        renamed = renamed.replace(old.encode(), pad.encode())
+    spec = tf.TensorSpec([], tf.int64)
+    running = [TfDataExecutor(graph, element_spec=spec) for graph in (first, renamed)]
+    values = [[b.components[0].values.tolist() for b in run.blocks()] for run in running]
+    assert [sum(blocks, []) for blocks in values] == [[5, 5], [6, 6]]
+
+
+def test_a_feed_that_raises_ends_the_pipeline() -> None:
+    class Broken:
+        def next_range(self, provider: int, repetition: int) -> tuple[int, int] | None:
+            raise OSError("the dispatcher is away")
+
+    dataset = count(10)
+    executor = TfDataExecutor(graph_of(dataset), Broken(), element_spec=dataset.element_spec)
+    with pytest.raises(PipelineError, match="the dispatcher is away"):
+        list(executor.blocks())
+
+
+def test_cancel_from_another_thread_leaves_nothing_behind() -> None:
+    asked, ended = threading.Event(), threading.Event()
+
+    class Waiting:
+        def next_range(self, provider: int, repetition: int) -> tuple[int, int] | None:
+            asked.set()
+            ended.wait(timeout=60)
+            return None
+
+    dataset = count(10)
+    executor = TfDataExecutor(graph_of(dataset), Waiting(), element_spec=dataset.element_spec)
+    got: list[Any] = []
+    reader = threading.Thread(target=lambda: got.extend(executor.blocks()))
+    reader.start()
+    assert asked.wait(timeout=60)
+    ended.set()
+    executor.cancel()
+    reader.join(timeout=60)
+    assert not reader.is_alive()
+    assert got == []
+    assert not [t for t in threading.enumerate() if t.name == "forebay-pipeline"]
+
+
+def test_an_endless_pipeline_can_be_left() -> None:
+    dataset = count(10).repeat().map(lambda i: tf.range(i))
+    executor = TfDataExecutor(graph_of(dataset), element_spec=dataset.element_spec)
+    blocks = executor.blocks()
+    next(blocks)
+    blocks.close()
+    assert not [t for t in threading.enumerate() if t.name == "forebay-pipeline"]
+
+
+def test_nothing_of_a_graph_stays_in_tensorflow() -> None:
+    dataset = count(4).map(lambda i: i + 1).filter(lambda i: i > 2)
+    graph = graph_of(dataset)
+
+    def run() -> int:
+        list(TfDataExecutor(graph, element_spec=dataset.element_spec).blocks())
+        gc.collect()
+        return len(context.context().list_function_names())
+
+    run()
+    assert run() == run()
