@@ -15,7 +15,9 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
+from .elements import batches, scalars
 from .machine import describe, filesystem
+from .memory import memory
 from .restart import restart
 from .results import Result
 from .setting import Setting
@@ -25,10 +27,14 @@ ROWS: dict[str, Callable[[Setting], list[Result]]] = {
     "restart": restart,
     "leases": leases,
     "get_split": get_split,
+    "scalars": scalars,
+    "batches": batches,
+    "memory": memory,
 }
 ROUNDS = 5
 SECONDS = 5.0
 QUICK_SECONDS = 0.5
+WIDTH = 120  # of the table, at least
 
 
 def main() -> int:
@@ -48,7 +54,7 @@ def main() -> int:
         for row in arguments.rows or ROWS:
             with console.status(f"measuring {row} …"):
                 results += ROWS[row](setting)
-    Console().print(table(results, machine))
+    Console(width=max(WIDTH, console.width)).print(table(results, machine))
     if file := arguments.json or default_file(started, arguments.quick):
         file.parent.mkdir(parents=True, exist_ok=True)
         record = {
@@ -93,7 +99,8 @@ def default_file(started: datetime.datetime, quick: bool) -> pathlib.Path | None
 def table(results: list[Result], machine: dict[str, object]) -> Table:
     table = Table(
         title="Forebay beside tf.data service",
-        caption="median (min–max) of the rounds; " + ", ".join(f"{k} {v}" for k, v in machine.items()),
+        caption="median (min–max) of the rounds; "
+        + ", ".join(f"{k} {v}" for k, v in machine.items()),
     )
     for header in ("row", "what", "tf.data service", "Forebay", "ratio", "required"):
         table.add_column(header, justify="left" if header in ("row", "what") else "right")

@@ -6,9 +6,10 @@ what they measure is the dispatcher. Both sides are called by the same code.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -61,6 +62,10 @@ class Caller:
         send = method(self._channel, service, name)
         return response.FromString(send(request.SerializeToString()))
 
+    def get_version(self) -> int:
+        """Of TensorFlow's protocol: the least that a dispatcher can be asked."""
+        return self.call(tf.GetVersionRequest(), tf.GetVersionResponse).version
+
     def close(self) -> None:
         self._channel.close()
 
@@ -85,9 +90,7 @@ def begin_iteration(caller: Caller) -> int:
         tf.GetOrCreateJobRequest(dataset_id=dataset.dataset_id, processing_mode_def=dynamic),
         tf.GetOrCreateJobResponse,
     )
-    caller.call(
-        tf.GetOrCreateIterationRequest(job_id=job.job_id), tf.GetOrCreateIterationResponse
-    )
+    caller.call(tf.GetOrCreateIterationRequest(job_id=job.job_id), tf.GetOrCreateIterationResponse)
     # An iteration's id is told to workers only. This one never beats again.
     worker = caller.call(
         tf.WorkerHeartbeatRequest(worker_address="127.0.0.1:1", worker_uid=1),
@@ -158,7 +161,7 @@ Loop = Callable[..., Iterator[int]]
 
 
 def splits_per_second(
-    address: str, loop: Loop, arguments: list[tuple[int, ...]], seconds: float
+    address: str, loop: Loop, arguments: Sequence[tuple[int, ...]], seconds: float
 ) -> float:
     """Splits that the callers get a second: one process for each tuple of `arguments`."""
     context = multiprocessing.get_context("spawn")
@@ -174,7 +177,7 @@ def splits_per_second(
         process.join()
         if process.exitcode:
             raise RuntimeError(f"a caller ended with exit code {process.exitcode}; see above")
-    return sum(rates.get() for _ in processes)
+    return math.fsum(rates.get() for _ in processes)
 
 
 def _keep_busy(

@@ -23,6 +23,7 @@ def describe(directory: pathlib.Path) -> dict[str, Any]:
     packages = ("forebay", "tensorflow-cpu", "grpcio", "protobuf")
     return {
         "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),  # of others, before: noise
         "memory_gb": round(memory / 1e9),
         "kernel": platform.release(),
         "filesystem": filesystem(directory),

@@ -41,6 +41,10 @@ class Server:
             raise RuntimeError(f"a server ended with exit code {code}:\n{self._log.read()}")
         return address
 
+    def wait_until_serving(self) -> None:
+        """Raises RuntimeError, with its error output, if it ends instead."""
+        assert self.address
+
     @property
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])

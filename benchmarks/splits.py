@@ -42,7 +42,8 @@ def leases(setting: Setting) -> list[Result]:
             what=f"splits in leases of {LEASE}, {CALLERS} callers",
             unit="splits/s",
             better=Better.MORE,
-            **figures,
+            ours=figures["ours"],
+            peer=figures["peer"],
             required=100_000,
         )
     ]
@@ -61,7 +62,8 @@ def get_split(setting: Setting) -> list[Result]:
             what=f"GetSplit, {CALLERS} callers",
             unit="splits/s",
             better=Better.MORE,
-            **figures,
+            ours=figures["ours"],
+            peer=figures["peer"],
             required_ratio=0.8,
         )
     ]

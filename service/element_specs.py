@@ -6,8 +6,9 @@ ragged tensor is its flat values and row splits, a sparse one indices, values an
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import tensorflow as tf
 from tensorflow.core.protobuf import data_service_pb2, struct_pb2
@@ -16,6 +17,8 @@ from tensorflow.python.saved_model import nested_structure_coder
 
 from . import structure
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Tensor = Any  # of TensorFlow, which has no types
 Spec = Any
 
@@ -36,7 +39,7 @@ def flatten(element_spec: Spec, element: Any) -> list[Tensor]:
 def restore(element_spec: Spec, components: Sequence[Tensor]) -> Any:
     """The element of these components: the inverse of `flatten`."""
     rest = iter(components)
-    leaves = []
+    leaves: list[Any] = []
     for spec in nest.flatten(element_spec):
         own = [next(rest) for _ in _expand(spec, spec)]
         if _is_none(spec):
@@ -58,6 +61,12 @@ def _expand(spec: Spec, leaf: Any) -> list[Any]:
 
 def _is_none(spec: Spec) -> bool:
     return spec is None or isinstance(spec, tf.NoneTensorSpec)
+
+
+def plain(function: Callable[P, R]) -> Callable[P, R]:
+    """Marks a function that TensorFlow shall trace as it is, without AutoGraph."""
+    marked: Callable[P, R] = tf.autograph.experimental.do_not_convert(function)
+    return marked
 
 
 class Carrier(NamedTuple):
@@ -118,7 +127,9 @@ def decode_metadata(data: bytes) -> Metadata:
 
 def encode_element_spec(element_spec: Spec) -> bytes:
     """The bytes that TensorFlow's metadata keeps an element_spec as."""
-    encoded = nested_structure_coder.encode_structure(element_spec)
+    with warnings.catch_warnings():  # that None is a type which must be registered; it is
+        warnings.simplefilter("ignore", UserWarning)
+        encoded = nested_structure_coder.encode_structure(element_spec)
     return bytes(encoded.SerializeToString())
 
 

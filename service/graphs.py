@@ -266,13 +266,14 @@ def sanitize(graph: bytes) -> bytes:
 def isolate(graph: bytes, prefix: str) -> tuple[pb.GraphDef, str, list[str]]:
     """Prepare a graph for import into a process that runs other graphs as well.
 
-    Library functions and tables get names that begin with `prefix`: two datasets from two
-    clients would otherwise use each other's. Returns the graph without its `_Retval`, the
-    name of the tensor that holds the dataset, and the names of the table handles.
+    Library functions, tables and the handles of caches and seeds get names that begin with
+    `prefix` (letters and digits): two datasets from two clients would otherwise use each
+    other's. Returns the graph without its `_Retval`, the name of the tensor that holds the
+    dataset, and the names of the table handles.
     """
     parsed = Graph(graph)
     proto = parsed.proto
-    names = {f.signature.name: f"{prefix}{f.signature.name}" for f in proto.library.function}
+    names = {f.signature.name: f"{prefix}_{f.signature.name}" for f in proto.library.function}
 
     def rename(attr: pb.AttrValue) -> None:
         match attr.WhichOneof("value"):
@@ -293,6 +294,8 @@ def isolate(graph: bytes, prefix: str) -> tuple[pb.GraphDef, str, list[str]]:
             rename(attr)
         if node.op in _TABLES:
             node.attr["container"].s = prefix.encode()
+        for handle in node.attr["value"].tensor.resource_handle_val if node.op == "Const" else ():
+            handle.name = f"{prefix}_{handle.name}"  # not found, so the dataset makes its own
     for function in proto.library.function:
         function.signature.name = names[function.signature.name]
     for gradient in proto.library.gradient:

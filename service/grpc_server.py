@@ -34,7 +34,10 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [*_UNLIMITED, ("grpc.so_reuseport", 0)]
 
 
 def bind(server: Any, host: str, port: int) -> str:
-    """Have a server listen on host:port (0: any free one); return the address. Raises AddressInUse."""
+    """Have a server listen on host:port (0: any free one); return the address.
+
+    Raises AddressInUse.
+    """
     try:
         bound = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:

@@ -20,7 +20,6 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
 from ..storage.errors import ForebayError
@@ -93,8 +92,8 @@ def _encode(spec: Any, path: str) -> dict[str, Any]:
         case Mapping():
             keys = sorted(spec)
             return {"dict": [[key, _encode(spec[key], f"{path}[{key!r}]")] for key in keys]}
-        case tuple() if hasattr(spec, "_fields"):
-            return _named(type(spec).__name__, spec._asdict(), path)
+        case tuple() if fields := getattr(spec, "_fields", None):
+            return _named(type(spec).__name__, dict(zip(fields, spec, strict=True)), path)
         case tuple() | list():
             return {"tuple": [_encode(item, f"{path}[{i}]") for i, item in enumerate(spec)]}
     if hasattr(spec, "__attrs_attrs__"):
@@ -134,7 +133,7 @@ def _assembler(node: dict[str, Any]) -> Callable[[Iterator[Array]], Any]:
             members = [_assembler(item) for item in items]
             return lambda rest: tuple([member(rest) for member in members])
         case {"named": name, "fields": fields}:
-            kind = namedtuple(name, [key for key, _ in fields])  # type: ignore[misc]  # noqa: PYI024
+            kind = namedtuple(name, [key for key, _ in fields])  # type: ignore[misc]
             members = [_assembler(item) for _, item in fields]
             return lambda rest: kind(*[member(rest) for member in members])
     raise ValueError(f"unknown structure node {node!r}: it was written by a newer Forebay")

@@ -31,7 +31,8 @@ LAYERS: dict[str, set[str]] = {
     "service.executors": {LOOSE, *WORDS},
     "service.transport": {LOOSE, *WORDS},
     "service.worker": {"service.executors", "service.transport", LOOSE, *WORDS},
-    "service.client": {"service.transport", LOOSE, *WORDS},
+    "service.client": {"service.transport", "service.executors", LOOSE, *WORDS},
+    "service.servers": {"service.worker", LOOSE, *WORDS},
     "service.cli": {"service", "journal", "storage"},
     "service": {"service"},  # its __init__, the public face
 }
@@ -103,6 +104,8 @@ def within(module: str, layer: str) -> bool:
 
 
 def layer_of(module: str) -> str:
+    if module in LAYERS:
+        return module
     loose = module.startswith("service.") and module.count(".") == 1
     if loose and not module.endswith("__init__") and f"{module}.__init__" not in MODULES:
         return LOOSE

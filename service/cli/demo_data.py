@@ -45,7 +45,7 @@ def register(service: str, files: list[str]) -> str:
     def parse(record: Any) -> dict[str, Any]:
         digit: dict[str, Any] = tf.io.parse_single_example(record, spec)
         # As real augmentation does, this takes the worker a while.
-        image = tf.image.resize(tf.reshape(digit["pixels"], [8, 8, 1]), [256, 256])
+        image = tf.image.resize(tf.reshape(digit["pixels"], [8, 8, 1]), [128, 128])
         image = tf.image.random_brightness(tf.image.random_contrast(image, 0.8, 1.2), 0.1)
         digit["pixels"] = tf.reshape(tf.image.resize(image, [8, 8], antialias=True), [PIXELS])
         return digit

@@ -23,7 +23,7 @@ from ..blocks import Block
 from ..dispatcher_client import DispatcherClient
 from ..errors import ForebayError, PipelineError, Unimplemented
 from ..proto import forebay_pb2 as pb
-from ..transport import BlockClient, End, TaskFailed, TaskUnknown
+from ..transport import PROTOCOLS, BlockClient, End, TaskFailed, TaskUnknown
 
 log = logging.getLogger(__name__)
 
@@ -177,14 +177,15 @@ class Consumer:
 
     def _link(self, task: pb.TaskInfo) -> _Link | None:
         uid = task.worker_uid
-        if not task.transfer_servers and not task.completed:
+        servers = [(server.protocol, server.address) for server in task.transfer_servers]
+        if not task.completed and not any(protocol in PROTOCOLS for protocol, _ in servers):
             raise Unimplemented(
                 f"the worker {task.worker_address} is tf.data service's own, and Forebay's clients "
-                "read from Forebay's workers only: replace it, or read with tf.data service's client"
+                "read from Forebay's workers only: replace it, or use tf.data service's client"
             )
         if uid not in self._links:
             client = BlockClient(
-                [(server.protocol, server.address) for server in task.transfer_servers],
+                servers,
                 worker_uid=uid,
                 consumer_id=self.consumer_id,
                 deliver=lambda task_id, item: self._inbox.put(_Delivery(client, task_id, item)),

@@ -7,7 +7,7 @@ never an element. NumPy arrays that begin at a multiple of 64 bytes are adopted,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,12 +15,13 @@ import tensorflow as tf
 from tensorflow.python.data.experimental.ops import compression_ops
 from tensorflow.python.data.ops import dataset_ops, map_op
 from tensorflow.python.data.util import nest
+from tensorflow.python.data.util.structure import to_tensor_list
 
 from ..blocks import Array, Block, Component, Strings
-from ..element_specs import carrier, component_specs, options_for, restore
+from ..element_specs import carrier, component_specs, options_for, plain, restore
+from ..errors import PipelineError, Unimplemented
 
 Tensor = Any
-plain = tf.autograph.experimental.do_not_convert
 ExternalStatePolicy = tf.data.experimental.ExternalStatePolicy
 
 
@@ -48,25 +49,29 @@ def dataset_of_blocks(
     )
 
     def arrays() -> Iterator[tuple[Any, ...]]:
-        with closing(open_blocks()) as blocks:
+        with closing(open_blocks()) as blocks, _as_tensorflows_errors():
             for block in blocks:
                 pairs = zip(columns, block.components, strict=True)
                 yield (block.count, *[part for c, own in pairs for part in c.arrays(own)])
 
-    def rows(parts: tuple[Tensor, ...]) -> list[list[Tensor]]:
+    def rows(count: Tensor, parts: tuple[Tensor, ...]) -> list[list[Tensor]]:
         rest = iter(parts)
-        return [column.rows([next(rest) for _ in column.signature]) for column in columns]
+        return [c.rows(count, [next(rest) for _ in c.signature]) for c in columns]
+
+    def finished(*tensors: Tensor) -> tuple[Tensor, ...]:
+        # As tf.data itself keeps composites inside, so that the element_spec is exactly it.
+        return tuple(to_tensor_list(element_spec, restore(element_spec, tensors)))
 
     @plain
     def elements(count: Tensor, *parts: Tensor) -> Any:
-        own = rows(parts)
+        own = rows(count, parts)
 
         @plain
         def element(row: Tensor) -> Any:
             tensors = [c.element(r, row) for c, r in zip(columns, own, strict=True)]
             if compressed:
                 return compression_ops.uncompress(tensors[0], element_spec)
-            return restore(element_spec, tensors)
+            return finished(*tensors)
 
         # Without inter-op parallelism the function runs in the calling thread, 10 × faster.
         return map_op._MapDataset(
@@ -76,11 +81,10 @@ def dataset_of_blocks(
     blocks = tf.data.Dataset.from_generator(arrays, output_signature=signature)
     if columns and not compressed and all(column.stacked for column in columns):
         # Every component is an array of rows: unbatch can cut it, without a function call.
-        stacked = plain(lambda _, *parts: tuple([own[0] for own in rows(parts)]))
+        stacked = plain(lambda count, *parts: tuple([own[0] for own in rows(count, parts)]))
         built = blocks.map(stacked).unbatch()
         if not all(isinstance(leaf, tf.TensorSpec) for leaf in nest.flatten(element_spec)):
-            composed = plain(lambda *tensors: restore(element_spec, tensors))
-            built = map_op._MapDataset(built, composed, use_inter_op_parallelism=False)
+            built = map_op._MapDataset(built, plain(finished), use_inter_op_parallelism=False)
     else:
         built = blocks.flat_map(elements)
     built = built.with_options(options_for(specs))
@@ -103,8 +107,10 @@ class _Column:
         self._spec = spec
         self._carrier = carrier(spec.dtype)
         self._text = spec.dtype in (tf.string, tf.variant)
-        self.stacked = spec.shape.is_fully_defined() and spec.dtype != tf.variant
         self._shape = spec.shape.as_list() if spec.shape.is_fully_defined() else None
+        # Can unbatch cut it? It knows no variants and none of the dtypes that need a carrier.
+        known = spec.dtype == self._carrier.dtype and spec.dtype != tf.variant
+        self.stacked = self._shape is not None and known
         if self._text:  # all bytes, and where each string begins and how long it is
             integers = tf.TensorSpec([None], tf.int64)
             self.signature = [tf.TensorSpec([], tf.string), integers, integers]
@@ -130,15 +136,15 @@ class _Column:
             parts.append(_as_dtype(flat, self._carrier.dtype))
         return parts if self._shape is not None else [*parts, shapes]
 
-    def rows(self, parts: list[Tensor]) -> list[Tensor]:
+    def rows(self, count: Tensor, parts: list[Tensor]) -> list[Tensor]:
         """Computed once a block: the values, and, where shapes differ, where each begins."""
         if self._text:
             joined, positions, lengths = parts[:3]
             values = tf.strings.substr(joined, positions, lengths)
             if self._shape is not None:
-                values = tf.reshape(values, [-1, *self._shape])
+                values = tf.reshape(values, [count, *self._shape])
         else:
-            values = self._carrier.back(parts[0])
+            values = parts[0]
         if self._shape is not None:
             return [values]
         shapes = parts[-1]
@@ -149,13 +155,30 @@ class _Column:
         if self._spec.dtype == tf.variant:
             return tf.io.parse_tensor(rows[0][row], tf.variant)
         if self._shape is not None:
-            return rows[0][row]
+            return self._carrier.back(rows[0][row])
         values, starts, shapes = rows
-        shape = shapes[row]
-        return tf.reshape(values[starts[row] : starts[row + 1]], shape)
+        own = values[starts[row] : starts[row + 1]]
+        return self._carrier.back(tf.reshape(own, shapes[row]))
 
 
 def _as_dtype(values: Array, dtype: Any) -> Array:
     native = dtype.as_numpy_dtype
     return values if values.dtype == native else values.astype(native)
 
+
+@contextmanager
+def _as_tensorflows_errors() -> Iterator[None]:
+    """Raise what TensorFlow turns into the error of the same code; the rest become UNKNOWN."""
+    try:
+        yield
+    except PipelineError as error:
+        raise _RAISED.get(error.code, RuntimeError)(str(error)) from error
+    except Unimplemented as error:
+        raise NotImplementedError(str(error)) from error
+
+
+_RAISED = {
+    "INVALID_ARGUMENT": ValueError,
+    "UNIMPLEMENTED": NotImplementedError,
+    "RESOURCE_EXHAUSTED": MemoryError,
+}

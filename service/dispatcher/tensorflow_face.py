@@ -367,8 +367,8 @@ def _require_same_structure(known: Dataset, metadata: bytes) -> None:
 
 
 def _transfer_servers(worker: Worker) -> list[pb.DataTransferServerInfo]:
-    """Where a stock client can fetch elements: it insists on gRPC, and picks others by name."""
-    servers = map(pb.DataTransferServerInfo.FromString, worker.transfer_servers)
+    """Where a stock client can fetch elements. It insists on one for gRPC."""
     if worker.stock:
-        return list(servers)
-    return [server for server in servers if server.protocol == "grpc"]
+        return [pb.DataTransferServerInfo.FromString(data) for data in worker.transfer_servers]
+    # Ours has TensorFlow's GetElement too; its own data connections would say nothing to it.
+    return [pb.DataTransferServerInfo(protocol="grpc", address=worker.address)]

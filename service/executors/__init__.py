@@ -59,8 +59,10 @@ def make_executor(
     )
 
 
-def get_element_responses(block: Block) -> Iterator[tf.GetElementResponse]:
-    """A block as the answers that tf.data service's own clients want, an element each."""
+def get_element_responses(
+    definition: ev.DatasetDefinition, block: Block
+) -> Iterator[tf.GetElementResponse]:
+    """A block of a dataset as the answers that tf.data service's own clients want."""
     from .stock_elements import responses
 
-    return responses(block)
+    return responses(definition, block)

@@ -41,7 +41,7 @@ def column(spec: Any) -> Column:
     return Fixed(spec) if spec.shape.is_fully_defined() else Varying(spec)
 
 
-class Fixed:
+class Fixed(Column):
     """Every element has the same shape: the queue stacks them."""
 
     def __init__(self, spec: Any) -> None:
@@ -61,7 +61,7 @@ class Fixed:
         return Component(to_numpy(stacked[0], self._dtype))
 
 
-class Varying:
+class Varying(Column):
     """Shapes differ. A tensor and its shape go through the queue as variants, without a copy."""
 
     fixed_bytes = None
@@ -92,7 +92,7 @@ class Varying:
         return Component(values, shapes)
 
 
-class Opaque:
+class Opaque(Column):
     """A variant that means something to TensorFlow only: serialized, a string."""
 
     fixed_bytes = None
@@ -120,7 +120,7 @@ def tensor_bytes(tensor: Tensor) -> Tensor:
 def to_numpy(tensor: Tensor, dtype: Any) -> Any:
     """An eager tensor's values as a block keeps them; numbers are not copied."""
     if dtype != tf.string:
-        array = tensor.numpy()
+        array = np.asarray(tensor)  # tensor.numpy() would copy
         native = numpy_dtype(array.dtype.name if dtype.is_quantized else dtype.name)
         return array if array.dtype == native else array.astype(native)
     lengths = tf.strings.length(tensor).numpy().astype(np.int64)

@@ -18,6 +18,7 @@ from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.eager import context
 from tensorflow.python.ops import gen_dataset_ops
 
+from ..element_specs import plain
 from ..graphs import Graph, isolate
 from ..proto import graph_pb2 as pb
 
@@ -44,7 +45,7 @@ class LoadedGraph:
 
     def __init__(self, graph: bytes, feed: SplitFeed | None) -> None:
         """Raises InvalidGraph, NotSplittable (with a feed), and TensorFlow's errors."""
-        prefix = f"forebay_{uuid.uuid4().hex}_"
+        prefix = f"forebay{uuid.uuid4().hex}"
         parsed = Graph(graph)
         sources = [node.name for node in parsed.sources()] if feed else []
         self.component_specs = output_specs(parsed.dataset)
@@ -106,7 +107,7 @@ def _import(
         for node in parts[1].node
         for name in node.input
         if _node_name(name) in lower and not name.startswith("^")
-    } | {name for name in results if _node_name(name) in lower}
+    }
     inputs = {
         _tensor_name(name)
         for node in parts[0].node
@@ -114,7 +115,8 @@ def _import(
         for name in node.input
         if not name.startswith("^")
     }
-    wanted = sorted(bridge | inputs | {f"{name}:0" for name in sources})
+    early = {name for name in results if _node_name(name) in lower}
+    wanted = sorted(bridge | inputs | early | {f"{name}:0" for name in sources})
     found = dict(zip(wanted, _import_part(parts[0], {}, wanted), strict=True))
     for provider, name in enumerate(sources):
         node = next(node for node in parts[0].node if node.name == name)
@@ -126,7 +128,7 @@ def _import(
         kept = [i for i in node.input if not (i.startswith("^") and _node_name(i) in lower)]
         node.input[:] = kept
     upper = [name for name in results if name not in found]
-    mapped = {name: found[name] for name in bridge if _node_name(name) in lower}
+    mapped = {name: found[name] for name in bridge}
     found.update(zip(upper, _import_part(parts[1], mapped, upper), strict=True))
     return [found[name] for name in results]
 
@@ -173,8 +175,7 @@ def _feed(
             yield splits
 
     leased = tf.data.Dataset.from_generator(ranges, output_signature=_RANGE)
-    expand = tf.autograph.experimental.do_not_convert(_expansion(node, operands, source, specs))
-    return leased.flat_map(expand)._variant_tensor
+    return leased.flat_map(plain(_expansion(node, operands, source, specs)))._variant_tensor
 
 
 def _expansion(

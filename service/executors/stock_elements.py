@@ -6,29 +6,56 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
+from tensorflow.python.data.experimental.ops import compression_ops
+from tensorflow.python.data.util import structure
 
-from ..blocks import Block, Strings
+from ...journal.proto import events_pb2 as ev
+from ..blocks import Array, Block
+from ..element_specs import Metadata, decode_metadata, restore
 from ..proto import tf_service_pb2 as pb
 
 _COMPRESSED = "tensorflow.data.CompressedElement"
 
 
-def responses(block: Block) -> Iterator[pb.GetElementResponse]:
-    """The answers to GetElement that a block of the graph's own components makes."""
+def responses(definition: ev.DatasetDefinition, block: Block) -> Iterator[pb.GetElementResponse]:
+    """The answers to GetElement that a block makes, of a dataset as its executor runs it."""
+    metadata = decode_metadata(definition.metadata) if definition.structure else None
     for components in zip(*(c.elements() for c in block.components), strict=True):
-        if len(components) == 1 and (compressed := _compressed(block, components[0])):
-            yield pb.GetElementResponse(compressed=compressed)
-            continue
-        tensors = [tf.make_tensor_proto(array).SerializeToString() for array in components]
-        yield pb.GetElementResponse(uncompressed=pb.UncompressedElement(components=tensors))
+        if metadata is None:
+            yield _as_the_graph_yields(components)
+        else:
+            yield _as_the_graph_would_yield(components, metadata)
 
 
-def _compressed(block: Block, element: object) -> bytes | None:
-    """The CompressedElement in a serialized variant, if the element is one."""
-    if not isinstance(block.components[0].values, Strings):
-        return None
-    data = element.item() if hasattr(element, "item") else element
+def _as_the_graph_yields(components: tuple[Array, ...]) -> pb.GetElementResponse:
+    """The graph's own tensors, its variants serialized."""
+    if len(components) == 1 and (compressed := _compressed(components[0])):
+        return pb.GetElementResponse(compressed=compressed)
+    return _uncompressed([tf.make_tensor_proto(array).SerializeToString() for array in components])
+
+
+def _as_the_graph_would_yield(
+    components: tuple[Array, ...], metadata: Metadata
+) -> pb.GetElementResponse:
+    """Composites were taken apart, and compression undone: as tf.data keeps them, again."""
+    element = restore(metadata.element_spec, [tf.constant(array) for array in components])
+    if metadata.compressed:
+        variant = tf.io.serialize_tensor(compression_ops.compress(element))
+        return pb.GetElementResponse(compressed=_compressed(variant.numpy()))
+    tensors = structure.to_tensor_list(metadata.element_spec, element)
+    return _uncompressed([tf.io.serialize_tensor(tensor).numpy() for tensor in tensors])
+
+
+def _uncompressed(tensors: list[bytes]) -> pb.GetElementResponse:
+    return pb.GetElementResponse(uncompressed=pb.UncompressedElement(components=tensors))
+
+
+def _compressed(serialized: Array | bytes) -> bytes | None:
+    """The CompressedElement in a serialized variant scalar, if it is one."""
+    data = serialized if isinstance(serialized, bytes) else serialized.tolist()
     if not isinstance(data, bytes) or _COMPRESSED.encode() not in data[:200]:
         return None
-    variant = tensor_pb2.TensorProto.FromString(data).variant_val[0]
+    content = tensor_pb2.TensorProto.FromString(data).tensor_content
+    start = 1 + next(i for i, byte in enumerate(content) if byte < 128)  # behind a varint
+    variant = tensor_pb2.VariantTensorDataProto.FromString(content[start:])
     return bytes(variant.metadata) if variant.type_name == _COMPRESSED else None

@@ -8,19 +8,20 @@ waits for a block to fill. The queue bounds how far the pipeline runs ahead.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.data.experimental.ops import compression_ops
 from tensorflow.python.data.ops import dataset_ops, map_op
 from tensorflow.python.eager import cancellation
-from tensorflow.python.data.experimental.ops import compression_ops
 
-from ...storage.errors import ForebayError
 from ..blocks import Block
-from ..element_specs import component_specs, flatten, options_for
+from ..element_specs import component_specs, flatten, options_for, plain
+from ..errors import PipelineError
 from .columns import column
 from .feeds import LoadedGraph, SplitFeed
 
@@ -34,15 +35,6 @@ QUEUE_BLOCKS = 4
 DRIVEN_ELEMENTS = 1024
 
 Tensor = Any
-
-
-class PipelineError(ForebayError):
-    """The pipeline raised. `code` is the canonical status name, such as INVALID_ARGUMENT."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(f"{code}: {message}")
-        self.code = code
-        self.message = message
 
 
 class TfDataExecutor:
@@ -80,9 +72,7 @@ class TfDataExecutor:
             return dataset
         return map_op._MapDataset(
             dataset,
-            tf.autograph.experimental.do_not_convert(
-                lambda element: compression_ops.uncompress(element, element_spec)
-            ),
+            plain(lambda element: compression_ops.uncompress(element, element_spec)),
             use_inter_op_parallelism=False,
         )
 
@@ -132,9 +122,9 @@ class _Run:
         self._quanta = QUEUE_BLOCKS * block_bytes // QUANTUM_BYTES
         self._budget = tf.queue.FIFOQueue(self._quanta, [tf.bool], [[]])
 
-        @tf.autograph.experimental.do_not_convert
+        @plain
         def enqueue(*element: Any) -> Tensor:
-            whole = element[0] if not isinstance(dataset.element_spec, tuple) else element
+            whole = element if type(dataset.element_spec) is tuple else element[0]
             tensors = list(whole) if element_spec is None else flatten(element_spec, whole)
             parts = [p for c, t in zip(self._columns, tensors, strict=True) for p in c.encode(t)]
             if self._varies:
@@ -268,7 +258,7 @@ class _Run:
         )
 
 
-@tf.autograph.experimental.do_not_convert
+@plain
 def _keep(state: Tensor, _: Tensor) -> Tensor:
     return state
 
@@ -283,8 +273,14 @@ def _close(queue: Any, *, cancel: bool = False) -> None:
 def _pipeline_error(error: Any) -> PipelineError:
     """TensorFlow's error with its code's canonical name."""
     code = next((name for name, number in _CODES if number == error.error_code), "UNKNOWN")
-    return PipelineError(code, str(error.message))
+    return PipelineError(code, _TRACE.sub("", str(error.message)))
 
+
+# Where in *our* program TensorFlow's nodes come from, which tells nobody anything.
+_TRACE = re.compile(
+    r"^Graph execution error:\n\nDetected at node .*\n(<stack traces unavailable>\n|(  File .*\n\n?)+)+"
+    r"|\n\t \[\[.*"
+)
 
 _CODES = [
     (name, value)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from .client import BlockClient, WorkerRefused
+from .client import PROTOCOLS, BlockClient, WorkerRefused
 from .messages import End, EndOfTask, TaskFailed, TaskUnknown
 from .outputs import OutputCancelled, TaskOutput
 from .server import BlockServer
 
 __all__ = [
+    "PROTOCOLS",
     "BlockClient",
     "BlockServer",
     "End",

@@ -24,6 +24,7 @@ from .messages import VERSION, End, EndOfTask, TaskFailed, TaskUnknown, cost, de
 
 _log = logging.getLogger(__name__)
 
+PROTOCOLS = ("unix", "tcp")
 _SEND_S = 10.0  # for a worker that does not read what it is told
 _UNREPORTED_BYTES = 16 << 20  # the worker keeps for us what we have received: not for long
 _REPORT_S = 0.25  # of silence, and the worker is told what has come and what was taken
@@ -72,7 +73,7 @@ class BlockClient:
         if credit_bytes <= 0:
             raise ValueError(f"credit_bytes is {credit_bytes}; without credit nothing is sent")
         self.worker_uid = worker_uid
-        self._addresses = [a for a in addresses if a[0] in ("unix", "tcp")]
+        self._addresses = [a for a in addresses if a[0] in PROTOCOLS]
         if not self._addresses:
             raise ValueError(f"none of the worker's addresses can be used here: {addresses}")
         self._consumer_id = consumer_id

@@ -26,6 +26,7 @@ from .sessions import Ended, Link, Outgoing, Refusal, Sent, Sessions
 _log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 1024
+_BACKLOG = 128
 _HANDSHAKE_S = 10.0
 _FAREWELL_S = 1.0  # to send a refusal
 _TICK_S = 1.0
@@ -42,7 +43,7 @@ class BlockServer:
     def __init__(
         self, worker_uid: int, host: str = "127.0.0.1", port: int = 0, *, linger_s: float = 60.0
     ) -> None:
-        """Listen on `host` and `port` (0: any) from `start` on.
+        """Listen on `host` and `port` (0: any); serve from `start` on.
 
         A consumer whose connection ends has `linger_s` to come again and lose nothing.
         Raises AddressInUse.
@@ -57,6 +58,9 @@ class BlockServer:
         # An abstract address: no file to leave behind. Consumers check the uid, not the name.
         self._unix = socket.socket(socket.AF_UNIX)
         self._unix.bind(f"\0forebay-{secrets.token_hex(8)}")
+        self._unix.listen(_BACKLOG)
+        self._tcp.setblocking(False)
+        self._unix.setblocking(False)
         self._thread = threading.Thread(
             target=self._accept, name=f"forebay-blocks-{self.port}", daemon=True
         )
@@ -87,9 +91,7 @@ class BlockServer:
         self._sessions.remove_task(task_id)
 
     def start(self) -> None:
-        for listener in (self._tcp, self._unix):
-            listener.listen(128)
-            listener.setblocking(False)
+        """Serve consumers, from a thread of its own."""
         self._thread.start()
 
     def stop(self, drain_s: float = 0.0) -> None:
@@ -301,6 +303,7 @@ def _listen_tcp(host: str, port: int) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
+            listener.listen(_BACKLOG)  # only now is it sure that nobody else does
         except OSError:
             listener.close()
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
+from ...journal.proto import events_pb2 as ev
 from ..dispatcher_client import DispatcherClient
 from ..errors import ForebayError, NotFound, PipelineError, Unavailable
 from ..executors import Executor, make_executor
@@ -26,6 +27,7 @@ class TaskRunner:
     ) -> None:
         self.task = task
         self.output = output
+        self.definition = ev.DatasetDefinition()  # once there is output
         self.drained = threading.Event()  # everything was produced, and handed to consumers
         self._dispatcher = dispatcher
         self._cancelled = threading.Event()
@@ -102,6 +104,7 @@ class TaskRunner:
         dataset = self._dispatcher.get_dataset(task.dataset_id, with_graph=True)
         if task.num_providers:
             self._feed = LeaseFeed(self._dispatcher, task.task_id, task.num_providers)
+        self.definition = dataset.definition
         executor = make_executor(dataset.definition, dataset.graph, self._feed)
         self._executor = executor
         if self._cancelled.is_set() or self._draining:

@@ -14,7 +14,8 @@ from ..errors import NotFound, PipelineError, Unavailable, Unimplemented
 from ..executors import get_element_responses
 from ..grpc_server import generic_handler
 from ..proto import tf_service_pb2 as pb
-from ..transport import EndOfTask, TaskFailed, TaskOutput
+from ..transport import EndOfTask, TaskFailed
+from .tasks import TaskRunner
 
 SERVICE = "tensorflow.data.WorkerService"
 WAIT_S = 10.0
@@ -24,8 +25,8 @@ WAIT_S = 10.0
 class TensorFlowFace:
     """The methods of tensorflow.data.WorkerService that reach a worker of ours."""
 
-    def __init__(self, output_of: Callable[[int], TaskOutput | None]) -> None:
-        self._output_of = output_of
+    def __init__(self, runner_of: Callable[[int], TaskRunner | None]) -> None:
+        self._runner_of = runner_of
         self._streams: dict[int, _Stream] = {}
         self._lock = threading.Lock()
 
@@ -45,14 +46,14 @@ class TensorFlowFace:
     def get_element(self, request: pb.GetElementRequest) -> pb.GetElementResponse:
         if request.HasField("consumer_index"):
             raise Unimplemented("coordinated reads are not in this version")
-        output = self._output_of(request.task_id)
+        runner = self._runner_of(request.task_id)
         with self._lock:
-            if output is None:
+            if runner is None:
                 self._streams.pop(request.task_id, None)
                 raise NotFound(f"Task {request.task_id} not found")
             stream = self._streams.get(request.task_id)
             if stream is None:
-                stream = self._streams[request.task_id] = _Stream(output)
+                stream = self._streams[request.task_id] = _Stream(runner)
         return stream.next()
 
     def get_worker_tasks(self, _: pb.GetWorkerTasksRequest) -> pb.GetWorkerTasksResponse:
@@ -66,8 +67,8 @@ class TensorFlowFace:
 class _Stream:
     """The elements of a task's blocks, to whoever asks next."""
 
-    def __init__(self, output: TaskOutput) -> None:
-        self._output = output
+    def __init__(self, runner: TaskRunner) -> None:
+        self._runner = runner
         self._elements: Iterator[pb.GetElementResponse] = iter(())
         self._lock = threading.Lock()
 
@@ -75,9 +76,9 @@ class _Stream:
         give_up = time.monotonic() + WAIT_S
         with self._lock:
             while (element := next(self._elements, None)) is None:
-                item = self._output.get(timeout_s=max(0.0, give_up - time.monotonic()))
+                item = self._runner.output.get(timeout_s=max(0.0, give_up - time.monotonic()))
                 if isinstance(item, Block):
-                    self._elements = get_element_responses(item)
+                    self._elements = get_element_responses(self._runner.definition, item)
                 elif isinstance(item, EndOfTask):
                     return pb.GetElementResponse(end_of_sequence=True)
                 elif isinstance(item, TaskFailed):

@@ -71,7 +71,7 @@ class Worker:
         self.address = ""
         self._grpc = grpc.server(
             ThreadPoolExecutor(GRPC_THREADS, thread_name_prefix="forebay-worker-grpc"),
-            handlers=[TensorFlowFace(self.output_of).handlers()],
+            handlers=[TensorFlowFace(self.runner_of).handlers()],
             options=SERVER_OPTIONS,
         )
 
@@ -135,11 +135,10 @@ class Worker:
         if self._heartbeats.is_alive():
             self._heartbeats.join()
 
-    def output_of(self, task_id: int) -> TaskOutput | None:
-        """The output of a task that runs here, or ran here lately."""
+    def runner_of(self, task_id: int) -> TaskRunner | None:
+        """Of a task that runs here, or ran here lately."""
         with self._tasks_lock:
-            runner = self._tasks.get(task_id) or self._completed.get(task_id)
-        return runner.output if runner is not None else None
+            return self._tasks.get(task_id) or self._completed.get(task_id)
 
     def _drain(self) -> None:
         self._draining = True

@@ -70,12 +70,8 @@ def prepare(client: DispatcherClient) -> tuple[int, int]:
         pb.GetOrCreateJobRequest(dataset_id=dataset_id, sharding=ev.DYNAMIC),
         pb.GetOrCreateJobResponse,
     )
-    client.call_numbered(
-        pb.JoinIterationRequest(job_id=job.job_id), pb.JoinIterationResponse
-    )
-    beat = client.call(
-        pb.WorkerHeartbeatRequest(address="w:1", uid=1), pb.WorkerHeartbeatResponse
-    )
+    client.call_numbered(pb.JoinIterationRequest(job_id=job.job_id), pb.JoinIterationResponse)
+    beat = client.call(pb.WorkerHeartbeatRequest(address="w:1", uid=1), pb.WorkerHeartbeatResponse)
     return beat.tasks[0].task_id, beat.tasks[0].iteration_id
 
 

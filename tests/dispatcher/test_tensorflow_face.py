@@ -165,7 +165,7 @@ class TestStock:
         self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
     ) -> None:
         dataset = tf.data.Dataset.range(3).snapshot(str(tmp_path))
-        with pytest.raises(tf.errors.UnimplementedError, match="SnapshotDatasetV2.*OFF"):
+        with pytest.raises(tf.errors.UnimplementedError, match=r"SnapshotDatasetV2.*OFF"):
             read(distributed(dispatcher, dataset))
         assert set(read(distributed(dispatcher, dataset, service.ShardingPolicy.OFF))) == {0, 1, 2}
 

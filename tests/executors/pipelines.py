@@ -7,6 +7,7 @@ import pathlib
 import threading
 from collections import Counter, namedtuple
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,12 @@ def floats(dtype: Any) -> Dataset:
     return slices(tf.cast(tf.constant([0.0, 1.5, -2.0, 448.0]), dtype))
 
 
+def float8(name: str, dataset: Dataset) -> Dataset:
+    options = tf.data.Options()  # TensorFlow's optimizer does not know float8
+    options.experimental_optimization.apply_default_optimizations = False
+    return dataset.map(lambda x: tf.cast(x, tf.as_dtype(name))).with_options(options)
+
+
 def integers(dtype: Any) -> Dataset:
     low, high = max(dtype.min, -(2**63)), min(dtype.max, 2**63 - 1)
     return slices(tf.constant(np.array([0, 1, low, high], dtype.as_numpy_dtype)))
@@ -37,19 +44,19 @@ def quantized(dtype: Any, bits: Any) -> Dataset:
 STRINGS = [b"", b"a", b"nul \0 inside\0", "große Straße ✓".encode(), bytes(range(256)), b"x" * 999]
 
 ELEMENTS: dict[str, Callable[[], Dataset]] = {
-    **{t.name: lambda t=t: integers(t) for t in (tf.int8, tf.uint8, tf.int16, tf.uint16)},
-    **{t.name: lambda t=t: integers(t) for t in (tf.int32, tf.uint32, tf.int64, tf.uint64)},
-    **{t.name: lambda t=t: floats(t) for t in (tf.float16, tf.float32, tf.float64, tf.bfloat16)},
-    **{n: lambda n=n: floats(tf.as_dtype(n)) for n in ("float8_e5m2", "float8_e4m3fn")},
-    "int4": lambda: count(-8, 8).map(lambda i: tf.cast(i, tf.int4)),
-    "uint4": lambda: count(16).map(lambda i: tf.cast(i, tf.uint4)),
+    **{t.name: partial(integers, t) for t in (tf.int8, tf.uint8, tf.int16, tf.uint16)},
+    **{t.name: partial(integers, t) for t in (tf.int32, tf.uint32, tf.int64, tf.uint64)},
+    **{t.name: partial(floats, t) for t in (tf.float16, tf.float32, tf.float64, tf.bfloat16)},
+    "float8_e5m2": lambda: float8("float8_e5m2", slices([0.0, 1.5, -2])),
+    "float8_e4m3fn": lambda: float8("float8_e4m3fn", slices([0.0, 1.5, -2])),
+    "int4": lambda: count(-8, 8).map(lambda i: tf.cast(i, tf.as_dtype("int4"))),
+    "uint4": lambda: count(16).map(lambda i: tf.cast(i, tf.as_dtype("uint4"))),
     "qint8": lambda: quantized(tf.qint8, tf.int8),
-    "qint16": lambda: quantized(tf.qint16, tf.int16),
     "quint8": lambda: quantized(tf.quint8, tf.uint8),
     "bool": lambda: slices([True, False, True]),
     "complex64": lambda: slices(tf.constant([1 + 2j, -1j], tf.complex64)),
     "complex128": lambda: slices(tf.constant([1 + 2j, -1j], tf.complex128)),
-    "float8 of unknown shape": lambda: floats(tf.as_dtype("float8_e5m2")).batch(3),
+    "float8 of unknown shape": lambda: float8("float8_e5m2", slices([0.0, 1.5, 2]).batch(2)),
     "many scalars": lambda: count(20_000),
     "vectors": lambda: count(50).map(lambda i: tf.fill([3, 2], i)),
     "strings": lambda: slices(STRINGS),
@@ -61,7 +68,6 @@ ELEMENTS: dict[str, Callable[[], Dataset]] = {
     "dict": lambda: count(9).map(lambda i: {"b": i, "a": (i, [i, i]), "c": {"d": i}}),
     "named tuple": lambda: count(9).map(lambda i: Point(x=tf.range(i), label={"y": i})),
     "None inside": lambda: count(3).map(lambda i: (i, None, {"n": None})),
-    "only None": lambda: count(3).map(lambda i: (None,)),
     "tokens": lambda: count(100).map(lambda i: tf.range(i % 7)),
     "images": lambda: count(20).map(lambda i: tf.fill([i % 3, 4, i % 2 + 1], i)),
     "equal after all": lambda: count(100).batch(10),
@@ -161,7 +167,7 @@ def plain(value: Any) -> Any:
         case None:
             return None
         case dict():
-            return {key: plain(item) for key, item in value.items()}
+            return {key: plain(value[key]) for key in sorted(value)}
         case tf.RaggedTensor() | tf.SparseTensor():
             parts = tf.nest.flatten(value, expand_composites=True)
             return (type(value).__name__, *[plain(part) for part in parts])

@@ -13,9 +13,11 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from forebay.service.blocks import Array, Block, Strings
 from forebay.service.client.tf_elements import dataset_of_blocks, graph_of
+from forebay.service.errors import PipelineError
 from forebay.service.executors.evaluate import evaluate
-from forebay.service.executors.tf_data import PipelineError, TfDataExecutor
+from forebay.service.executors.tf_data import TfDataExecutor
 from forebay.service.graphs import split_sources
 
 from .pipelines import Dataset, Leases, count, counted, plain, slices, write_records
@@ -91,6 +93,12 @@ ALONE: dict[str, Callable[[], Dataset]] = {
 
 def executor_of(dataset: Dataset, leases: Leases) -> TfDataExecutor:
     return TfDataExecutor(graph_of(dataset), leases, element_spec=dataset.element_spec)
+
+
+def column(block: Block) -> Array:
+    values = block.components[0].values
+    assert not isinstance(values, Strings)
+    return values
 
 
 def read(dataset: Dataset, executor: TfDataExecutor) -> Dataset:
@@ -175,8 +183,8 @@ def test_two_graphs_with_the_same_names_do_not_meet() -> None:
         renamed = renamed.replace(old.encode(), pad.encode())
     spec = tf.TensorSpec([], tf.int64)
     running = [TfDataExecutor(graph, element_spec=spec) for graph in (first, renamed)]
-    values = [[b.components[0].values.tolist() for b in run.blocks()] for run in running]
-    assert [sum(blocks, []) for blocks in values] == [[5, 5], [6, 6]]
+    values = [[int(v) for block in run.blocks() for v in column(block)] for run in running]
+    assert values == [[5, 5], [6, 6]]
 
 
 def test_a_feed_that_raises_ends_the_pipeline() -> None:

@@ -590,7 +590,6 @@ def test_a_client_closes_in_any_state(server: BlockServer) -> None:
 
 def test_a_server_that_never_started_and_a_port_in_use() -> None:
     first = BlockServer(UID)
-    first.start()
     with pytest.raises(
         AddressInUse, match=f"cannot listen for consumers on 127.0.0.1:{first.port}"
     ):
