@@ -12,7 +12,7 @@ import pathlib
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import grpc
 
@@ -86,7 +86,7 @@ class DispatcherProcess:
         """SIGTERM; the exit code."""
         return self._server.stop()
 
-    def __enter__(self) -> DispatcherProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

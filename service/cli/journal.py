@@ -32,7 +32,7 @@ def _opened(url: str) -> Iterator[Any]:
         raise InvalidArgument("a memory: storage lives in its dispatcher only; name a directory")
     storage = open_storage(url)
     try:
-        if storage.extent().last == 0:
+        if storage.holdings().segments == 0:
             raise InvalidArgument(f"there is no journal in {url}; is the path right?")
         yield storage
     finally:

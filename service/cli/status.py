@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..dispatcher_client import DispatcherClient
-from ..proto import forebay_pb2 as pb
+if TYPE_CHECKING:
+    from ..dispatcher_client import DispatcherClient
 
 
 def status(
@@ -20,6 +20,8 @@ def status(
     """Workers, jobs and iterations with their progress, the leader, the journal's position."""
     from rich.console import Console
     from rich.live import Live
+
+    from ..dispatcher_client import DispatcherClient
 
     client = DispatcherClient(service)
     try:
@@ -39,6 +41,8 @@ def status(
 
 
 def _fetch(client: DispatcherClient) -> dict[str, Any]:
+    from ..proto import forebay_pb2 as pb
+
     answer = client.call(pb.GetStatusRequest(), pb.GetStatusResponse, patience_s=5)
     summary: dict[str, Any] = json.loads(answer.status)
     return summary

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from ..blocks import Block
 from ..dispatcher_client import DispatcherClient
+from ..errors import InvalidArgument
 from ..proto import forebay_pb2 as pb
 from ..structure import assemble
 from .consumer import Consumer
@@ -36,7 +37,7 @@ class Reader:
         self.dataset_id = dataset_id
         self._policy = policy
         self._job_name = job_name
-        self._repetitions = itertools.count()
+        self._repetitions = itertools.count(1)  # as stock clients count
 
     def iterate(self) -> Generator[Block, None, None]:
         """The blocks of the next repetition. Close the iterator to leave it early."""
@@ -61,7 +62,7 @@ class Reader:
 
     def _full_job_name(self) -> str:
         """tf.data service's clients name jobs so, and share them with ours."""
-        return f"dataset_id={self.dataset_id}/{self._job_name}" if self._job_name else ""
+        return f"dataset_id=/{self.dataset_id}/{self._job_name}" if self._job_name else ""
 
 
 class ElementIterator:
@@ -79,6 +80,12 @@ class ElementIterator:
             definition = client.get_dataset(reader.dataset_id, with_graph=False).definition
         finally:
             client.close()
+        if not definition.structure:
+            raise InvalidArgument(
+                f"dataset {reader.dataset_id} was registered by tf.data service's client, which "
+                "says how its elements are nested to TensorFlow only: register it with "
+                "forebay.service.register_dataset, or read it with from_dataset_id"
+            )
         self._assemble = assemble(definition.structure)
         self._blocks = reader.iterate()
         self._elements = self._flatten()

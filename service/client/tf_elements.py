@@ -21,6 +21,8 @@ from ..blocks import Array, Block, Component, Strings
 from ..element_specs import carrier, component_specs, options_for, plain, restore
 from ..errors import PipelineError, Unimplemented
 
+LARGE_BYTES = 32 << 10  # such an element is alone in its block, and Python may as well touch it
+
 Tensor = Any
 ExternalStatePolicy = tf.data.experimental.ExternalStatePolicy
 
@@ -54,6 +56,11 @@ def dataset_of_blocks(
                 pairs = zip(columns, block.components, strict=True)
                 yield (block.count, *[part for c, own in pairs for part in c.arrays(own)])
 
+    def large_elements() -> Iterator[tuple[Array, ...]]:
+        with closing(open_blocks()) as blocks, _as_tensorflows_errors():
+            for block in blocks:
+                yield from zip(*[c.elements() for c in block.components], strict=True)
+
     def rows(count: Tensor, parts: tuple[Tensor, ...]) -> list[list[Tensor]]:
         rest = iter(parts)
         return [c.rows(count, [next(rest) for _ in c.signature]) for c in columns]
@@ -80,9 +87,12 @@ def dataset_of_blocks(
 
     blocks = tf.data.Dataset.from_generator(arrays, output_signature=signature)
     if columns and not compressed and all(column.stacked for column in columns):
-        # Every component is an array of rows: unbatch can cut it, without a function call.
-        stacked = plain(lambda count, *parts: tuple([own[0] for own in rows(count, parts)]))
-        built = blocks.map(stacked).unbatch()
+        if sum(column.least_bytes for column in columns) >= LARGE_BYTES:
+            built = tf.data.Dataset.from_generator(large_elements, output_signature=tuple(specs))
+        else:
+            # Every component is an array of rows: unbatch cuts it without a function call.
+            stacked = plain(lambda count, *parts: tuple([own[0] for own in rows(count, parts)]))
+            built = blocks.map(stacked).unbatch()
         if not all(isinstance(leaf, tf.TensorSpec) for leaf in nest.flatten(element_spec)):
             built = map_op._MapDataset(built, plain(finished), use_inter_op_parallelism=False)
     else:
@@ -108,9 +118,11 @@ class _Column:
         self._carrier = carrier(spec.dtype)
         self._text = spec.dtype in (tf.string, tf.variant)
         self._shape = spec.shape.as_list() if spec.shape.is_fully_defined() else None
-        # Can unbatch cut it? It knows no variants and none of the dtypes that need a carrier.
+        # Can unbatch cut it? It knows no variants and none of the dtypes that need a carrier,
+        # and TensorFlow 2.21 crashes where it is given elements without values.
         known = spec.dtype == self._carrier.dtype and spec.dtype != tf.variant
-        self.stacked = self._shape is not None and known
+        self.stacked = self._shape is not None and 0 not in self._shape and known
+        self.least_bytes = spec.shape.num_elements() * spec.dtype.size if self.stacked else 0
         if self._text:  # all bytes, and where each string begins and how long it is
             integers = tf.TensorSpec([None], tf.int64)
             self.signature = [tf.TensorSpec([], tf.string), integers, integers]

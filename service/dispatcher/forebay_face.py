@@ -19,6 +19,7 @@ from .dispatcher import Dispatcher
 
 SERVICE = "forebay.v1.Dispatcher"
 MAX_WAIT_MS = 30_000
+TARGET_WORKERS_AUTO = 1  # as stock clients say it, so that both share jobs
 
 _METHODS = (
     "RegisterDataset",
@@ -92,6 +93,7 @@ class ForebayFace:
                 dataset_id=request.dataset_id,
                 name=request.job_name,
                 sharding=request.sharding,
+                target_workers=TARGET_WORKERS_AUTO,
             )
         )
         return pb.GetOrCreateJobResponse(job_id=job_id)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import compression_ops
 from tensorflow.python.data.ops import dataset_ops, map_op
-from tensorflow.python.eager import cancellation
+from tensorflow.python.eager import cancellation, context, execute
 
 from ..blocks import Block
 from ..element_specs import component_specs, flatten, options_for, plain
@@ -76,7 +76,7 @@ class TfDataExecutor:
             use_inter_op_parallelism=False,
         )
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Generator[Block, None, None]:
         """The elements, in order; to be called once. Raises PipelineError.
 
         After `cancel` it ends early. When it has ended, or is closed, no thread is left.
@@ -156,7 +156,7 @@ class _Run:
         _close(self._queue, cancel=True)
         _close(self._budget, cancel=True)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Generator[Block, None, None]:
         thread = threading.Thread(target=self._pipeline, name="forebay-pipeline", daemon=True)
         thread.start()
         try:
@@ -175,7 +175,7 @@ class _Run:
 
     def _pipeline(self) -> None:
         try:
-            self._cancellation.get_cancelable_function(self._drive)()
+            _call(self._drive, self._cancellation)
         except tf.errors.OpError as error:
             self._error = _pipeline_error(error)
         finally:
@@ -184,14 +184,15 @@ class _Run:
 
     def _take(self, linger_s: float) -> list[Tensor] | None:
         """What the queue has, stacked; at least one element. None at the end."""
-        ready = self._ready()
+        if self._alone:
+            return self._dequeue(1)
         head = None
-        if not ready:
+        if not self._ready():
             head = self._dequeue(1)
-            if head is None or self._alone:
-                return head
+            if head is None:
+                return None
         give_up = time.monotonic() + linger_s
-        while not self._alone and not self._full() and time.monotonic() < give_up:
+        while not self._full() and time.monotonic() < give_up:
             time.sleep(POLL_S)
         want = min(self._ready(), self._most)
         tail = self._dequeue(want) if want else None
@@ -220,7 +221,7 @@ class _Run:
         except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
             return None
         tensors = list(taken) if isinstance(taken, list | tuple) else [taken]
-        return [tensor[tf.newaxis] for tensor in tensors] if self._alone else tensors
+        return [tf.reshape(t, [1, *t.shape]) for t in tensors] if self._alone else tensors
 
     def _cut(self, stacked: list[Tensor]) -> Iterator[Block]:
         """Blocks of what was taken: large elements alone, the others by bytes."""
@@ -258,6 +259,24 @@ class _Run:
         )
 
 
+def _call(function: Any, manager: Any) -> None:
+    """Run a concrete function so that `manager` cancels it, and it only.
+
+    CancellationManager.get_cancelable_function keeps the manager in a global variable, where
+    the calls of all other threads find it as well.
+    """
+    ctx = context.context()
+    options = ctx.function_call_options.as_attrs()
+    execute.execute_with_cancellation(
+        function.name.decode(),
+        num_outputs=len(function.outputs),
+        inputs=function.captured_inputs,
+        attrs=tuple(part for option in options.items() for part in option),
+        ctx=ctx,
+        cancellation_manager=manager,
+    )
+
+
 @plain
 def _keep(state: Tensor, _: Tensor) -> Tensor:
     return state
@@ -278,7 +297,8 @@ def _pipeline_error(error: Any) -> PipelineError:
 
 # Where in *our* program TensorFlow's nodes come from, which tells nobody anything.
 _TRACE = re.compile(
-    r"^Graph execution error:\n\nDetected at node .*\n(<stack traces unavailable>\n|(  File .*\n\n?)+)+"
+    r"^Graph execution error:\n\nDetected at node .*\n"
+    r"(<stack traces unavailable>\n|(  File .*\n\n?)+)+"
     r"|\n\t \[\[.*"
 )
 

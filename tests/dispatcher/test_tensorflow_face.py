@@ -15,6 +15,7 @@ from tensorflow.data.experimental import service
 
 from forebay.service.proto import tf_service_pb2 as pb
 
+from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess, call, call_raw, stock_workers
 
 WORKERS = 2
@@ -168,6 +169,23 @@ class TestStock:
         with pytest.raises(tf.errors.UnimplementedError, match=r"SnapshotDatasetV2.*OFF"):
             read(distributed(dispatcher, dataset))
         assert set(read(distributed(dispatcher, dataset, service.ShardingPolicy.OFF))) == {0, 1, 2}
+
+
+def test_a_stock_client_reads_from_our_workers_and_stock_ones(tmp_path: pathlib.Path) -> None:
+    numbers = tf.data.Dataset.range(300).map(lambda x: {"x": x, "text": tf.strings.as_string(x)})
+    with (
+        DispatcherProcess(tmp_path) as dispatcher,
+        WorkerProcess(dispatcher.address),
+        stock_workers(dispatcher),
+    ):
+        sharded = read(distributed(dispatcher, numbers))
+        unsharded = read(distributed(dispatcher, numbers, service.ShardingPolicy.OFF))
+        uncompressed = read(distributed(dispatcher, numbers, compression=None))
+    for got in (sharded, uncompressed):
+        assert sorted(int(element["x"]) for element in got) == list(range(300))
+        assert all(element["text"] == str(element["x"]).encode() for element in got)
+    counts = collections.Counter(int(element["x"]) for element in unsharded)
+    assert counts == dict.fromkeys(range(300), 2)
 
 
 # -- deaths ------------------------------------------------------------------------------------

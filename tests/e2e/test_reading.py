@@ -180,7 +180,9 @@ class TestHealthy:
         left = {thread.name for thread in threading.enumerate()} - before
         assert not left
 
-    def test_what_cannot_be_split(self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
+    def test_what_cannot_be_split(
+        self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+    ) -> None:
         kept = tf.data.Dataset.range(9).snapshot(str(tmp_path / "snapshot"))
         dataset = kept.apply(service.distribute(DYNAMIC, dispatcher.target))
         with pytest.raises(tf.errors.UnimplementedError, match="SnapshotDataset"):
@@ -214,7 +216,11 @@ class TestKilled:
             assert sorted(got) == list(range(self.SIZE))
 
     def test_a_worker(self, tmp_path: pathlib.Path) -> None:
-        with DispatcherProcess(tmp_path) as d, WorkerProcess(d.address), WorkerProcess(d.address) as w:
+        with (
+            DispatcherProcess(tmp_path) as d,
+            WorkerProcess(d.address),
+            WorkerProcess(d.address) as w,
+        ):
             got = []
             for x in self.start(d):
                 got.append(x)
@@ -236,7 +242,11 @@ class TestKilled:
                 assert len(got) > self.SIZE // 2
 
     def test_a_worker_that_is_told_to_stop_loses_nothing(self, tmp_path: pathlib.Path) -> None:
-        with DispatcherProcess(tmp_path) as d, WorkerProcess(d.address), WorkerProcess(d.address) as w:
+        with (
+            DispatcherProcess(tmp_path) as d,
+            WorkerProcess(d.address),
+            WorkerProcess(d.address) as w,
+        ):
             got = []
             stopping = threading.Thread(target=w.stop)
             for x in self.start(d):

@@ -24,7 +24,7 @@ from forebay.service.structure import Ragged, Sparse, UnsupportedElement, assemb
 from .pipelines import ELEMENTS, plain
 
 
-def generate(blocks: list[Block]) -> Generator[Block]:
+def generate(blocks: list[Block]) -> Generator[Block, None, None]:
     yield from blocks
 
 

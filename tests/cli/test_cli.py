@@ -1,0 +1,210 @@
+"""The command line: what it prints, its exit codes, and one-line errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from forebay.journal import encode
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.dispatcher_client import DispatcherClient
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.storage import Locked, open_storage
+
+from ..stock import DispatcherProcess
+
+
+def forebay(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "forebay.service.cli", *map(str, arguments)],
+        capture_output=True, text=True, timeout=60, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def error_of(*arguments: object, code: int = 1, **environment: str) -> str:
+    """The one line that a command that fails says."""
+    done = forebay(*arguments, **environment)
+    assert done.returncode == code, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("forebay: "), done.stderr
+    return lines[0]
+
+
+@pytest.fixture
+def dispatcher(tmp_path: pathlib.Path) -> Iterator[DispatcherProcess]:
+    with DispatcherProcess(tmp_path / "journal") as running:
+        client = DispatcherClient(running.target)
+        register = pb.RegisterDatasetRequest(graph=b"\n\x00", sources=[ev.SplitSource(count=9)])
+        dataset_id = client.call(register, pb.RegisterDatasetResponse).dataset_id
+        request = pb.GetOrCreateJobRequest(dataset_id=dataset_id, job_name="j", sharding="DYNAMIC")
+        job = client.call_numbered(request, pb.GetOrCreateJobResponse)
+        join = pb.JoinIterationRequest(job_id=job.job_id)
+        client.call_numbered(join, pb.JoinIterationResponse)
+        client.close()
+        yield running
+
+
+class TestErrors:
+    def test_usage(self) -> None:
+        assert "--bogus" in error_of("dispatcher", "--bogus", code=2)
+        assert "'nonsense'" in error_of("nonsense", code=2)
+        assert "--dispatcher" in error_of("worker", code=2)
+        assert "65535" in error_of("dispatcher", "--port", 99999, code=2)
+        assert "FOREBAY_PORT" in error_of("dispatcher", code=2, FOREBAY_PORT="many")
+        assert forebay("--help").returncode == 0
+        assert forebay().returncode == 2
+
+    def test_a_storage_that_cannot_be_used(self, tmp_path: pathlib.Path) -> None:
+        assert "scheme" in error_of("dispatcher", "--storage", "ftp://host/x")
+        assert "write" in error_of("dispatcher", "--storage", "/proc/forebay")
+        (tmp_path / "file").write_text("")
+        assert str(tmp_path / "file") in error_of("dispatcher", "--storage", tmp_path / "file")
+
+    def test_a_second_dispatcher_on_a_journal(
+        self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+    ) -> None:
+        message = error_of("dispatcher", "--storage", tmp_path / "journal")
+        assert "in use" in message and dispatcher.address in message
+
+    def test_a_port_in_use(self, dispatcher: DispatcherProcess) -> None:
+        port = dispatcher.address.rpartition(":")[2]
+        assert "choose another" in error_of("dispatcher", "--port", port)
+        message = error_of("worker", "--port", port, "--dispatcher", dispatcher.address)
+        assert "choose another" in message
+
+    def test_a_journal_of_a_newer_format(self, tmp_path: pathlib.Path) -> None:
+        storage = open_storage(str(tmp_path))
+        writer = storage.open_writer("test")
+        elected = ev.LeaderElected(term=1, format=99)
+        writer.append([encode(ev.Event(leader_elected=elected))])
+        writer.close()
+        before = {p: p.read_bytes() for p in (tmp_path / "segments").iterdir()}
+        assert "upgrade" in error_of("dispatcher", "--storage", tmp_path)
+        assert "upgrade" in error_of("journal", "show", tmp_path)
+        assert before == {p: p.read_bytes() for p in (tmp_path / "segments").iterdir()}
+
+    def test_a_corrupt_journal(self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
+        dispatcher.stop()
+        journal = tmp_path / "journal"
+        segment = min((journal / "segments").iterdir())
+        data = bytearray(segment.read_bytes())
+        data[40] ^= 1
+        segment.write_bytes(data)
+        message = error_of("dispatcher", "--storage", journal)
+        assert segment.name in message and re.search(r"\d", message)
+        verified = forebay("journal", "verify", journal)
+        assert verified.returncode == 1
+        assert segment.name in verified.stdout
+        assert "checksum" in error_of("journal", "repair", journal)
+        assert bytes(data) == segment.read_bytes(), "nothing was changed"
+        repaired = forebay("journal", "repair", journal, "--truncate-corrupt")
+        assert repaired.returncode == 0, repaired.stderr
+        assert any(bytes(data[40:80]) in p.read_bytes() for p in journal.rglob("*") if p.is_file())
+
+    def test_a_worker_that_cannot_reach_its_dispatcher(self) -> None:
+        done = forebay("worker", "--dispatcher=127.0.0.1:1", "--dispatcher-timeout-ms=300")
+        assert done.returncode == 1
+        last = done.stderr.splitlines()[-1]
+        assert "no dispatcher answers at 127.0.0.1:1" in last and "Traceback" not in done.stderr
+
+    def test_a_path_that_holds_no_journal(self, tmp_path: pathlib.Path) -> None:
+        for command in ("show", "verify", "stats", "repair"):
+            assert "no journal" in error_of("journal", command, tmp_path / "nothing")
+
+    def test_status_of_nobody(self) -> None:
+        assert "is it running" in error_of("status", "127.0.0.1:1")
+        assert "host:port" in error_of("status", "nowhere")
+
+
+class TestJournal:
+    def test_show_while_it_is_in_use(
+        self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+    ) -> None:
+        journal = tmp_path / "journal"
+        shown = forebay("journal", "show", journal)
+        names = [line.split()[2] for line in shown.stdout.splitlines()]
+        assert names == [
+            "LeaderElected", "DatasetRegistered", "JobCreated",
+            "IterationCreated", "ConsumerJoined",
+        ]  # fmt: skip
+        lines = forebay("journal", "show", journal, "--limit", 2, "--json").stdout.splitlines()
+        assert [json.loads(line)["sequence"] for line in lines] == [4, 5]
+
+    def test_the_state_as_of_an_event(
+        self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+    ) -> None:
+        journal = tmp_path / "journal"
+        early, late = (
+            json.loads(forebay("journal", "show", journal, "--at", at, "--json").stdout)
+            for at in (2, 5)
+        )
+        assert early["jobs"] == [] and len(early["datasets"]) == 1
+        assert late["jobs"][0]["iterations"][0]["consumers"] == 1
+        assert "behind the end" in error_of("journal", "show", journal, "--at", 99)
+        live = json.loads(forebay("status", dispatcher.target, "--json").stdout)
+        assert live == late
+
+    def test_stats_and_verify(self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
+        counted = json.loads(forebay("journal", "stats", tmp_path / "journal", "--json").stdout)
+        assert counted["events"]["job_created"] == 1 and counted["last"] == 5
+        verified = forebay("journal", "verify", tmp_path / "journal")
+        assert verified.returncode == 0 and "is sound" in verified.stdout
+        report = json.loads(forebay("journal", "verify", tmp_path / "journal", "--json").stdout)
+        assert report["blobs"] == 1 and report["problems"] == []
+
+    def test_tail_follows(self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "forebay.service.cli", "journal", "tail",
+             str(tmp_path / "journal"), "--limit", "1"],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        assert "ConsumerJoined" in process.stdout.readline()
+        client = DispatcherClient(dispatcher.target)
+        client.call(pb.WorkerHeartbeatRequest(address="w:1", uid=1), pb.WorkerHeartbeatResponse)
+        client.close()
+        assert "WorkerRegistered" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        process.stdout.close()
+
+
+class TestServers:
+    def test_a_clean_stop(self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
+        assert dispatcher.stop() == 0
+        with DispatcherProcess(tmp_path / "journal") as again:
+            status = json.loads(forebay("status", again.target, "--json").stdout)
+            assert status["term"] == 2
+            assert again.stop() == 0
+
+    def test_status_in_words(self, dispatcher: DispatcherProcess) -> None:
+        shown = forebay("status", dispatcher.target).stdout
+        assert dispatcher.address in shown and "DYNAMIC" in shown and "0 of 9" in shown
+
+    def test_a_dispatcher_ends_with_its_parent(self, tmp_path: pathlib.Path) -> None:
+        program = (
+            "from forebay import service; import os;"
+            f"d = service.DispatchServer(service.DispatcherConfig(storage={str(tmp_path)!r}));"
+            "print(d.target, flush=True); os._exit(9)"
+        )
+        parent = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+        )
+        assert parent.returncode == 9
+        give_up = time.monotonic() + 30
+        while True:  # until its journal is free again
+            try:
+                open_storage(str(tmp_path)).open_writer("test").close()
+                break
+            except Locked:
+                assert time.monotonic() < give_up
+                time.sleep(0.1)

@@ -1,0 +1,114 @@
+"""Stock clients, stock workers and Forebay's, on one dispatcher."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.data.experimental import service as stock
+
+from forebay import service
+
+from ..cluster import WorkerProcess
+from ..stock import DispatcherProcess, stock_workers
+
+DYNAMIC = "distributed_epoch"
+
+
+@pytest.fixture(scope="module")
+def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
+    journal = tmp_path_factory.mktemp("journal")
+    with DispatcherProcess(journal) as running, WorkerProcess(running.address):
+        yield running
+
+
+def elements(size: int) -> tf.data.Dataset:
+    return tf.data.Dataset.range(size).map(
+        lambda x: {
+            "x": x,
+            "ragged": tf.ragged.range(tf.stack([x % 3, x % 5])),
+            "sparse": tf.sparse.from_dense(tf.one_hot(x % 4, 4)),
+            "text": tf.strings.as_string(x),
+            "half": tf.cast(tf.fill([x % 2], x), tf.bfloat16),
+        }
+    )
+
+
+def assert_same(got: tf.data.Dataset, expected: tf.data.Dataset) -> None:
+    assert got.element_spec == expected.element_spec
+
+    def plain(element: Any) -> Any:
+        leaves = tf.nest.flatten(element, expand_composites=True)
+        return [np.asarray(leaf).tolist() for leaf in leaves]
+
+    def key(parts: Any) -> Any:
+        return str(parts)
+
+    assert sorted(map(plain, got), key=key) == sorted(map(plain, expected), key=key)
+
+
+@pytest.mark.parametrize("compression", ["AUTO", None])
+def test_a_stock_client_with_our_worker(
+    dispatcher: DispatcherProcess, compression: str | None
+) -> None:
+    dataset = elements(40)
+    distribute = stock.distribute(DYNAMIC, dispatcher.target, compression=compression)
+    assert_same(dataset.apply(distribute), dataset)
+
+
+@pytest.mark.parametrize("compression", ["AUTO", "SNAPPY"])
+def test_a_stock_client_of_a_dataset_that_we_registered(
+    dispatcher: DispatcherProcess, compression: str
+) -> None:
+    dataset = elements(40)
+    dataset_id = service.register_dataset(dispatcher.target, dataset, compression)
+    assert_same(stock.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id), dataset)
+
+
+@pytest.mark.parametrize("compression", ["AUTO", None])
+def test_our_client_of_a_dataset_that_a_stock_client_registered(
+    dispatcher: DispatcherProcess, compression: str | None
+) -> None:
+    dataset = tf.data.Dataset.range(40).map(lambda x: (x, tf.strings.as_string(x)))
+    dataset_id = stock.register_dataset(dispatcher.target, dataset, compression)
+    assert_same(service.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id), dataset)
+
+
+def test_both_clients_share_a_job(dispatcher: DispatcherProcess) -> None:
+    dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(500))
+    ours = service.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id, job_name="both")
+    theirs = stock.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id, job_name="both")
+    first, second = iter(theirs), iter(ours)
+    got = [int(next(first))]
+    got += [int(x) for x in second] + [int(x) for x in first]
+    assert sorted(got) == list(range(500))
+
+
+def test_a_stock_client_with_both_kinds_of_workers(dispatcher: DispatcherProcess) -> None:
+    with stock_workers(dispatcher, 2):
+        dataset = tf.data.Dataset.range(2000).apply(stock.distribute(DYNAMIC, dispatcher.target))
+        assert sorted(int(x) for x in dataset) == list(range(2000))
+        ours = tf.data.Dataset.range(9).apply(service.distribute(DYNAMIC, dispatcher.target))
+        with pytest.raises(tf.errors.UnimplementedError, match="service's own"):
+            list(ours)
+
+
+def test_a_stock_client_sees_a_failing_pipeline(dispatcher: DispatcherProcess) -> None:
+    dataset = tf.data.Dataset.range(5).map(lambda x: tf.debugging.check_numerics(1 / (x - 3), "!"))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        list(dataset.apply(stock.distribute(DYNAMIC, dispatcher.target)))
+
+
+def test_a_stock_client_rides_out_a_restart(tmp_path: pathlib.Path) -> None:
+    with DispatcherProcess(tmp_path) as d, WorkerProcess(d.address):
+        dataset = tf.data.Dataset.range(3000).apply(stock.distribute(DYNAMIC, d.target))
+        got = []
+        for x in dataset:
+            got.append(int(x))
+            if len(got) == 500:
+                d.kill_and_restart()
+        assert sorted(got) == list(range(3000))
