@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.proto import forebay_pb2 as fb
+from forebay.service.proto import graph_pb2 as graph
 from forebay.service.proto import tf_service_pb2 as tf
 
 CALLERS = 4
@@ -25,6 +26,14 @@ FOREBAY = "forebay.v1.Dispatcher"
 TIMEOUT_S = 120
 RECONNECT_MS = 10
 ENDLESS = 10**12
+
+GRAPH = graph.GraphDef(
+    node=[
+        graph.NodeDef(name="source", op="RangeDataset"),
+        graph.NodeDef(name="result", op="_Retval", input=["source"]),
+    ]
+).SerializeToString()
+"""The least that passes for a dataset's graph: nobody runs it."""
 
 Response = TypeVar("Response", bound=Message)
 Send = Callable[[bytes], bytes]
@@ -103,7 +112,7 @@ def begin_tasks(caller: Caller, workers: int) -> list[int]:
     """A DYNAMIC iteration over an endless range, on Forebay's face; a task for each worker."""
     endless = ev.SplitSource(arithmetic=ev.Arithmetic(start=0, stop=ENDLESS, step=1))
     dataset = caller.call(
-        fb.RegisterDatasetRequest(graph=b"benchmark", sources=[endless]),
+        fb.RegisterDatasetRequest(graph=GRAPH, sources=[endless]),
         fb.RegisterDatasetResponse,
     )
     job = caller.call(

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.proto import forebay_pb2 as fb
 
-from .calls import ENDLESS, Caller
+from .calls import ENDLESS, GRAPH, Caller
 from .results import Better, Result
 from .servers import our_dispatcher, peer_dispatcher
 from .setting import Setting
@@ -61,7 +61,7 @@ def fill(caller: Caller, workers: int, jobs: int) -> int:
     """Register workers and begin jobs, and lease splits for every task; how many."""
     source = ev.SplitSource(arithmetic=ev.Arithmetic(start=0, stop=ENDLESS, step=1))
     dataset = caller.call(
-        fb.RegisterDatasetRequest(graph=b"benchmark", sources=[source]),
+        fb.RegisterDatasetRequest(graph=GRAPH, sources=[source]),
         fb.RegisterDatasetResponse,
     )
     beats = [

@@ -152,10 +152,12 @@ class DispatcherClient:
                 self._channel.close()
                 self._channel = self._connect()
 
-    def get_dataset(self, dataset_id: str, *, with_graph: bool) -> pb.GetDatasetResponse:
+    def get_dataset(
+        self, dataset_id: str, *, with_graph: bool, patience_s: float | None = None
+    ) -> pb.GetDatasetResponse:
         """A registered dataset. Raises NotFound."""
         request = pb.GetDatasetRequest(dataset_id=dataset_id, with_graph=with_graph)
-        return self.call(request, pb.GetDatasetResponse, timeout_s=60)
+        return self.call(request, pb.GetDatasetResponse, timeout_s=60, patience_s=patience_s)
 
     def close(self) -> None:
         """End all calls. Idempotent."""

@@ -15,6 +15,7 @@ from tensorflow.core.protobuf import data_service_pb2, struct_pb2
 from tensorflow.python.data.util import nest
 from tensorflow.python.saved_model import nested_structure_coder
 
+from ..journal.proto import events_pb2 as ev
 from . import structure
 
 P = ParamSpec("P")
@@ -111,18 +112,23 @@ class Metadata(NamedTuple):
 
     element_spec: Spec  # None if it was registered without
     compressed: bool  # the graph ends in tf.data service's compression
-    cardinality: int
+    raw: bool  # blocks hold what the graph yields, instead of the element_spec's components
 
 
-def decode_metadata(data: bytes) -> Metadata:
-    """Read a serialized tensorflow.data.DataServiceMetadata."""
-    proto = data_service_pb2.DataServiceMetadata.FromString(data)
+def decode_metadata(definition: ev.DatasetDefinition) -> Metadata:
+    """What a dataset's elements are, and how they travel.
+
+    What a stock client registered compressed, or without a spec, is left as its graph yields it,
+    which is what such clients need.
+    """
+    proto = data_service_pb2.DataServiceMetadata.FromString(definition.metadata)
     spec = decode_element_spec(proto.element_spec) if proto.element_spec else None
     compressed = proto.compression in (
         data_service_pb2.DataServiceMetadata.COMPRESSION_SNAPPY,
         data_service_pb2.DataServiceMetadata.COMPRESSION_FORCED_SNAPPY,
     )
-    return Metadata(spec, compressed, proto.cardinality)
+    raw = not definition.structure and (compressed or spec is None)
+    return Metadata(spec, compressed, raw)
 
 
 def encode_element_spec(element_spec: Spec) -> bytes:

@@ -18,15 +18,15 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from ..journal.proto import events_pb2 as ev
-from ..storage.errors import ForebayError
+from .errors import InvalidArgument, Unimplemented
 from .proto import graph_pb2 as pb
 
 
-class InvalidGraph(ForebayError):
+class InvalidGraph(InvalidArgument):
     """The bytes are not a GraphDef that ends in a dataset."""
 
 
-class NotSplittable(ForebayError):
+class NotSplittable(Unimplemented):
     """The dataset has a source that cannot be divided among workers."""
 
 

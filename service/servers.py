@@ -102,16 +102,18 @@ class DispatchServer:
             [*command, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
         assert process.stdout is not None
         self._target = process.stdout.readline().strip()
         if not self._target:
-            code = process.wait()
-            _close_pipes(process)
-            raise ForebayError(
-                f"the dispatcher did not start (exit code {code}); its error output says why"
-            )
+            _, errors = process.communicate()
+            reason = (errors.splitlines() or [f"exit code {process.returncode}"])[-1]
+            raise ForebayError(f"the dispatcher did not start: {reason.removeprefix('forebay: ')}")
+        threading.Thread(
+            target=_forward_log, args=(process,), name="forebay-dispatcher-log", daemon=True
+        ).start()
         self._process = process
         self._finalizer = weakref.finalize(self, _stop_process, process)
 
@@ -156,6 +158,14 @@ def _stop_process(process: subprocess.Popen[str]) -> None:
         process.kill()
         process.wait()
     _close_pipes(process)
+
+
+def _forward_log(process: subprocess.Popen[str]) -> None:
+    """What the dispatcher logs, to where this process logs; until it has ended."""
+    assert process.stderr is not None
+    with process.stderr:
+        for line in process.stderr:
+            sys.stderr.write(line)
 
 
 def _close_pipes(process: subprocess.Popen[str]) -> None:
@@ -211,6 +221,8 @@ class WorkerServer:
         )
         self._started = False
         self._ended = threading.Event()
+        # At the interpreter's exit too: whoever waits for this process must not wait for ever.
+        self._finalizer = weakref.finalize(self, self._worker.stop)
         if start:
             self.start()
 
@@ -233,6 +245,7 @@ class WorkerServer:
         """End it. With `drain`, begin no further split, hand back what was not begun, and let
         consumers take the rest first. Idempotent."""
         self._worker.stop(drain=drain)
+        self._finalizer.detach()
         self._ended.set()
 
     def __enter__(self) -> Self:

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from ..storage.errors import ForebayError
+from .errors import InvalidArgument
 
 Array = npt.NDArray[Any]
 Assemble = Callable[[list[Array]], Any]
 
 
-class UnsupportedElement(ForebayError):
+class UnsupportedElement(InvalidArgument):
     """The dataset's elements contain something that no block can hold."""
 
 

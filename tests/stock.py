@@ -17,9 +17,18 @@ from typing import Any, Self
 import grpc
 
 from forebay.service.grpc_server import CHANNEL_OPTIONS
+from forebay.service.proto import graph_pb2 as graph
 from forebay.service.proto import tf_service_pb2 as pb
 
 STOP_TIMEOUT_S = 30
+
+GRAPH = graph.GraphDef(
+    node=[
+        graph.NodeDef(name="source", op="RangeDataset"),
+        graph.NodeDef(name="result", op="_Retval", input=["source"]),
+    ]
+).SerializeToString()
+"""The least that passes for a dataset's graph."""
 
 
 class ServerProcess:
@@ -85,6 +94,10 @@ class DispatcherProcess:
     def stop(self) -> int:
         """SIGTERM; the exit code."""
         return self._server.stop()
+
+    def wait(self) -> int:
+        """Wait until it has ended by itself; the exit code."""
+        return self._server.wait()
 
     def __enter__(self) -> Self:
         return self

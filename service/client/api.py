@@ -15,7 +15,7 @@ from tensorflow.python.data.experimental.ops import compression_ops
 
 from ..dispatcher_client import DispatcherClient
 from ..element_specs import decode_metadata, encode_element_spec
-from ..errors import InvalidArgument, Unimplemented
+from ..errors import InvalidArgument
 from ..executors.evaluate import evaluate
 from ..graphs import NotSplittable, split_sources
 from ..proto import forebay_pb2 as pb
@@ -24,10 +24,10 @@ from .options import (
     CrossTrainerCache,
     ShardingPolicy,
     check_job_name,
-    check_supported,
+    check_reading,
     sharding_policy,
 )
-from .reader import Reader
+from .reader import PATIENCE_S, Reader, fetch_definition
 from .tf_elements import dataset_of_blocks
 
 Dataset = Any
@@ -89,7 +89,10 @@ def register_dataset(
         request.unsplittable = str(error)
     client = DispatcherClient(service)
     try:
-        return client.call(request, pb.RegisterDatasetResponse, timeout_s=60).dataset_id
+        answer = client.call(
+            request, pb.RegisterDatasetResponse, timeout_s=60, patience_s=PATIENCE_S
+        )
+        return answer.dataset_id
     finally:
         client.close()
 
@@ -126,29 +129,17 @@ def from_dataset_id(
     """
     policy = sharding_policy(processing_mode)
     check_job_name(job_name)
-    if (consumer_index is None) != (num_consumers is None):
-        raise InvalidArgument(
-            "Must either set both `consumer_index` and `num_consumers`, or neither. "
-            f"consumer_index={consumer_index}, num_consumers={num_consumers}"
-        )
-    check_supported(
-        num_consumers=num_consumers,
-        cross_trainer_cache=cross_trainer_cache,
-        data_transfer_protocol=data_transfer_protocol,
+    check_reading(
+        consumer_index,
+        num_consumers,
+        max_outstanding_requests,
+        data_transfer_protocol,
+        cross_trainer_cache,
+        target_workers,
     )
-    if target_workers not in ("AUTO", "ANY"):
-        raise Unimplemented(f"target_workers={target_workers!r} is not in this version; use 'AUTO'")
-    if max_outstanding_requests is not None and max_outstanding_requests <= 0:
-        raise InvalidArgument(
-            f"max_outstanding_requests={max_outstanding_requests} must be positive"
-        )
     dataset_id = _text(dataset_id)
-    client = DispatcherClient(service)
-    try:
-        definition = client.get_dataset(dataset_id, with_graph=False).definition
-    finally:
-        client.close()
-    metadata = decode_metadata(definition.metadata)
+    definition = fetch_definition(service, dataset_id)
+    metadata = decode_metadata(definition)
     if element_spec is None:
         element_spec = metadata.element_spec
     if element_spec is None:
@@ -158,8 +149,7 @@ def from_dataset_id(
             "`element_spec` must be specified as an argument to `from_dataset_id`."
         )
     reader = Reader(service, dataset_id, policy, job_name)
-    # What a stock client registered compressed comes as its own compressed elements.
-    compressed = metadata.compressed and not definition.structure
+    compressed = metadata.compressed and metadata.raw
     return dataset_of_blocks(reader.iterate, element_spec, compressed=compressed)
 
 
@@ -181,6 +171,14 @@ def distribute(
     """
     sharding_policy(processing_mode)
     check_job_name(job_name)
+    check_reading(
+        consumer_index,
+        num_consumers,
+        max_outstanding_requests,
+        data_transfer_protocol,
+        cross_trainer_cache,
+        target_workers,
+    )
 
     def apply(dataset: Dataset) -> Dataset:
         dataset_id = register_dataset(service, dataset, compression)

@@ -71,8 +71,30 @@ def check_job_name(job_name: str | None) -> None:
         raise InvalidArgument("`job_name` must not be empty")
 
 
-def check_supported(**arguments: object) -> None:
-    """Raises Unimplemented for an argument of a later version that was given."""
-    for name, value in arguments.items():
+def check_reading(
+    consumer_index: int | None,
+    num_consumers: int | None,
+    max_outstanding_requests: int | None,
+    data_transfer_protocol: str | None,
+    cross_trainer_cache: CrossTrainerCache | None,
+    target_workers: str,
+) -> None:
+    """Raises ValueError for arguments that make no sense, Unimplemented for a later version's."""
+    if (consumer_index is None) != (num_consumers is None):
+        raise InvalidArgument(
+            "Must either set both `consumer_index` and `num_consumers`, or neither. "
+            f"consumer_index={consumer_index}, num_consumers={num_consumers}"
+        )
+    if max_outstanding_requests is not None and max_outstanding_requests <= 0:
+        raise InvalidArgument(
+            f"max_outstanding_requests={max_outstanding_requests} must be positive"
+        )
+    for name, value in (
+        ("num_consumers", num_consumers),
+        ("data_transfer_protocol", data_transfer_protocol),
+        ("cross_trainer_cache", cross_trainer_cache),
+    ):
         if value is not None:
             raise Unimplemented(f"`{name}` is not in this version; leave it out")
+    if target_workers not in ("AUTO", "ANY"):
+        raise Unimplemented(f"target_workers={target_workers!r} is not in this version; use 'AUTO'")

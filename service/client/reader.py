@@ -7,6 +7,7 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import Any, Self
 
+from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
 from ..dispatcher_client import DispatcherClient
 from ..errors import InvalidArgument
@@ -17,6 +18,20 @@ from .options import ShardingPolicy, check_job_name, sharding_policy
 
 CREDIT_BYTES = 64 << 20
 """How far a worker may run ahead of a consumer."""
+
+
+PATIENCE_S = 60.0
+"""How long a dispatcher is looked for before anything is being read."""
+
+
+def fetch_definition(service: str | tuple[str, str], dataset_id: str) -> ev.DatasetDefinition:
+    """What was registered, without the graph. Raises NotFound, Unavailable."""
+    client = DispatcherClient(service)
+    try:
+        dataset = client.get_dataset(dataset_id, with_graph=False, patience_s=PATIENCE_S)
+        return dataset.definition
+    finally:
+        client.close()
 
 
 class Reader:
@@ -75,11 +90,7 @@ class ElementIterator:
     """
 
     def __init__(self, reader: Reader) -> None:
-        client = DispatcherClient(reader.service)
-        try:
-            definition = client.get_dataset(reader.dataset_id, with_graph=False).definition
-        finally:
-            client.close()
+        definition = fetch_definition(reader.service, reader.dataset_id)
         if not definition.structure:
             raise InvalidArgument(
                 f"dataset {reader.dataset_id} was registered by tf.data service's client, which "

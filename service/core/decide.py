@@ -90,6 +90,13 @@ def _elect_leader(state: State, command: c.ElectLeader, now_ms: int) -> Decision
 
 
 def _register_dataset(state: State, command: c.RegisterDataset, now_ms: int) -> Decision:
+    for source in command.definition.sources:
+        kind = source.WhichOneof("source")
+        if not kind or source.count < 0 or (kind == "arithmetic" and source.arithmetic.step == 0):
+            raise InvalidArgument(
+                f"a dataset with the split source <{source}>, which yields no splits: name "
+                "a kind, a count of at least 0, a step other than 0"
+            )
     dataset_id = command.dataset_id
     if dataset_id and (known := state.datasets.get(dataset_id)):
         if known.definition.metadata != command.definition.metadata:

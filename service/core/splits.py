@@ -11,7 +11,7 @@ def source_size(source: ev.SplitSource) -> int:
     kind = source.WhichOneof("source")
     if kind == "arithmetic":
         numbers = source.arithmetic
-        return max(0, -((numbers.start - numbers.stop) // numbers.step))
+        return min(max(0, -((numbers.start - numbers.stop) // numbers.step)), ENDLESS)
     if kind == "count":
         return source.count
     if kind == "explicit":

@@ -13,6 +13,7 @@ from ..core import commands as c
 from ..core.state import Iteration, lease_caller
 from ..core.status import status
 from ..errors import InvalidArgument, NotFound
+from ..graphs import sanitize
 from ..grpc_server import Method, generic_handler
 from ..proto import forebay_pb2 as pb
 from .dispatcher import Dispatcher
@@ -59,8 +60,9 @@ class ForebayFace:
     ) -> pb.RegisterDatasetResponse:
         if not request.graph:
             raise InvalidArgument("a dataset without a graph; register a tf.data.Dataset")
+        blob = await self._dispatcher.write_blob(await asyncio.to_thread(sanitize, request.graph))
         definition = ev.DatasetDefinition(
-            tf_data_graph=ev.TfDataGraph(blob=await self._dispatcher.write_blob(request.graph)),
+            tf_data_graph=ev.TfDataGraph(blob=blob),
             sources=request.sources,
             unsplittable=request.unsplittable,
             metadata=request.metadata,

@@ -26,7 +26,7 @@ from ..errors import (
     Unavailable,
     Unimplemented,
 )
-from ..graphs import Evaluate, InvalidGraph, evaluate_in_subprocess, sanitize, split_sources
+from ..graphs import Evaluate, evaluate_in_subprocess, sanitize, split_sources
 from ..grpc_server import generic_handler
 from ..proto import tf_service_pb2 as pb
 from .dispatcher import Dispatcher
@@ -104,10 +104,7 @@ class TensorFlowFace:
         return pb.GetOrRegisterDatasetResponse(dataset_id=dataset_id)
 
     async def _define(self, graph: bytes, metadata: bytes) -> ev.DatasetDefinition:
-        try:
-            graph = await asyncio.to_thread(sanitize, graph)
-        except InvalidGraph as error:
-            raise InvalidArgument(str(error)) from error
+        graph = await asyncio.to_thread(sanitize, graph)
         definition = ev.DatasetDefinition(
             tf_data_graph=ev.TfDataGraph(blob=await self._dispatcher.write_blob(graph)),
             metadata=metadata,

@@ -39,9 +39,6 @@ def make_executor(
 ) -> Executor:
     """The executor for a dataset of this kind. `feed` is None where splits are not leased.
 
-    Blocks hold the components of the dataset's element_spec. If a stock client registered it
-    compressed, or without a spec, they hold what the graph yields, which is what such clients
-    need.
     Raises InvalidGraph, NotSplittable, PipelineError.
     """
     if definition.WhichOneof("kind") != "tf_data_graph":
@@ -52,8 +49,8 @@ def make_executor(
     from ..element_specs import decode_metadata
     from .tf_data import TfDataExecutor
 
-    metadata = decode_metadata(definition.metadata)
-    if not definition.structure and (metadata.compressed or metadata.element_spec is None):
+    metadata = decode_metadata(definition)
+    if metadata.raw:
         return TfDataExecutor(graph, feed)
     return TfDataExecutor(
         graph, feed, element_spec=metadata.element_spec, compressed=metadata.compressed

@@ -19,10 +19,9 @@ _COMPRESSED = "tensorflow.data.CompressedElement"
 
 def responses(definition: ev.DatasetDefinition, block: Block) -> Iterator[pb.GetElementResponse]:
     """The answers to GetElement that a block makes, of a dataset as its executor runs it."""
-    metadata = decode_metadata(definition.metadata)
-    raw = not definition.structure and (metadata.compressed or metadata.element_spec is None)
+    metadata = decode_metadata(definition)
     for components in zip(*(c.elements() for c in block.components), strict=True):
-        if raw:
+        if metadata.raw:
             yield _as_the_graph_yields(components)
         else:
             yield _as_the_graph_would_yield(components, metadata)

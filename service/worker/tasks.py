@@ -34,7 +34,9 @@ class TaskRunner:
         self._draining = False
         self._executor: Executor | None = None
         self._feed: LeaseFeed | None = None
-        self._thread = threading.Thread(target=self._run, name=f"forebay-task-{task.task_id}")
+        self._thread = threading.Thread(
+            target=self._run, name=f"forebay-task-{task.task_id}", daemon=True
+        )
 
     def start(self) -> None:
         self._thread.start()

@@ -64,7 +64,9 @@ class Worker:
         self._tasks_lock = threading.Lock()
         self._stopping = threading.Event()
         self._draining = False
-        self._heartbeats = threading.Thread(target=self._heartbeat, name="forebay-heartbeat")
+        self._heartbeats = threading.Thread(
+            target=self._heartbeat, name="forebay-heartbeat", daemon=True
+        )
         self._registration = pb.WorkerHeartbeatRequest()
         self._worker_id = 0
         self._journal_id = ""

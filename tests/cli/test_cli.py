@@ -20,7 +20,7 @@ from forebay.service.dispatcher_client import DispatcherClient
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import Locked, open_storage
 
-from ..stock import DispatcherProcess
+from ..stock import GRAPH, DispatcherProcess
 
 
 def forebay(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -43,7 +43,7 @@ def error_of(*arguments: object, code: int = 1, **environment: str) -> str:
 def dispatcher(tmp_path: pathlib.Path) -> Iterator[DispatcherProcess]:
     with DispatcherProcess(tmp_path / "journal") as running:
         client = DispatcherClient(running.target)
-        register = pb.RegisterDatasetRequest(graph=b"\n\x00", sources=[ev.SplitSource(count=9)])
+        register = pb.RegisterDatasetRequest(graph=GRAPH, sources=[ev.SplitSource(count=9)])
         dataset_id = client.call(register, pb.RegisterDatasetResponse).dataset_id
         request = pb.GetOrCreateJobRequest(dataset_id=dataset_id, job_name="j", sharding="DYNAMIC")
         job = client.call_numbered(request, pb.GetOrCreateJobResponse)

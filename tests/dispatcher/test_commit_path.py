@@ -19,7 +19,7 @@ from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import tf_service_pb2 as tf
 from forebay.storage import open_storage
 
-from ..stock import DispatcherProcess, ServerProcess
+from ..stock import GRAPH, DispatcherProcess, ServerProcess
 
 POINTS = ["before-append", "after-append", "before-reply"]
 CRASHES = 4
@@ -64,7 +64,7 @@ class CrashingDispatcher(DispatcherProcess):
 
 def prepare(client: DispatcherClient) -> tuple[int, int]:
     """A worker with a task over SPLITS splits; (task id, iteration id)."""
-    register = pb.RegisterDatasetRequest(graph=b"\n\x00", sources=[ev.SplitSource(count=SPLITS)])
+    register = pb.RegisterDatasetRequest(graph=GRAPH, sources=[ev.SplitSource(count=SPLITS)])
     dataset_id = client.call(register, pb.RegisterDatasetResponse).dataset_id
     job = client.call_numbered(
         pb.GetOrCreateJobRequest(dataset_id=dataset_id, sharding=ev.DYNAMIC),

@@ -1,0 +1,214 @@
+"""Forebay's own protocol: bad requests are refused in words, and harm nothing."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+import threading
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from forebay.journal import verify
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.dispatcher_client import DispatcherClient
+from forebay.service.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+    Unimplemented,
+)
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.storage import open_storage
+
+from ..stock import GRAPH, DispatcherProcess
+
+METHODS = [name.removesuffix("Request") for name in pb.DESCRIPTOR.message_types_by_name
+           if name.endswith("Request")]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
+    journal = tmp_path_factory.mktemp("journal")
+    with DispatcherProcess(journal) as running:
+        yield running
+    storage = open_storage(str(journal))
+    assert verify(storage).ok
+    storage.close()
+
+
+@pytest.fixture
+def client(dispatcher: DispatcherProcess) -> Iterator[DispatcherClient]:
+    opened = DispatcherClient(dispatcher.target)
+    yield opened
+    opened.close()
+
+
+def register(client: DispatcherClient, **fields: object) -> str:
+    request = pb.RegisterDatasetRequest(graph=GRAPH, **fields)  # type: ignore[arg-type]
+    return client.call(request, pb.RegisterDatasetResponse).dataset_id
+
+
+def job(client: DispatcherClient, dataset_id: str, **fields: object) -> int:
+    request = pb.GetOrCreateJobRequest(dataset_id=dataset_id, **fields)  # type: ignore[arg-type]
+    return client.call_numbered(request, pb.GetOrCreateJobResponse).job_id
+
+
+def test_unknown_ids(client: DispatcherClient) -> None:
+    with pytest.raises(NotFound, match="Dataset id 4711 not found; register"):
+        client.get_dataset("4711", with_graph=True)
+    with pytest.raises(NotFound, match="4711"):
+        job(client, "4711")
+    with pytest.raises(NotFound, match="4711"):
+        client.call(pb.JoinIterationRequest(job_id=4711), pb.JoinIterationResponse)
+    with pytest.raises(NotFound, match="4711"):
+        client.call(pb.ConsumerHeartbeatRequest(consumer_id=4711), pb.ConsumerHeartbeatResponse)
+    with pytest.raises(NotFound, match="4711"):
+        client.call(pb.LeaseSplitsRequest(task_id=4711, want=1), pb.LeaseSplitsResponse)
+    client.call(pb.LeaveIterationRequest(consumer_id=4711), pb.LeaveIterationResponse)
+    client.call(pb.LeaveServiceRequest(worker_id=4711), pb.LeaveServiceResponse)
+
+
+def test_datasets_that_make_no_sense(client: DispatcherClient) -> None:
+    with pytest.raises(InvalidArgument, match="without a graph"):
+        client.call(pb.RegisterDatasetRequest(), pb.RegisterDatasetResponse)
+    with pytest.raises(InvalidArgument, match="GraphDef"):
+        client.call(pb.RegisterDatasetRequest(graph=b"not a graph"), pb.RegisterDatasetResponse)
+    for source in (
+        ev.SplitSource(),
+        ev.SplitSource(count=-1),
+        ev.SplitSource(arithmetic=ev.Arithmetic(stop=9)),
+    ):
+        with pytest.raises(InvalidArgument, match="step other than 0"):
+            register(client, sources=[source])
+
+
+def test_the_same_id_for_another_structure(client: DispatcherClient) -> None:
+    assert register(client, dataset_id="mine", metadata=b"\n\x011") == "mine"
+    assert register(client, dataset_id="mine", metadata=b"\n\x011") == "mine"
+    with pytest.raises(InvalidArgument, match="same structure"):
+        register(client, dataset_id="mine", metadata=b"\n\x012")
+
+
+def test_equal_datasets_are_one(client: DispatcherClient) -> None:
+    first = register(client, structure="a")
+    assert register(client, structure="a") == first
+    assert register(client, structure="b") != first
+
+
+def test_jobs_that_do_not_fit(client: DispatcherClient) -> None:
+    dataset_id = register(client, unsplittable="node n of op Generator yields no splits")
+    with pytest.raises(Unimplemented, match="node n of op Generator"):
+        job(client, dataset_id, sharding=ev.DYNAMIC)
+    with pytest.raises(Unimplemented, match="FILE"):
+        job(client, dataset_id, sharding=ev.FILE)
+    assert job(client, dataset_id, job_name="j") == job(client, dataset_id, job_name="j")
+    other = register(client, sources=[ev.SplitSource(count=1)])
+    with pytest.raises(InvalidArgument, match="different parameters"):
+        job(client, other, job_name="j", sharding=ev.DYNAMIC)
+
+
+def test_leases_that_do_not_fit(client: DispatcherClient) -> None:
+    dataset_id = register(client, sources=[ev.SplitSource(count=10)])
+    for sharding in (ev.OFF, ev.DYNAMIC):
+        job_id = job(client, dataset_id, sharding=sharding)
+        client.call(pb.JoinIterationRequest(job_id=job_id), pb.JoinIterationResponse)
+    worker = pb.WorkerHeartbeatRequest(address="leases:1", uid=1)
+    off, dynamic = client.call(worker, pb.WorkerHeartbeatResponse).tasks[-2:]
+    ask = pb.LeaseSplitsRequest(task_id=off.task_id, want=1)
+    with pytest.raises(FailedPrecondition, match="not sharded dynamically"):
+        client.call(ask, pb.LeaseSplitsResponse)
+    ask = pb.LeaseSplitsRequest(task_id=dynamic.task_id, provider=3, want=1)
+    with pytest.raises(InvalidArgument, match="no number 3"):
+        client.call(ask, pb.LeaseSplitsResponse)
+    request = ev.Request(number=5)
+    ask = pb.LeaseSplitsRequest(task_id=dynamic.task_id, want=2, request=request)
+    lease = client.call(ask, pb.LeaseSplitsResponse)
+    assert client.call(ask, pb.LeaseSplitsResponse) == lease, "the same request, the same answer"
+    ask.request.number = 4
+    with pytest.raises(InvalidArgument, match=r"request 4 .* request 5"):
+        client.call(ask, pb.LeaseSplitsResponse)
+    back = pb.LeaseSplitsRequest(task_id=dynamic.task_id)
+    back.returned.add(lease_id=lease.lease_id, count=lease.count + 1)
+    with pytest.raises(InvalidArgument, match="cannot be returned"):
+        client.call(back, pb.LeaseSplitsResponse)
+
+
+def test_a_request_that_names_no_caller(client: DispatcherClient) -> None:
+    request = pb.JoinIterationRequest(request=ev.Request(number=1))
+    with pytest.raises(InvalidArgument, match="caller"):
+        client.call(request, pb.JoinIterationResponse)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_garbage_is_refused(dispatcher: DispatcherProcess, method: str) -> None:
+    rng = random.Random(method)
+    with grpc.insecure_channel(dispatcher.address) as channel:
+        send = channel.unary_unary(f"/forebay.v1.Dispatcher/{method}", None, None)
+        for _ in range(30):
+            garbage = rng.randbytes(rng.randint(1, 60))
+            try:
+                send(garbage, timeout=10)
+            except grpc.RpcError as error:
+                refused = ("INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED")
+                assert error.code().name in refused, error
+        with pytest.raises(grpc.RpcError) as unknown:
+            channel.unary_unary("/forebay.v1.Dispatcher/Nonsense", None, None)(b"", timeout=10)
+        assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_long_poll_ends_when_there_is_news(client: DispatcherClient) -> None:
+    dataset_id = register(client, sources=[ev.SplitSource(count=10)])
+    worker = pb.WorkerHeartbeatRequest(address="poll:1", uid=1)
+    beat = client.call(worker, pb.WorkerHeartbeatResponse)
+    worker.version, worker.wait_ms = beat.version, 30_000
+    answers: list[pb.WorkerHeartbeatResponse] = []
+    poll = threading.Thread(
+        target=lambda: answers.append(client.call(worker, pb.WorkerHeartbeatResponse, timeout_s=60))
+    )
+    poll.start()
+    job_id = job(client, dataset_id, sharding=ev.DYNAMIC)
+    client.call(pb.JoinIterationRequest(job_id=job_id), pb.JoinIterationResponse)
+    poll.join(20)
+    assert answers[0].version > beat.version
+    assert dataset_id in {task.dataset_id for task in answers[0].tasks}
+
+
+def test_a_dispatcher_whose_disk_is_full_says_so_and_loses_nothing(
+    tmp_path: pathlib.Path,
+) -> None:
+    command = ["-c", (
+        "import resource, runpy, signal, sys;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY));"
+        "sys.argv[0] = 'forebay';"
+        "runpy.run_module('forebay.service.cli', run_name='__main__')"
+    )]  # fmt: skip
+
+    class Full(DispatcherProcess):
+        def __init__(self) -> None:
+            super().__init__(tmp_path)
+            self.stop()
+            self._command[:2] = command
+            self._server = self._start()
+
+    full = Full()
+    client = DispatcherClient(full.target)
+    known = []
+    with pytest.raises(Unavailable):
+        for number in range(1000):
+            request = pb.RegisterDatasetRequest(graph=GRAPH, structure=str(number))
+            answer = client.call(request, pb.RegisterDatasetResponse, patience_s=1)
+            known.append(answer.dataset_id)
+    client.close()
+    assert full.wait() == 1
+    assert known
+    with DispatcherProcess(tmp_path) as again:
+        client = DispatcherClient(again.target)
+        for number, dataset_id in enumerate(known):
+            assert client.get_dataset(dataset_id, with_graph=False).definition.structure == str(
+                number
+            )
+        client.close()

@@ -1,0 +1,116 @@
+"""`DispatchServer` and `WorkerServer`, started from a user's own process."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+
+import pytest
+import tensorflow as tf
+from tensorflow.data.experimental import service as stock
+
+from forebay import service
+from forebay.service.errors import ForebayError, InvalidArgument, Unavailable
+
+DYNAMIC = service.ShardingPolicy.DYNAMIC
+
+
+def children() -> set[str]:
+    listed = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(os.getpid())], capture_output=True, text=True
+    ).stdout.split()
+    return {pid for pid in listed if pathlib.Path(f"/proc/{pid}/cmdline").exists()}
+
+
+def test_start_read_stop_and_nothing_is_left() -> None:
+    before, children_before = set(threading.enumerate()), children()
+    with service.DispatchServer() as dispatcher:
+        assert dispatcher.target == f"grpc://{dispatcher.address}"
+        config = service.WorkerConfig(dispatcher.address, worker_tags=("a", "b"))
+        with service.WorkerServer(config) as worker:
+            assert worker.address.startswith("127.0.0.1:")
+            dataset = tf.data.Dataset.range(100).apply(
+                service.distribute(DYNAMIC, dispatcher.target)
+            )
+            assert sorted(int(x) for x in dataset) == list(range(100))
+            worker.stop()
+        worker.stop()
+    dispatcher.stop()
+    left = {t.name for t in set(threading.enumerate()) - before if "forebay" in t.name}
+    assert not left
+    assert children() <= children_before
+
+
+def test_a_stock_worker_and_a_stock_client_in_the_dispatchers_process() -> None:
+    """Their bindings hold the interpreter lock while they wait for the dispatcher."""
+    with service.DispatchServer() as dispatcher:
+        worker = stock.WorkerServer(stock.WorkerConfig(dispatcher_address=dispatcher.address))
+        dataset = tf.data.Dataset.range(20)
+        dataset_id = stock.register_dataset(dispatcher.target, dataset)
+        got = stock.from_dataset_id("distributed_epoch", dispatcher.target, dataset_id)
+        assert sorted(int(x) for x in got) == list(range(20))
+        del worker
+
+
+def test_a_journal_outlives_its_server(tmp_path: pathlib.Path) -> None:
+    config = service.DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True)
+    with service.DispatchServer(config) as dispatcher:
+        first = service.register_dataset(dispatcher.target, tf.data.Dataset.range(3))
+    with service.DispatchServer(config) as dispatcher:
+        dataset = service.from_dataset_id(DYNAMIC, dispatcher.target, first)
+        assert dataset.element_spec == tf.TensorSpec([], tf.int64)
+
+
+def test_not_started_until_told() -> None:
+    dispatcher = service.DispatchServer(start=False)
+    assert dispatcher.target == ""
+    dispatcher.start()
+    dispatcher.start()
+    assert dispatcher.target
+    dispatcher.stop()
+    dispatcher.join()
+
+
+def test_errors_are_the_peers() -> None:
+    with pytest.raises(ValueError, match="Cannot enable fault tolerant mode without"):
+        service.DispatchServer(service.DispatcherConfig(fault_tolerant_mode=True))
+    with pytest.raises(ValueError, match="Must specify a `dispatcher_address`"):
+        service.WorkerServer(service.WorkerConfig(None))  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="'grpc'"):
+        service.DispatchServer(service.DispatcherConfig(protocol="http"))
+    with pytest.raises(ForebayError, match="scheme"):
+        service.DispatchServer(service.DispatcherConfig(storage="ftp://x"))
+    with pytest.raises(Unavailable, match="is it running"):
+        service.WorkerServer(service.WorkerConfig("127.0.0.1:1", dispatcher_timeout_ms=200))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("distributed", "h:1"), "processing mode should be"),
+        ((DYNAMIC, "h:1", ""), "must not be empty"),
+        ((DYNAMIC, "h:1", 5), "must be a string"),
+        ((DYNAMIC, "h:1", "j", 0), "either set both `consumer_index` and `num_consumers`"),
+        ((DYNAMIC, "nowhere"), "host:port"),
+    ],
+)
+def test_arguments_that_make_no_sense(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tf.data.Dataset.range(1).apply(service.distribute(*arguments))  # type: ignore[arg-type]
+
+
+def test_the_interpreter_ends_with_servers_running() -> None:
+    program = (
+        "from forebay import service\n"
+        "d = service.DispatchServer()\n"
+        "w = service.WorkerServer(service.WorkerConfig(d.address))\n"
+        "print('up')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == "up", done.stderr
+    assert done.returncode == 0
