@@ -52,6 +52,8 @@ def verify(storage: Storage) -> Report:
     snapshots = storage.snapshots()
     blobs: dict[str, int] = {}  # digest: the event that names it first
     _verify_log(storage, report, blobs)
+    if report.last < report.first and storage.holdings().segments and report.ok:
+        report.add(f"{storage.url}: the log holds no records, and a journal begins with one")
     for sequence in snapshots:
         try:
             decode_snapshot(sequence, storage.read_snapshot(sequence))

@@ -33,6 +33,7 @@ TEMPORARY = (
 )
 CALL_TIMEOUT_S = 10.0
 COMPLAIN_AFTER_S = 5.0
+MAX_PORT = 65535
 
 Response = TypeVar("Response", bound=Message)
 
@@ -49,11 +50,17 @@ def parse_service(service: str | tuple[str, str]) -> list[str]:
                 f'service {service!r} is not a pair ("grpc", "host:port"); Forebay speaks grpc'
             )
         service = service[1]
+    if not isinstance(service, str):
+        raise InvalidArgument(
+            f"`service` must be a string, but `service` was of type {type(service)}. "
+            f"service={service}"
+        )
     addresses = []
     for part in service.split(","):
         protocol, separator, address = part.strip().rpartition("://")
         host, colon, port = address.rpartition(":")
-        if (separator and protocol != "grpc") or not (host and colon and port.isdecimal()):
+        numeric = port.isdecimal() and int(port) <= MAX_PORT
+        if (separator and protocol != "grpc") or not (host and colon and numeric):
             raise InvalidArgument(
                 f'service address {part.strip()!r} is not of the form "grpc://host:port" or '
                 '"host:port"'

@@ -85,8 +85,9 @@ class DispatchServer:
 
     def start(self) -> None:
         """Start it, and return once it serves. A server that runs is left alone."""
-        if self._process is not None:
+        if self._process is not None and self._process.poll() is None:
             return
+        self.stop()
         config = self._config
         options = {
             "port": config.port,
@@ -104,6 +105,7 @@ class DispatchServer:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # Ctrl-C is meant for the user's program
         )
         assert process.stdout is not None
         self._target = process.stdout.readline().strip()

@@ -28,7 +28,7 @@ FORMAT = 1
 SEGMENT_BYTES = 64 << 20
 
 _MARKER = re.compile(rb"forebay storage (\d+)\n")
-_TERM = re.compile(rb"(\d+)\n")
+_TERM = re.compile(rb"(\d+)(?: (\d+))?\n")  # the term, and the last record as it began
 
 
 class FileStorage(Storage):
@@ -229,7 +229,7 @@ class FileStorage(Storage):
                 os.ftruncate(segment, end.offset)
             os.fsync(segment)  # what was read may not have been durable yet
             sync_directory(layout.segments)
-        write_atomically(self._layout.term, f"{term}\n".encode())
+        self._write_term(term, end.sequence - 1)
         return FileWriter(layout, self._segment_bytes, lock, term, end, segment)
 
     def _next_term(self, end: Position) -> int:
@@ -245,7 +245,18 @@ class FileStorage(Storage):
                 f"{end.term}; write into it a number that no writer can have had",
                 str(path),
             )
+        last = end.sequence - 1
+        if int(number[2] or 0) > last:
+            raise Corrupt(
+                f"{self._layout.segments}: the log ends at record {last}, and held "
+                f"{int(number[2])} when term {int(number[1])} began, so records were lost; "
+                "restore the segments from a backup",
+                str(self._layout.segments),
+            )
         return int(number[1]) + 1
+
+    def _write_term(self, term: int, last: int) -> None:
+        write_atomically(self._layout.term, f"{term} {last}\n".encode())
 
     def cut(self, after: int, owner: str) -> str:
         lock = self._take_lock(owner)
@@ -292,6 +303,9 @@ class FileStorage(Storage):
             file.truncate(place.offset)
             os.fsync(file.fileno())
             moved_bytes = tail.tell()
+        term = _TERM.fullmatch(self._layout.term.read_bytes())
+        if term is not None and int(term[2] or 0) > last:
+            self._write_term(int(term[1]), last)
         return (
             f"the log ends at record {last} now; {moved_bytes} bytes of {path.name} from byte "
             f"{place.offset}, and all later segments and snapshots, were moved to {aside}"

@@ -2,7 +2,7 @@
 
 FORMAT                               of what follows; a newer one is not touched
 LOCK                                 held by the writer, and says who that is
-TERM                                 the latest writer's term
+TERM                                 the latest writer's term, and the log's end as it began
 segments/<first sequence>.tfrecord   the log
 snapshots/<sequence>.snapshot        one TFRecord frame
 blobs/<SHA-256>

@@ -74,6 +74,25 @@ def test_not_started_until_told() -> None:
     dispatcher.join()
 
 
+def test_ctrl_c_is_meant_for_the_users_program() -> None:
+    program = (
+        "from forebay import service; import os, signal\n"
+        "d = service.DispatchServer(); first = d.target\n"
+        "try: os.killpg(0, signal.SIGINT); signal.pause()\n"
+        "except KeyboardInterrupt: pass\n"
+        "try: service.read(d.target, 'x')\n"
+        "except service.ForebayError as e: print(e)\n"
+        "os.kill(d._process.pid, signal.SIGKILL); d._process.wait(); d.start()\n"
+        "try: service.read(d.target, 'x')\n"
+        "except service.ForebayError as e: print(e)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, timeout=60, start_new_session=True,
+    )  # fmt: skip
+    assert done.stdout.count("Dataset id x not found") == 2, done.stderr
+
+
 def test_errors_are_the_peers() -> None:
     with pytest.raises(ValueError, match="Cannot enable fault tolerant mode without"):
         service.DispatchServer(service.DispatcherConfig(fault_tolerant_mode=True))

@@ -227,20 +227,22 @@ class TransferServer(_message.Message):
     def __init__(self, protocol: _Optional[str] = ..., address: _Optional[str] = ..., compatibility_info: _Optional[bytes] = ..., fall_back_to_grpc_at_client_creation_time: bool = ..., fall_back_to_grpc_at_get_element_time: bool = ...) -> None: ...
 
 class WorkerRegistered(_message.Message):
-    __slots__ = ("worker_id", "address", "uid", "tags", "transfer_servers", "stock")
+    __slots__ = ("worker_id", "address", "uid", "tags", "transfer_servers", "stock", "replaced_uid")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     TAGS_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_SERVERS_FIELD_NUMBER: _ClassVar[int]
     STOCK_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_UID_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     address: str
     uid: int
     tags: _containers.RepeatedScalarFieldContainer[str]
     transfer_servers: _containers.RepeatedCompositeFieldContainer[TransferServer]
     stock: bool
-    def __init__(self, worker_id: _Optional[int] = ..., address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[TransferServer, _Mapping]]] = ..., stock: bool = ...) -> None: ...
+    replaced_uid: int
+    def __init__(self, worker_id: _Optional[int] = ..., address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[TransferServer, _Mapping]]] = ..., stock: bool = ..., replaced_uid: _Optional[int] = ...) -> None: ...
 
 class WorkerLost(_message.Message):
     __slots__ = ("worker_id", "reason")

@@ -60,6 +60,14 @@ def register_dataset(
         raise InvalidArgument(
             f"Invalid `compression` argument: {compression}. Must be one of {_COMPRESSIONS}."
         )
+    if not isinstance(dataset, tf.data.Dataset):
+        raise InvalidArgument(f"`dataset` must be a tf.data.Dataset, not {type(dataset)}")
+    if not (dataset_id is None or isinstance(dataset_id, str)):
+        raise InvalidArgument(f"`dataset_id` must be a string, not {type(dataset_id)}")
+    if not tf.executing_eagerly():
+        raise InvalidArgument(
+            "register datasets outside of tf.function: it is done once, not traced"
+        )
     element_spec = dataset.element_spec
     structure = encode(element_spec)
     kinds = data_service_pb2.DataServiceMetadata

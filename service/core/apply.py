@@ -138,6 +138,7 @@ def _worker_registered(state: State, event: ev.WorkerRegistered) -> None:
         list(event.tags),
         [server.SerializeToString() for server in event.transfer_servers],
         event.stock,
+        event.replaced_uid,
     )
     state.worker_at[event.address] = worker_id
 

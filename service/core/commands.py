@@ -60,7 +60,10 @@ class JoinIteration(Command, frozen=True, kw_only=True):
 
 
 class LeaveIteration(Command, frozen=True, kw_only=True):
-    """→ ConsumerLeft. A consumer that is not known has left already."""
+    """→ ConsumerLeft, and IterationCollected if the job has no name and nobody is left.
+
+    A consumer that is not known has left already.
+    """
 
     consumer_id: int
     reason: str
@@ -80,14 +83,17 @@ class RegisterWorker(Command, frozen=True, kw_only=True):
 
 
 class LoseWorker(Command, frozen=True, kw_only=True):
-    """→ LeaseLost …, WorkerLost, IterationFinished …"""
+    """→ LeaseLost …, WorkerLost, then for each iteration IterationFinished or TaskCreated."""
 
     worker_id: int
     reason: str
 
 
 class CompleteTask(Command, frozen=True, kw_only=True):
-    """→ LeaseCompleted …, TaskCompleted, (IterationFinished). Unknown tasks are ignored."""
+    """→ LeaseCompleted …, TaskCompleted, (IterationFinished or TaskCreated).
+
+    Unknown tasks are ignored.
+    """
 
     task_id: int
 

@@ -21,7 +21,7 @@ from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unimplemented
 from . import commands as c
 from .apply import fingerprint
-from .state import ENDLESS, Iteration, Job, Provider, State, Task
+from .state import ENDLESS, Iteration, Job, Provider, State, Task, Worker
 
 
 class Decision(NamedTuple):
@@ -214,7 +214,11 @@ def _leave_iteration(state: State, command: c.LeaveIteration, now_ms: int) -> De
     if command.consumer_id not in state.consumers:
         return Decision([], None)
     left = ev.ConsumerLeft(consumer_id=command.consumer_id, reason=command.reason)
-    return Decision([ev.Event(time_ms=now_ms, consumer_left=left)], None)
+    events = [ev.Event(time_ms=now_ms, consumer_left=left)]
+    iteration = state.iterations[state.consumers[command.consumer_id].iteration_id]
+    if len(iteration.consumers) == 1 and not state.jobs[iteration.job_id].name:
+        events += _collected(state, iteration, now_ms)  # nobody can find it again
+    return Decision(events, None)
 
 
 def _collect_iteration(state: State, command: c.CollectIteration, now_ms: int) -> Decision:
@@ -224,9 +228,15 @@ def _collect_iteration(state: State, command: c.CollectIteration, now_ms: int) -
             f"iteration {iteration.iteration_id} has {len(iteration.consumers)} consumers; "
             "only an iteration that nobody reads is collected"
         )
-    events = list(_lost_leases(state, iteration.tasks, now_ms))
+    return Decision(_collected(state, iteration, now_ms), None)
+
+
+def _collected(state: State, iteration: Iteration, now_ms: int) -> list[ev.Event]:
     collected = ev.IterationCollected(iteration_id=iteration.iteration_id)
-    return Decision([*events, ev.Event(time_ms=now_ms, iteration_collected=collected)], None)
+    return [
+        *_lost_leases(state, iteration.tasks, now_ms),
+        ev.Event(time_ms=now_ms, iteration_collected=collected),
+    ]
 
 
 def _iteration(state: State, iteration_id: int) -> Iteration:
@@ -248,16 +258,19 @@ def _register_worker(state: State, command: c.RegisterWorker, now_ms: int) -> De
     if not command.address:
         raise InvalidArgument("a worker without an address; give it one that clients can reach")
     events: list[ev.Event] = []
+    ids = _Ids(state)
     known = state.workers.get(state.worker_at.get(command.address, 0))
     if known is not None:
         if known.uid == command.uid:
             return Decision([], known.worker_id)
-        lose = c.LoseWorker(worker_id=known.worker_id, reason="another process took its address")
-        events += _lose_worker(state, lose, now_ms).events
-    finished = {
-        e.iteration_finished.iteration_id for e in events if e.HasField("iteration_finished")
-    }
-    ids = _Ids(state)
+        if known.replaced_uid == command.uid:
+            raise FailedPrecondition(
+                f"another worker process has taken the address {command.address}: give each "
+                "worker a host, port and address of its own"
+            )
+        reason = "another process took its address"
+        events += _worker_lost(state, known, reason, ids, now_ms)
+    finished = {event.iteration_finished.iteration_id for event in events}
     registered = ev.WorkerRegistered(
         worker_id=ids.new(),
         address=command.address,
@@ -265,6 +278,7 @@ def _register_worker(state: State, command: c.RegisterWorker, now_ms: int) -> De
         tags=command.tags,
         transfer_servers=command.transfer_servers,
         stock=command.stock,
+        replaced_uid=known.uid if known is not None else 0,
     )
     events.append(ev.Event(time_ms=now_ms, worker_registered=registered))
     events += [
@@ -279,14 +293,21 @@ def _lose_worker(state: State, command: c.LoseWorker, now_ms: int) -> Decision:
     worker = state.workers.get(command.worker_id)
     if worker is None:
         return Decision([], None)
+    return Decision(_worker_lost(state, worker, command.reason, _Ids(state), now_ms), None)
+
+
+def _worker_lost(
+    state: State, worker: Worker, reason: str, ids: _Ids, now_ms: int
+) -> list[ev.Event]:
     events = list(_lost_leases(state, sorted(worker.tasks), now_ms))
-    lost = ev.WorkerLost(worker_id=command.worker_id, reason=command.reason)
+    lost = ev.WorkerLost(worker_id=worker.worker_id, reason=reason)
     events.append(ev.Event(time_ms=now_ms, worker_lost=lost))
+    others = [w for w in state.workers if w != worker.worker_id]
     for task_id in sorted(worker.tasks):
         iteration = state.iterations[state.tasks[task_id].iteration_id]
-        if _ends_with_task(iteration, completed=False):
-            events.append(_finished(iteration, now_ms))
-    return Decision(events, None)
+        seen_the_end = iteration.completed_tasks > 0
+        events += _after_task(iteration, seen_the_end, others, ids, now_ms)
+    return events
 
 
 def _complete_task(state: State, command: c.CompleteTask, now_ms: int) -> Decision:
@@ -297,19 +318,24 @@ def _complete_task(state: State, command: c.CompleteTask, now_ms: int) -> Decisi
     completed = ev.TaskCompleted(task_id=task.task_id)
     events.append(ev.Event(time_ms=now_ms, task_completed=completed))
     iteration = state.iterations[task.iteration_id]
-    if _ends_with_task(iteration, completed=True):
-        events.append(_finished(iteration, now_ms))
+    events += _after_task(iteration, True, list(state.workers), _Ids(state), now_ms)
     return Decision(events, None)
 
 
-def _ends_with_task(iteration: Iteration, *, completed: bool) -> bool:
-    """Whether the iteration ends when one of its running tasks completes or is lost.
+def _after_task(
+    iteration: Iteration, seen_the_end: bool, workers: list[int], ids: _Ids, now_ms: int
+) -> list[ev.Event]:
+    """What follows when one of an iteration's running tasks completes or is lost.
 
-    Somebody must have seen the end of the data: an iteration whose workers are all lost
-    waits for the next worker.
+    The iteration ends with its last task, unless splits were handed back that nobody is left
+    to ask for: then one of `workers` gets another task. Somebody must have seen the end of
+    the data, too: an iteration whose workers are all lost waits for the next worker.
     """
-    seen_the_end = completed or iteration.completed_tasks > 0
-    return not iteration.finished and iteration.running_tasks == 1 and seen_the_end
+    if iteration.finished or iteration.running_tasks > 1:
+        return []
+    if any(provider.returned for provider in iteration.providers):
+        return [_task_created(ids.new(), iteration.iteration_id, w, now_ms) for w in workers[:1]]
+    return [_finished(iteration, now_ms)] if seen_the_end else []
 
 
 def _task_created(task_id: int, iteration_id: int, worker_id: int, now_ms: int) -> ev.Event:

@@ -101,6 +101,7 @@ class Worker(Struct):
     tags: list[str]
     transfer_servers: list[bytes]  # ev.TransferServer
     stock: bool
+    replaced_uid: int = 0  # of the process that it took the address from
     tasks: set[int] = set()  # not completed
     version: int = 1  # grows when `tasks` changes
 

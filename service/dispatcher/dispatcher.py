@@ -180,12 +180,15 @@ class Dispatcher:
 
     # -- heartbeats --------------------------------------------------------------------------
 
-    def saw(self, member_id: int) -> None:
-        """A worker or a consumer gave a sign of life."""
-        self._seen[member_id] = time.monotonic()
+    def saw(self, member_id: int) -> float:
+        """A worker or a consumer gave a sign of life; when that was, for `lost_touch`."""
+        now = self._seen[member_id] = time.monotonic()
+        return now
 
-    def lost_touch(self, member_id: int) -> None:
-        """Its connection broke: it has `reconnect_grace_ms` to come back."""
+    def lost_touch(self, member_id: int, seen: float) -> None:
+        """Its connection broke: it has `reconnect_grace_ms` to come back, unless it has."""
+        if self._seen.get(member_id) != seen:
+            return
         state, options = self.state, self.options
         timeout = options.worker_timeout_ms if member_id in state.workers else (
             options.client_timeout_ms
@@ -198,7 +201,11 @@ class Dispatcher:
         interval = min(0.5, self.options.job_gc_check_interval_ms / 1000)
         next_gc = time.monotonic() + self.options.job_gc_check_interval_ms / 1000
         while True:
+            asleep = time.monotonic()
             await asyncio.sleep(interval)
+            overslept = time.monotonic() - asleep - interval
+            if overslept > 1:  # paused: signs of life wait in the sockets, unread
+                self._seen = {i: t + overslept for i, t in self._seen.items()}
             try:
                 await self._expire_members()
                 if time.monotonic() >= next_gc:

@@ -119,14 +119,14 @@ class ForebayFace:
         dispatcher, state = self._dispatcher, self._dispatcher.state
         consumer_id = request.consumer_id
         iteration = self._iteration_of(consumer_id)
-        dispatcher.saw(consumer_id)
+        seen = dispatcher.saw(consumer_id)
         try:
             await dispatcher.wait_until(
                 lambda: iteration.version != request.version or consumer_id not in state.consumers,
                 min(request.wait_ms, MAX_WAIT_MS),
             )
         except asyncio.CancelledError:
-            dispatcher.lost_touch(consumer_id)
+            dispatcher.lost_touch(consumer_id, seen)
             raise
         self._iteration_of(consumer_id)
         dispatcher.saw(consumer_id)
@@ -178,7 +178,7 @@ class ForebayFace:
                 transfer_servers=tuple(request.transfer_servers),
             )
         )
-        dispatcher.saw(worker_id)
+        seen = dispatcher.saw(worker_id)
         worker = state.workers[worker_id]
         try:
             await dispatcher.wait_until(
@@ -186,7 +186,7 @@ class ForebayFace:
                 min(request.wait_ms, MAX_WAIT_MS),
             )
         except asyncio.CancelledError:
-            dispatcher.lost_touch(worker_id)
+            dispatcher.lost_touch(worker_id, seen)
             raise
         dispatcher.saw(worker_id)
         response = pb.WorkerHeartbeatResponse(

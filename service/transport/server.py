@@ -90,6 +90,14 @@ class BlockServer:
         """
         self._sessions.remove_task(task_id)
 
+    def is_read(self, task_id: int) -> bool:
+        """Whether a consumer reads the task."""
+        return self._sessions.is_read(task_id)
+
+    def forget_all(self) -> None:
+        """Cancel all tasks and cut all consumers off: their numbers mean others from now on."""
+        self._sessions.forget_all()
+
     def start(self) -> None:
         """Serve consumers, from a thread of its own."""
         self._thread.start()

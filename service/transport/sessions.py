@@ -234,6 +234,24 @@ class Sessions:
                 self._idle.pop(link, None)
             return None
 
+    def is_read(self, task_id: int) -> bool:
+        """Does a consumer read the task now, or may it come again to do so?"""
+        with self._lock:
+            return any(task_id in session.streams for session in self._sessions.values())
+
+    def forget_all(self) -> None:
+        """Cut every connection, and know of no task and no consumer."""
+        with self._lock:
+            outputs = list(self._outputs.values())
+            self._outputs.clear()
+            for session in list(self._sessions.values()):
+                if session.link is not None:
+                    self._close(session.link)
+                    session.link.cut()
+                self._drop(session)
+        for output in outputs:
+            output.cancel()
+
     def wait_until_received(self, timeout_s: float) -> bool:
         """Wait until no consumer lacks a block that was handed to it."""
 

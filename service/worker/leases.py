@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 from ...journal.proto import events_pb2 as ev
 from ..dispatcher_client import DispatcherClient
-from ..errors import Unavailable
+from ..errors import ForebayError, Unavailable
 from ..proto import forebay_pb2 as pb
 
 LEASE_S = 0.25
@@ -27,6 +27,7 @@ class LeaseFeed:
     """Gives a task's pipeline its splits. One thread a provider may call `next_range`."""
 
     def __init__(self, dispatcher: DispatcherClient, task_id: int, num_providers: int) -> None:
+        self.failed: ForebayError | None = None  # why `next_range` raised
         self._closed = threading.Event()
         self._pool = ThreadPoolExecutor(
             num_providers, thread_name_prefix=f"forebay-lease-{task_id}"
@@ -41,7 +42,11 @@ class LeaseFeed:
 
         Raises NotFound when the task has ended, Unavailable after `close`.
         """
-        return self._providers[provider].next_range(repetition)
+        try:
+            return self._providers[provider].next_range(repetition)
+        except ForebayError as error:
+            self.failed = error
+            raise
 
     def drain(self) -> None:
         """End the splits here, and hand back what was leased and not begun."""
@@ -106,12 +111,13 @@ class _Provider:
         try:
             request = pb.LeaseSplitsRequest(task_id=self._task_id, provider=self._number)
             request.completed.extend(self._begun)
-            if self._ahead is not None:
-                lease, self._ahead = self._ahead.result(HAND_BACK_S), None
-                if lease.lease_id:
-                    request.returned.add(lease_id=lease.lease_id, count=lease.count)
+            ahead, self._ahead = self._ahead, None
+            if ahead is not None and not (lease := ahead.result(HAND_BACK_S)).end_of_splits:
+                request.returned.add(lease_id=lease.lease_id, count=lease.count)
             if request.completed or request.returned:
                 self._dispatcher.call(request, pb.LeaseSplitsResponse, patience_s=HAND_BACK_S)
+        except (TimeoutError, CancelledError):
+            pass  # the same
         finally:
             self._lock.release()
 

@@ -83,14 +83,14 @@ class TaskRunner:
                     closed=self._cancelled,
                 )
         except PipelineError as error:
-            if not self._cancelled.is_set():
+            feed_failed = self._feed.failed if self._feed is not None else None
+            if feed_failed is not None:  # which the pipeline has only passed on
+                self._end_early(feed_failed)
+            elif not self._cancelled.is_set():
                 log.warning("task %d failed: %s", task_id, error)
                 self.output.fail(error.code, error.message)
         except (NotFound, Unavailable, OutputCancelled) as error:
-            # The dispatcher gave the task up (its heartbeat will say so), or we are stopping.
-            if not self._cancelled.is_set():
-                log.info("task %d ends early: %s", task_id, error)
-            self.output.cancel()
+            self._end_early(error)
         except ForebayError as error:
             log.error("task %d failed: %s", task_id, error)
             self.output.fail("INTERNAL", str(error))
@@ -100,6 +100,12 @@ class TaskRunner:
         finally:
             if self._feed is not None:
                 self._feed.close()
+
+    def _end_early(self, error: ForebayError) -> None:
+        """The dispatcher gave the task up (its heartbeat will say so), or we are stopping."""
+        if not self._cancelled.is_set():
+            log.info("task %d ends early: %s", self.task.task_id, error)
+        self.output.cancel()
 
     def _produce(self) -> None:
         task = self.task

@@ -43,6 +43,11 @@ class TensorFlowFace:
             },
         )  # fmt: skip
 
+    def is_read(self, task_id: int) -> bool:
+        """Whether a client has asked for the task's elements."""
+        with self._lock:
+            return task_id in self._streams
+
     def get_element(self, request: pb.GetElementRequest) -> pb.GetElementResponse:
         if request.HasField("consumer_index"):
             raise Unimplemented("coordinated reads are not in this version")
@@ -52,8 +57,10 @@ class TensorFlowFace:
                 self._streams.pop(request.task_id, None)
                 raise NotFound(f"Task {request.task_id} not found")
             stream = self._streams.get(request.task_id)
-            if stream is None:
-                stream = self._streams[request.task_id] = _Stream(runner)
+            if stream is None or stream.runner is not runner:
+                stream = _Stream(runner)
+                known = {i: s for i, s in self._streams.items() if self._runner_of(i) is s.runner}
+                self._streams = {**known, request.task_id: stream}
         return stream.next()
 
     def get_worker_tasks(self, _: pb.GetWorkerTasksRequest) -> pb.GetWorkerTasksResponse:
@@ -68,7 +75,7 @@ class _Stream:
     """The elements of a task's blocks, to whoever asks next."""
 
     def __init__(self, runner: TaskRunner) -> None:
-        self._runner = runner
+        self.runner = runner
         self._elements: Iterator[pb.GetElementResponse] = iter(())
         self._lock = threading.Lock()
 
@@ -76,9 +83,9 @@ class _Stream:
         give_up = time.monotonic() + WAIT_S
         with self._lock:
             while (element := next(self._elements, None)) is None:
-                item = self._runner.output.get(timeout_s=max(0.0, give_up - time.monotonic()))
+                item = self.runner.output.get(timeout_s=max(0.0, give_up - time.monotonic()))
                 if isinstance(item, Block):
-                    self._elements = get_element_responses(self._runner.definition, item)
+                    self._elements = get_element_responses(self.runner.definition, item)
                 elif isinstance(item, EndOfTask):
                     return pb.GetElementResponse(end_of_sequence=True)
                 elif isinstance(item, TaskFailed):

@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 GRPC_THREADS = 32
 """Stock clients wait for elements in calls, so this bounds how many can at a time."""
 
+STOP_S = 3.0
+"""For tasks to end, once they are cancelled."""
+
 KEPT_COMPLETED = 64
 """Completed tasks that late consumers may still ask for."""
 
@@ -48,7 +51,7 @@ class WorkerOptions:
     heartbeat_interval_ms: int = 5_000  # the longest that a heartbeat waits for a change
     dispatcher_timeout_ms: int = 60_000
     output_bytes: int = 64 << 20  # of finished blocks a task, before it waits for consumers
-    drain_timeout_ms: int = 30_000
+    drain_timeout_ms: int = 20_000  # with what follows, less than Kubernetes' 30 s
 
 
 class Worker:
@@ -71,9 +74,10 @@ class Worker:
         self._worker_id = 0
         self._journal_id = ""
         self.address = ""
+        self._face = TensorFlowFace(self.runner_of)
         self._grpc = grpc.server(
             ThreadPoolExecutor(GRPC_THREADS, thread_name_prefix="forebay-worker-grpc"),
-            handlers=[TensorFlowFace(self.runner_of).handlers()],
+            handlers=[self._face.handlers()],
             options=SERVER_OPTIONS,
         )
 
@@ -117,10 +121,7 @@ class Worker:
         if drain:
             self._drain()
         self._stopping.set()
-        with self._tasks_lock:
-            runners = [*self._tasks.values(), *self._completed.values()]
-            self._tasks.clear()
-            self._completed.clear()
+        runners = self._take_all()
         for runner in runners:
             runner.cancel()
         self._blocks.stop()
@@ -130,12 +131,21 @@ class Worker:
                 self._dispatcher.call(request, pb.LeaveServiceResponse, timeout_s=2, patience_s=2)
             except ForebayError as error:
                 log.info("could not say goodbye to the dispatcher: %s", error)
-        for runner in runners:
-            runner.join()
         self._grpc.stop(0).wait()
         self._dispatcher.close()
         if self._heartbeats.is_alive():
             self._heartbeats.join()
+        give_up_s = time.monotonic() + STOP_S
+        for runner in runners:
+            if not runner.join(max(0.0, give_up_s - time.monotonic())):
+                log.warning("task %d is still in an element, and is left", runner.task.task_id)
+
+    def _take_all(self) -> list[TaskRunner]:
+        with self._tasks_lock:
+            runners = [*self._tasks.values(), *self._completed.values()]
+            self._tasks.clear()
+            self._completed.clear()
+        return runners
 
     def runner_of(self, task_id: int) -> TaskRunner | None:
         """Of a task that runs here, or ran here lately."""
@@ -147,11 +157,17 @@ class Worker:
         give_up_s = time.monotonic() + self._options.drain_timeout_ms / 1000
         with self._tasks_lock:
             runners = list(self._tasks.values())
+        if not runners:
+            return
+        with ThreadPoolExecutor(len(runners), thread_name_prefix="forebay-drain") as pool:
+            list(pool.map(TaskRunner.drain, runners))
         for runner in runners:
-            runner.drain()
-        for runner in runners:
-            runner.join(max(0.0, give_up_s - time.monotonic()))
+            if self._is_read(runner.task.task_id):
+                runner.join(max(0.0, give_up_s - time.monotonic()))
         self._blocks.stop(drain_s=max(0.0, give_up_s - time.monotonic()))
+
+    def _is_read(self, task_id: int) -> bool:
+        return self._blocks.is_read(task_id) or self._face.is_read(task_id)
 
     # -- the dispatcher ------------------------------------------------------------------------
 
@@ -171,7 +187,11 @@ class Worker:
             except ForebayError as error:
                 if not self._stopping.is_set():
                     log.error("the dispatcher refuses this worker's heartbeat: %s", error)
-                    self._stopping.wait(self._options.heartbeat_interval_ms / 1000)
+            except Exception:  # a bug; a worker that is silently deaf would be worse than one
+                log.exception("the heartbeat failed, and is tried again")
+            else:
+                continue
+            self._stopping.wait(self._options.heartbeat_interval_ms / 1000)
 
     def _obey(self, response: pb.WorkerHeartbeatResponse) -> None:
         """Run what the dispatcher lists, and nothing else."""
@@ -180,6 +200,9 @@ class Worker:
                 "the dispatcher has another journal (%s, was %s): it lost its state; "
                 "this worker begins anew", response.journal_id, self._journal_id,
             )  # fmt: skip
+            self._blocks.forget_all()
+            for runner in self._take_all():
+                runner.cancel()
         self._worker_id, self._journal_id = response.worker_id, response.journal_id
         self._registration.version = response.version
         listed = {task.task_id: task for task in response.tasks}

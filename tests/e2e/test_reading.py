@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import collections
+import json
 import pathlib
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -256,8 +259,42 @@ class TestKilled:
             stopping.join()
             assert sorted(got) == list(range(self.SIZE))
 
-    def test_a_dispatcher_that_lost_its_state(self, tmp_path: pathlib.Path) -> None:
+    def test_splits_that_are_handed_back_when_the_others_are_done(
+        self, tmp_path: pathlib.Path
+    ) -> None:
+        def wait(x: Any) -> Any:
+            start = tf.timestamp()
+            until = tf.where(x == 1, tf.constant(6.0, tf.float64), 0.0)
+            loop = tf.while_loop(lambda _: tf.timestamp() - start < until, lambda i: [i + 1], [0])
+            with tf.control_dependencies(loop):
+                return tf.identity(x)
+
+        with (
+            DispatcherProcess(tmp_path) as d,
+            WorkerProcess(d.address) as one,
+            WorkerProcess(d.address) as two,
+        ):
+            dataset_id = service.register_dataset(d.target, tf.data.Dataset.range(12).map(wait))
+            elements = service.read(d.target, dataset_id, processing_mode=DYNAMIC)
+            got = [int(next(elements)) for _ in range(8)]
+            client = DispatcherClient(d.target)
+
+            def busy() -> list[str]:
+                answer = client.call(pb.GetStatusRequest(), pb.GetStatusResponse)
+                workers = json.loads(answer.status)["workers"]
+                return [w["address"] for w in workers if w["running_tasks"]]
+
+            while len(addresses := busy()) > 1:
+                time.sleep(0.05)
+            client.close()
+            for address in addresses:
+                {one.address: one, two.address: two}[address].stop()
+            got += [int(x) for x in elements]
+            assert sorted(got) == list(range(12))
+
+    def test_a_dispatcher_that_lost_its_state(self) -> None:
         with DispatcherProcess("memory:") as d, WorkerProcess(d.address) as w:
+            assert sorted(self.start(d)) == list(range(self.SIZE))
             elements = self.start(d)
             next(elements)
             d.kill_and_restart()
@@ -267,4 +304,30 @@ class TestKilled:
             while w.address not in client.call(pb.GetStatusRequest(), pb.GetStatusResponse).status:
                 time.sleep(0.05)
             client.close()
-            assert sorted(self.start(d)) == list(range(self.SIZE))
+            for _ in range(2):
+                assert sorted(self.start(d)) == list(range(self.SIZE))
+
+    def test_a_trainer(self, tmp_path: pathlib.Path) -> None:
+        """Its share of what was on the way to it is missing; its sibling finishes the epoch."""
+        with DispatcherProcess(tmp_path) as d, WorkerProcess(d.address):
+            dataset = slow(tf.data.Dataset.range(self.SIZE), 0.004)
+            dataset_id = service.register_dataset(d.target, dataset)
+            program = (
+                "from forebay import service\n"
+                f"for x in service.read({d.target!r}, {dataset_id!r},"
+                " processing_mode='distributed_epoch', job_name='j'): print(int(x), flush=True)"
+            )
+            sibling = subprocess.Popen(
+                [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+            )
+            assert sibling.stdout is not None
+            theirs = [int(sibling.stdout.readline())]
+            elements = service.read(d.target, dataset_id, processing_mode=DYNAMIC, job_name="j")
+            ours = [int(next(elements))]
+            sibling.kill()
+            theirs += map(int, sibling.stdout.read().split())
+            sibling.stdout.close()
+            sibling.wait()
+            ours += [int(x) for x in elements]
+            assert len(set(ours + theirs)) == len(ours + theirs)
+            assert len(ours) > self.SIZE // 3

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
 from forebay.service.client.tf_elements import dataset_of_blocks, graph_of
 from forebay.service.element_specs import (
@@ -91,13 +92,13 @@ def test_a_stock_clients_compressed_graph(name: str) -> None:
 
     dataset = ELEMENTS[name]()
     squeezed = dataset.map(lambda *e: compression_ops.compress(e[0] if len(e) == 1 else e))
-    metadata = decode_metadata(
-        data_service_pb2.DataServiceMetadata(
-            element_spec=encode_element_spec(dataset.element_spec),
-            compression="COMPRESSION_SNAPPY",
-        ).SerializeToString()
+    described = data_service_pb2.DataServiceMetadata(
+        element_spec=encode_element_spec(dataset.element_spec), compression="COMPRESSION_SNAPPY"
     )
+    definition = ev.DatasetDefinition(metadata=described.SerializeToString())
+    metadata = decode_metadata(definition)
     assert metadata.compressed
+    assert metadata.raw
     graph = graph_of(squeezed)
 
     undone = list(

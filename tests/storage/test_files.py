@@ -66,7 +66,7 @@ def test_what_lies_where(path: Path) -> None:
         f"blobs/{digest}",
     }
     assert (path / "FORMAT").read_text() == "forebay storage 1\n"
-    assert (path / "TERM").read_text() == "1\n"
+    assert (path / "TERM").read_text() == "1 0\n"
     assert f"process {os.getpid()}, the test" in (path / "LOCK").read_text()
     writer.close()
 

@@ -1,0 +1,124 @@
+"""Given events, when a command, then events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import commands as c
+from forebay.service.core.apply import apply
+from forebay.service.core.decide import decide
+from forebay.service.core.state import State
+from forebay.service.errors import FailedPrecondition
+
+
+class Given:
+    """A state, and what happens to it."""
+
+    def __init__(self) -> None:
+        self.state = State()
+        self.when(c.ElectLeader(term=1, address="a:1", version="0", journal_id="j"))
+        definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=100)])
+        self.when(c.RegisterDataset(dataset_id="d", definition=definition))
+
+    def when(self, command: c.Command) -> Any:
+        """Carry a command out; its answer."""
+        events, answer = decide(self.state, command, 1)
+        for event in events:
+            apply(self.state, event)
+        self.then = [event.WhichOneof("event") for event in events]
+        return answer
+
+    def iteration(self, name: str = "") -> ev.ConsumerJoined:
+        job_id = self.when(c.GetOrCreateJob(dataset_id="d", name=name, sharding=ev.DYNAMIC))
+        joined: ev.ConsumerJoined = self.when(c.JoinIteration(job_id=job_id, repetition=0))
+        return joined
+
+    def worker(self, number: int) -> int:
+        worker_id: int = self.when(c.RegisterWorker(address=f"w:{number}", uid=number))
+        return worker_id
+
+    def task_of(self, worker_id: int) -> int:
+        return max(self.state.workers[worker_id].tasks)
+
+    def lease(self, task_id: int, want: int) -> ev.SplitsLeased | None:
+        lease: ev.SplitsLeased | None = self.when(
+            c.LeaseSplits(task_id=task_id, provider=0, repetition=0, want=want)
+        )
+        return lease
+
+
+def test_splits_handed_back_find_another_task_when_all_others_have_completed() -> None:
+    given = Given()
+    first, second = given.worker(1), given.worker(2)
+    given.iteration()
+    mine, other = given.task_of(first), given.task_of(second)
+    lease = given.lease(mine, 10)
+    assert lease is not None
+    while given.lease(other, 100) is not None:
+        pass
+    given.when(c.CompleteTask(task_id=other))
+    back = ((lease.lease_id, 4),)
+    given.when(c.LeaseSplits(task_id=mine, provider=0, repetition=0, want=0, returned=back))
+    given.when(c.LoseWorker(worker_id=first, reason="drained"))
+    assert given.then == ["worker_lost", "task_created"]
+    again = given.lease(given.task_of(second), 10)
+    assert again is not None
+    assert again.first == lease.first + lease.count - 4
+    while given.lease(given.task_of(second), 10) is not None:
+        pass
+    given.when(c.CompleteTask(task_id=given.task_of(second)))
+    assert given.then[-2:] == ["task_completed", "iteration_finished"]
+
+
+def test_an_iteration_whose_workers_are_all_lost_waits_for_the_next_one() -> None:
+    given = Given()
+    worker = given.worker(1)
+    joined = given.iteration()
+    given.when(c.LoseWorker(worker_id=worker, reason="killed"))
+    assert given.then == ["worker_lost"]
+    given.worker(2)
+    assert given.then == ["worker_registered", "task_created"]
+    assert not given.state.iterations[joined.iteration_id].finished
+
+
+@pytest.mark.parametrize("name", ["", "named"])
+def test_an_anonymous_iteration_ends_with_its_last_consumer(name: str) -> None:
+    given = Given()
+    worker = given.worker(1)
+    joined = given.iteration(name)
+    given.lease(given.task_of(worker), 10)
+    given.when(c.LeaveIteration(consumer_id=joined.consumer_id, reason="r"))
+    if name:
+        assert given.then == ["consumer_left"]
+        assert given.state.iterations
+    else:
+        assert given.then == ["consumer_left", "lease_lost", "iteration_collected"]
+        state = given.state
+        assert not (state.iterations or state.jobs or state.tasks or state.leases)
+        assert not state.workers[worker].tasks
+
+
+def test_a_process_whose_address_was_taken_is_refused() -> None:
+    given = Given()
+    given.when(c.RegisterWorker(address="w:1", uid=1))
+    given.when(c.RegisterWorker(address="w:1", uid=2))
+    with pytest.raises(FailedPrecondition, match="of its own"):
+        given.when(c.RegisterWorker(address="w:1", uid=1))
+    given.when(c.RegisterWorker(address="w:1", uid=2))
+    assert given.then == []
+
+
+def test_a_lease_is_at_most_half_of_an_even_share() -> None:
+    given = Given()
+    first = given.worker(1)
+    given.worker(2)
+    given.iteration()
+    counts = []
+    while (lease := given.lease(given.task_of(first), 1000)) is not None:
+        counts.append(lease.count)
+    assert counts[0] == 25
+    assert counts == sorted(counts, reverse=True)
+    assert sum(counts) == 100
