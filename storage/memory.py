@@ -71,7 +71,7 @@ class MemoryStorage(Storage):
     def holdings(self) -> Holdings:
         with self._lock:
             return Holdings(
-                segments=1,
+                segments=int(bool(self._records)),
                 log_bytes=sum(len(record.data) for record in self._records),
                 torn_bytes=0,
                 snapshots=len(self._snapshots),
