@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 from ..storage import Corrupt, Missing, Record, Storage
 from .codec import decode
@@ -19,26 +20,30 @@ log = logging.getLogger(__name__)
 class Replay:
     """Where to begin, and the events from there on."""
 
-    state: bytes | None  # as of snapshot_sequence; None: begin with nothing
+    state: Any  # as decode_state made it, as of snapshot_sequence; None: begin with nothing
     snapshot_sequence: int  # 0 without a snapshot
     events: Iterator[tuple[int, Event]]  # (sequence, event), from snapshot_sequence + 1 on
 
 
-def replay(storage: Storage, at: int | None = None) -> Replay:
+def replay(
+    storage: Storage, at: int | None = None, decode_state: Callable[[bytes], Any] = bytes
+) -> Replay:
     """Read a journal back, up to the event `at` (default: to its end).
 
-    A snapshot that is damaged is passed over, with a log line, if the history behind an
-    earlier one is still there. Raises Corrupt and NewerFormat, while iterating as well, and
-    Missing when the state as of `at` cannot be had any more.
+    A snapshot that is damaged, or that `decode_state` raises ValueError for, is passed over,
+    with a log line, if the history behind an earlier one is still there. Raises Corrupt and
+    NewerFormat, while iterating as well, and Missing when the state as of `at` cannot be had
+    any more.
     """
     wanted = [s for s in reversed(storage.snapshots()) if at is None or s <= at]
     for sequence in wanted:
         try:
             snapshot = decode_snapshot(sequence, storage.read_snapshot(sequence))
-        except (Corrupt, Missing) as error:
+            state = decode_state(snapshot.state)
+        except (Corrupt, Missing, ValueError) as error:
             log.warning("snapshot %d is passed over: %s", sequence, error)
             continue
-        return Replay(snapshot.state, sequence, _events(storage, sequence, at, bool(wanted)))
+        return Replay(state, sequence, _events(storage, sequence, at, bool(wanted)))
     return Replay(None, 0, _events(storage, 0, at, bool(wanted)))
 
 

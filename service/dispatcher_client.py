@@ -117,6 +117,8 @@ class DispatcherClient:
         try:
             answer: Response = retrying(self._attempt, method, request, response, timeout_s)
             return answer
+        except _ChannelReplaced as error:
+            raise Unavailable("the connection to the dispatcher was closed") from error
         except grpc.RpcError as error:
             if _is_temporary(error) and not closed.is_set():
                 raise Unavailable(
@@ -149,7 +151,9 @@ class DispatcherClient:
                 self._try_next_address(turn)
             raise
         except ValueError as error:  # the channel was closed meanwhile
-            raise Unavailable("the connection to the dispatcher was closed") from error
+            if self._closed.is_set():
+                raise Unavailable("the connection to the dispatcher was closed") from error
+            raise _ChannelReplaced from error
         return answer
 
     def _try_next_address(self, turn: int) -> None:
@@ -173,8 +177,14 @@ class DispatcherClient:
             self._channel.close()
 
 
+class _ChannelReplaced(Exception):
+    """Another thread has gone on to the next address meanwhile."""
+
+
 def _is_temporary(error: BaseException) -> bool:
-    return isinstance(error, grpc.RpcError) and error.code() in TEMPORARY
+    return isinstance(error, _ChannelReplaced) or (
+        isinstance(error, grpc.RpcError) and error.code() in TEMPORARY
+    )
 
 
 class _Complaint:

@@ -208,6 +208,11 @@ class WorkerServer:
                 "Must specify a `dispatcher_address` in the `config` passed to `WorkerServer`."
             )
         _require_grpc(config.protocol)
+        if config.data_transfer_protocol not in (None, "grpc") or config.data_transfer_address:
+            raise InvalidArgument(
+                "data_transfer_protocol and data_transfer_address are chosen by the worker in this "
+                "version; leave them out"
+            )
         from .worker import Worker, WorkerOptions
 
         self._worker = Worker(

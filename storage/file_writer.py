@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from .base import Writer, blob_digest
@@ -96,7 +97,8 @@ class FileWriter(Writer):
 
     def delete_snapshot(self, sequence: int) -> None:
         self._check_place()
-        self._layout.snapshot(sequence).unlink(missing_ok=True)
+        with _storage_errors():
+            self._layout.snapshot(sequence).unlink(missing_ok=True)
 
     def trim(self, before: int) -> None:
         self._check_place()
@@ -109,9 +111,10 @@ class FileWriter(Writer):
                 raise OutOfSequence(
                     f"no trimming before {before}: the newest snapshot is at {newest}"
                 )
-        for segment in passed:
-            segment.path.unlink()
-            sync_directory(segment.path.parent)  # in order: a crash must not leave a gap
+        with _storage_errors():
+            for segment in passed:
+                segment.path.unlink()
+                sync_directory(segment.path.parent)  # in order: a crash must not leave a gap
 
     def write_blob(self, data: bytes) -> str:
         self._check_place()
@@ -188,6 +191,14 @@ class FileWriter(Writer):
             raise StorageError(
                 f"{path}: {error.strerror}; make room, or give the dispatcher's user write access"
             ) from error
+
+
+@contextmanager
+def _storage_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{error.filename}: {error.strerror}; mend the disk") from error
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

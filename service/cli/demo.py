@@ -137,7 +137,7 @@ def _run(directory: pathlib.Path, epochs: int, processes: list[subprocess.Popen[
                 report = reports.get(timeout=max(0.1, deadline - time.monotonic()))
             except queue.Empty:
                 raise ForebayError(
-                    f"the demo has not ended after {TIMEOUT_S:.0f} s; see {directory}"
+                    f"the demo has not ended after {TIMEOUT_S:.0f} s; --keep keeps its logs"
                 ) from None
             if report is None:
                 ended += 1

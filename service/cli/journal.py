@@ -76,9 +76,10 @@ def tail(
     limit: int = typer.Option(10, min=0, help="How many of the last events to begin with."),
     as_json: bool = JSON,
 ) -> None:
-    """Follow the journal: events in words as they become durable, until interrupted."""
+    """Follow the journal: events in words as they are written, until interrupted."""
     with _opened(storage) as opened:
-        after = max(0, opened.extent().last - limit)
+        extent = opened.extent()
+        after = max(extent.first - 1, extent.last - limit)
         while True:
             for sequence, event in _events(opened, after):
                 _print_event(sequence, event, as_json)

@@ -99,6 +99,14 @@ def worker(
     ),
     port: int = typer.Option(0, min=0, max=65535, help="0: any free one.", envvar="FOREBAY_PORT"),
     host: str = typer.Option("127.0.0.1", help="Address to listen on.", envvar="FOREBAY_HOST"),
+    data_port: int = typer.Option(
+        0, min=0, max=65535, help="Of the data connections; 0: any free one.",
+        envvar="FOREBAY_DATA_PORT",
+    ),
+    address: str = typer.Option(
+        "", help="What clients are told, HOST:PORT; %port% stands for --port. By default, the "
+        "address that it listens on.", envvar="FOREBAY_ADDRESS",
+    ),
     tags: str = typer.Option("", help="Comma-separated.", envvar="FOREBAY_TAGS"),
     dispatcher_timeout_ms: int = typer.Option(
         60_000, min=1, help="How long to look for the dispatcher at the start.",
@@ -112,18 +120,20 @@ def worker(
         raise InvalidArgument("--dispatcher is empty; give the HOST:PORT of a dispatcher")
     _log_to_stderr()
     interrupted = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: interrupted.set())
     running = Worker(
         WorkerOptions(
             dispatcher=dispatcher,
             host=host,
             port=port,
+            data_port=data_port,
+            address=address,
             tags=tuple(tag for tag in tags.split(",") if tag),
             dispatcher_timeout_ms=dispatcher_timeout_ms,
         )
     )
     running.start()
+    for number in (signal.SIGTERM, signal.SIGINT):  # before this there is nothing to drain
+        signal.signal(number, lambda *_: interrupted.set())
     print(running.address, flush=True)
     while not interrupted.wait(60):
         pass

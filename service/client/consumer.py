@@ -15,13 +15,14 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..blocks import Block
 from ..dispatcher_client import DispatcherClient
-from ..errors import ForebayError, PipelineError, Unimplemented
+from ..errors import ForebayError, PipelineError, Unavailable, Unimplemented
 from ..proto import forebay_pb2 as pb
 from ..transport import PROTOCOLS, BlockClient, End, TaskFailed, TaskUnknown
 
@@ -47,6 +48,7 @@ class _Gone(NamedTuple):
     """The worker process has gone, or goes: nothing more comes from it."""
 
     uid: int
+    reason: str
 
 
 @dataclass
@@ -79,6 +81,7 @@ class Consumer:
         self._links: dict[int, _Link | None] = {}  # by worker uid; None: the process has gone
         self._ended: set[int] = set()
         self._listed: dict[int, pb.TaskInfo] = {}
+        self._ask_again_at_s = 0.0
         self._ask_again: set[int] = set()  # tasks that their worker did not know yet
         self._finished = False
         self._closed = threading.Event()
@@ -94,16 +97,20 @@ class Consumer:
         has lost its state.
         """
         while not (self._finished and self._listed.keys() <= self._ended):
-            try:
-                item = self._inbox.get(timeout=ASK_AGAIN_S if self._ask_again else None)
-            except queue.Empty:
+            if self._ask_again and time.monotonic() >= self._ask_again_at_s:
                 self._read_again()
+            try:
+                item = self._inbox.get(timeout=ASK_AGAIN_S if self._ask_again else 1)
+            except queue.Empty:
+                if not (self._heartbeats.is_alive() or self._closed.is_set()):
+                    raise Unavailable("the consumer's heartbeat has failed; read again") from None
                 continue
             if isinstance(item, ForebayError):
                 raise item
             if isinstance(item, pb.ConsumerHeartbeatResponse):
                 self._update(item)
             elif isinstance(item, _Gone):
+                log.info("worker %s is gone: %s", item.uid, item.reason)
                 self._forget(item.uid)
             elif isinstance(item.item, Block):
                 yield item.item
@@ -189,7 +196,7 @@ class Consumer:
                 worker_uid=uid,
                 consumer_id=self.consumer_id,
                 deliver=lambda task_id, item: self._inbox.put(_Delivery(client, task_id, item)),
-                lost=lambda reason: self._inbox.put(_Gone(uid)),
+                lost=lambda reason: self._inbox.put(_Gone(uid, reason)),
                 credit_bytes=self._credit_bytes,
                 give_up_s=NEVER_S,
             )
@@ -213,6 +220,7 @@ class Consumer:
         task = self._listed.get(task_id)
         if isinstance(end, TaskUnknown) and task is not None and not task.completed:
             self._ask_again.add(task_id)
+            self._ask_again_at_s = time.monotonic() + ASK_AGAIN_S
         else:  # a completed task that its worker does not know any more has ended, too
             self._ended.add(task_id)
 

@@ -55,6 +55,8 @@ def _taken(state: State, number: int) -> int:
 
 
 def _leader_elected(state: State, event: ev.LeaderElected) -> None:
+    if not state.journal_id:  # so that a journal's ids are not those of another one
+        state.next_id = 1000 * (1 + int(fingerprint(event.journal_id.encode())[:8], 16) % 10**6)
     state.term = event.term
     state.leader = event.address
     state.journal_id = event.journal_id
@@ -110,7 +112,9 @@ def _iteration_collected(state: State, event: ev.IterationCollected) -> None:
     job = state.jobs[iteration.job_id]
     del job.iterations[iteration.repetition]
     for task_id in iteration.tasks:
-        _drop_task(state, state.tasks.pop(task_id))
+        task = state.tasks.pop(task_id)
+        _drop_task(state, task)
+        _forget_answers(state, task, iteration)
     if not job.name and not job.iterations:
         del state.jobs[job.job_id]
 
@@ -158,7 +162,7 @@ def _worker_lost(state: State, event: ev.WorkerLost) -> None:
 
 def _task_created(state: State, event: ev.TaskCreated) -> None:
     task_id = _taken(state, event.task_id)
-    state.tasks[task_id] = Task(task_id, event.iteration_id, event.worker_id)
+    state.tasks[task_id] = Task(task_id, event.iteration_id, event.worker_id, event.sweeps)
     iteration = state.iterations[event.iteration_id]
     iteration.tasks.append(task_id)
     iteration.running_tasks += 1

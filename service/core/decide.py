@@ -190,7 +190,10 @@ def _require_same_parameters(job: Job, command: c.GetOrCreateJob) -> None:
 def _join_iteration(state: State, command: c.JoinIteration, now_ms: int) -> Decision:
     job = state.jobs.get(command.job_id)
     if job is None:
-        raise NotFound(f"Job id {command.job_id} not found")
+        raise NotFound(
+            f"Job id {command.job_id} not found: it was collected, or this dispatcher lost its "
+            "state; read the dataset again"
+        )
     if command.repetition < 0:
         raise InvalidArgument(f"repetition {command.repetition} is negative; the first one is 0")
     ids = _Ids(state)
@@ -242,7 +245,10 @@ def _collected(state: State, iteration: Iteration, now_ms: int) -> list[ev.Event
 def _iteration(state: State, iteration_id: int) -> Iteration:
     iteration = state.iterations.get(iteration_id)
     if iteration is None:
-        raise NotFound(f"Iteration id {iteration_id} not found")
+        raise NotFound(
+            f"Iteration id {iteration_id} not found: it was collected, or this dispatcher lost its "
+            "state; read the dataset again"
+        )
     return iteration
 
 
@@ -318,7 +324,8 @@ def _complete_task(state: State, command: c.CompleteTask, now_ms: int) -> Decisi
     completed = ev.TaskCompleted(task_id=task.task_id)
     events.append(ev.Event(time_ms=now_ms, task_completed=completed))
     iteration = state.iterations[task.iteration_id]
-    events += _after_task(iteration, True, list(state.workers), _Ids(state), now_ms)
+    workers = [] if task.sweeps else list(state.workers)  # it swept what it could
+    events += _after_task(iteration, True, workers, _Ids(state), now_ms)
     return Decision(events, None)
 
 
@@ -328,13 +335,15 @@ def _after_task(
     """What follows when one of an iteration's running tasks completes or is lost.
 
     The iteration ends with its last task, unless splits were handed back that nobody is left
-    to ask for: then one of `workers` gets another task. Somebody must have seen the end of
+    to ask for: then one of `workers` gets another task, once. Somebody must have seen the end of
     the data, too: an iteration whose workers are all lost waits for the next worker.
     """
     if iteration.finished or iteration.running_tasks > 1:
         return []
-    if any(provider.returned for provider in iteration.providers):
-        return [_task_created(ids.new(), iteration.iteration_id, w, now_ms) for w in workers[:1]]
+    if workers and any(provider.returned for provider in iteration.providers):
+        sweeper = _task_created(ids.new(), iteration.iteration_id, workers[0], now_ms)
+        sweeper.task_created.sweeps = True
+        return [sweeper]
     return [_finished(iteration, now_ms)] if seen_the_end else []
 
 

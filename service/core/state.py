@@ -85,6 +85,7 @@ class Task(Struct):
     task_id: int
     iteration_id: int
     worker_id: int
+    sweeps: bool = False  # made for splits that were handed back when all others had ended
     completed: bool = False
     leases: list[int] = []
 
@@ -119,7 +120,7 @@ class State(Struct):
     leader: str = ""
     sequence: int = 0  # of the last applied event
     time_ms: int = 0  # of that event
-    next_id: int = 1000  # for datasets, jobs, iterations, consumers, workers, tasks, leases
+    next_id: int = 0  # for datasets, jobs, iterations, consumers, workers, tasks, leases
     datasets: dict[str, Dataset] = {}
     dataset_by_fingerprint: dict[str, str] = {}
     jobs: dict[int, Job] = {}

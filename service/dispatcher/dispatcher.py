@@ -89,6 +89,7 @@ class Dispatcher:
             1000 * (time.monotonic() - begun),
         )  # fmt: skip
         self._timer = asyncio.create_task(self._watch_timeouts(), name="forebay-timeouts")
+        self._timer.add_done_callback(self._task_ended)
         return self
 
     async def close(self) -> None:
@@ -119,9 +120,14 @@ class Dispatcher:
             raise
         if events:
             journal.append(events)
-            for event in events:
-                apply(self.state, event)
-            self._tell(events)
+            try:
+                for event in events:
+                    apply(self.state, event)
+                self._tell(events)
+            except BaseException:  # a bug: the state is not what the journal says any more
+                log.critical("an event could not be applied, so this dispatcher stops serving")
+                self.stopped.set()
+                raise
         await self.settled()
         return answer
 
@@ -190,10 +196,9 @@ class Dispatcher:
         if self._seen.get(member_id) != seen:
             return
         state, options = self.state, self.options
-        timeout = options.worker_timeout_ms if member_id in state.workers else (
-            options.client_timeout_ms
-        )  # fmt: skip
-        if timeout >= 0:
+        timeout = options.worker_timeout_ms
+        # A trainer whose connection was cut must not lose its place: it has the whole timeout.
+        if member_id in state.workers and timeout >= 0:
             early = max(0, timeout - options.reconnect_grace_ms) / 1000
             self._seen[member_id] = time.monotonic() - early
 
@@ -231,7 +236,9 @@ class Dispatcher:
                     await lose(member_id)
 
     async def _lose_worker(self, worker_id: int) -> None:
-        worker = self.state.workers[worker_id]
+        worker = self.state.workers.get(worker_id)
+        if worker is None:  # it left while another one was given up
+            return
         log.warning("worker %s does not answer and is given up", worker.address)
         await self.execute(c.LoseWorker(worker_id=worker_id, reason="no sign of life"))
 
@@ -262,6 +269,7 @@ class Dispatcher:
                 self._snapshot(state.sequence, encode_state(state), state.time_ms),
                 name="forebay-snapshot",
             )
+            self._snapshot_task.add_done_callback(self._task_ended)
 
     async def _snapshot(self, sequence: int, state: bytes, time_ms: int) -> None:
         try:
@@ -269,6 +277,12 @@ class Dispatcher:
         except StorageError as error:
             # The journal is whole without it; the next one is tried as usual.
             log.error("no snapshot at sequence %d: %s", sequence, error)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (bug := task.exception()) is not None:
+            log.critical("%s failed, so this dispatcher stops", task.get_name(), exc_info=bug)
+            self.stopped.set()
+            self.wake_all()
 
     def _journal_failed(self, error: StorageError) -> None:
         log.critical("the journal cannot be written, so this dispatcher stops serving: %s", error)
@@ -284,8 +298,8 @@ class Dispatcher:
 
 def recover(storage: Storage, at: int | None = None) -> tuple[State, int]:
     """The state as of event `at` (default: the last one), and how many events were replayed."""
-    recovered = replay(storage, at)
-    state = State() if recovered.state is None else decode_state(recovered.state)
+    recovered = replay(storage, at, decode_state)
+    state = State() if recovered.state is None else recovered.state
     events = 0
     for _, event in recovered.events:
         apply(state, event)

@@ -12,7 +12,7 @@ from ...journal.proto import events_pb2 as ev
 from ..core import commands as c
 from ..core.state import Iteration, lease_caller
 from ..core.status import status
-from ..errors import InvalidArgument, NotFound
+from ..errors import InvalidArgument, NotFound, Unavailable
 from ..graphs import sanitize
 from ..grpc_server import Method, generic_handler
 from ..proto import forebay_pb2 as pb
@@ -123,7 +123,7 @@ class ForebayFace:
         try:
             await dispatcher.wait_until(
                 lambda: iteration.version != request.version or consumer_id not in state.consumers,
-                min(request.wait_ms, MAX_WAIT_MS),
+                _wait_ms(request.wait_ms, dispatcher.options.client_timeout_ms),
             )
         except asyncio.CancelledError:
             dispatcher.lost_touch(consumer_id, seen)
@@ -179,11 +179,13 @@ class ForebayFace:
             )
         )
         seen = dispatcher.saw(worker_id)
-        worker = state.workers[worker_id]
+        worker = state.workers.get(worker_id)
+        if worker is None:
+            raise Unavailable(f"worker {request.address} was replaced; beat again")
         try:
             await dispatcher.wait_until(
                 lambda: worker.version != request.version or worker_id not in state.workers,
-                min(request.wait_ms, MAX_WAIT_MS),
+                _wait_ms(request.wait_ms, dispatcher.options.worker_timeout_ms),
             )
         except asyncio.CancelledError:
             dispatcher.lost_touch(worker_id, seen)
@@ -244,6 +246,11 @@ class ForebayFace:
         text = json.dumps(status(self._dispatcher.state))
         await self._dispatcher.settled()
         return pb.GetStatusResponse(status=text)
+
+
+def _wait_ms(wanted: int, timeout_ms: int) -> int:
+    """How long a heartbeat may wait: it has to be over before its sender is given up."""
+    return min(wanted, MAX_WAIT_MS, timeout_ms // 3 if timeout_ms >= 0 else MAX_WAIT_MS)
 
 
 def _numbered(request: ev.Request) -> tuple[str, int] | None:

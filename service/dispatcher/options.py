@@ -17,6 +17,6 @@ class DispatcherOptions:
     gc_dynamic_sharding_jobs: bool = False
     worker_timeout_ms: int = 60_000  # without a heartbeat, before a worker is lost
     client_timeout_ms: int = 120_000  # the same for a consumer
-    reconnect_grace_ms: int = 3_000  # the same once its connection has broken
+    reconnect_grace_ms: int = 5_000  # for a worker whose connection has broken
     snapshot_events: int = 50_000  # between snapshots, at least
     retention_hours: float = 168.0  # of history, for audit and rewind

@@ -251,6 +251,7 @@ class TensorFlowFace:
         # A worker that was restarted has none of its tasks, and gets them all again.
         tasks, running = set(worker.tasks), set(request.current_tasks)
         definitions = [await self._task_def(task_id) for task_id in sorted(tasks - running)]
+        await self._dispatcher.settled()
         return pb.WorkerHeartbeatResponse(
             new_tasks=[task for task in definitions if task is not None],
             tasks_to_delete=sorted(running - tasks),

@@ -8,6 +8,7 @@ pipeline has begun all its splits, which shows when it asks for the next one.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -16,6 +17,8 @@ from ...journal.proto import events_pb2 as ev
 from ..dispatcher_client import DispatcherClient
 from ..errors import ForebayError, Unavailable
 from ..proto import forebay_pb2 as pb
+
+log = logging.getLogger(__name__)
 
 LEASE_S = 0.25
 MAX_GROWTH = 8
@@ -51,7 +54,9 @@ class LeaseFeed:
     def drain(self) -> None:
         """End the splits here, and hand back what was leased and not begun."""
         for provider in self._providers:
-            provider.drain()
+            provider.draining = True
+        for provider in self._providers:
+            provider.hand_back()
 
     def close(self) -> None:
         """Stop leasing, and end whoever waits for a lease. Idempotent."""
@@ -74,7 +79,7 @@ class _Provider:
         self._pool = pool
         self._closed = closed
         self._lock = threading.Lock()
-        self._draining = False
+        self.draining = False
         self._repetition = 0
         self._requests = 0
         self._want = 1
@@ -89,7 +94,8 @@ class _Provider:
                 self._begun.append(self._working.lease_id)
                 self._adapt(self._working.count, time.monotonic() - self._working_since_s)
                 self._working = None
-            if self._draining:
+            if self.draining:
+                self._report(pb.LeaseSplitsRequest())
                 return None
             if self._ahead is not None and repetition != self._repetition:
                 # The pipeline left the repetition early, and with it what was leased ahead.
@@ -104,22 +110,27 @@ class _Provider:
             self._ahead = self._ask()
             return lease.first, lease.count
 
-    def drain(self) -> None:
-        self._draining = True
+    def hand_back(self) -> None:
+        """Return the lease ahead, unless no dispatcher answers: then it is lost with us."""
         if not self._lock.acquire(timeout=HAND_BACK_S):
-            return  # no dispatcher answers; the leases are lost with this worker
+            return
         try:
-            request = pb.LeaseSplitsRequest(task_id=self._task_id, provider=self._number)
-            request.completed.extend(self._begun)
+            request = pb.LeaseSplitsRequest()
             ahead, self._ahead = self._ahead, None
             if ahead is not None and not (lease := ahead.result(HAND_BACK_S)).end_of_splits:
                 request.returned.add(lease_id=lease.lease_id, count=lease.count)
-            if request.completed or request.returned:
-                self._dispatcher.call(request, pb.LeaseSplitsResponse, patience_s=HAND_BACK_S)
-        except (TimeoutError, CancelledError):
-            pass  # the same
+            self._report(request)
+        except (TimeoutError, CancelledError, ForebayError) as error:
+            log.warning("task %d cannot hand splits back: %r", self._task_id, error)
         finally:
             self._lock.release()
+
+    def _report(self, request: pb.LeaseSplitsRequest) -> None:
+        request.task_id, request.provider = self._task_id, self._number
+        request.completed.extend(self._begun)
+        self._begun = []
+        if request.completed or request.returned:
+            self._dispatcher.call(request, pb.LeaseSplitsResponse, patience_s=HAND_BACK_S)
 
     def _ask(self) -> Future[pb.LeaseSplitsResponse]:
         if self._closed.is_set():

@@ -64,7 +64,7 @@ class TaskRunner:
         except ForebayError as error:
             log.warning("task %d could not hand its splits back: %s", self.task.task_id, error)
 
-    def join(self, timeout_s: float | None = None) -> bool:
+    def join(self, timeout_s: float) -> bool:
         """Wait for the thread to end; whether it has."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()

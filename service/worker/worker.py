@@ -19,7 +19,7 @@ import grpc
 
 from ...journal.proto import events_pb2 as ev
 from ..dispatcher_client import DispatcherClient
-from ..errors import ForebayError
+from ..errors import ForebayError, InvalidArgument
 from ..executors import load
 from ..grpc_server import SERVER_OPTIONS, bind
 from ..proto import forebay_pb2 as pb
@@ -29,6 +29,7 @@ from .tensorflow_face import TensorFlowFace
 
 log = logging.getLogger(__name__)
 
+WILDCARDS = ("0.0.0.0", "::", "[::]", "")
 GRPC_THREADS = 32
 """Stock clients wait for elements in calls, so this bounds how many can at a time."""
 
@@ -46,6 +47,7 @@ class WorkerOptions:
     dispatcher: str
     host: str = "127.0.0.1"
     port: int = 0
+    data_port: int = 0
     address: str = ""
     tags: tuple[str, ...] = ()
     heartbeat_interval_ms: int = 5_000  # the longest that a heartbeat waits for a change
@@ -61,9 +63,10 @@ class Worker:
         self._options = options
         self._uid = secrets.randbits(62) + 1
         self._dispatcher = DispatcherClient(options.dispatcher)
-        self._blocks = BlockServer(self._uid, options.host)
+        self._blocks = BlockServer(self._uid, options.host, options.data_port)
         self._tasks: dict[int, TaskRunner] = {}
         self._completed: dict[int, TaskRunner] = {}
+        self._ending: list[TaskRunner] = []  # cancelled, and not yet over
         self._tasks_lock = threading.Lock()
         self._stopping = threading.Event()
         self._draining = False
@@ -87,6 +90,11 @@ class Worker:
         Raises AddressInUse, and Unavailable when no dispatcher answers within its timeout.
         """
         options = self._options
+        if options.host in WILDCARDS and not options.address:
+            raise InvalidArgument(
+                f"a worker that listens on {options.host} must be told the address that clients "
+                "reach it at: --address HOST:%port%"
+            )
         load()
         try:
             bound = bind(self._grpc, options.host, options.port)
@@ -99,7 +107,7 @@ class Worker:
                 tags=options.tags,
                 transfer_servers=[
                     ev.TransferServer(protocol=protocol, address=address)
-                    for protocol, address in self._blocks.addresses
+                    for protocol, address in self._data_addresses()
                 ],
                 wait_ms=0,
             )
@@ -124,6 +132,7 @@ class Worker:
         runners = self._take_all()
         for runner in runners:
             runner.cancel()
+        runners += self._ending
         self._blocks.stop()
         if self._worker_id:
             try:
@@ -139,6 +148,14 @@ class Worker:
         for runner in runners:
             if not runner.join(max(0.0, give_up_s - time.monotonic())):
                 log.warning("task %d is still in an element, and is left", runner.task.task_id)
+
+    def _data_addresses(self) -> list[tuple[str, str]]:
+        """Where blocks are to be had, under the host name that clients are told."""
+        host = self.address.rpartition(":")[0]
+        return [
+            (protocol, f"{host}:{self._blocks.port}" if protocol == "tcp" else address)
+            for protocol, address in self._blocks.addresses
+        ]
 
     def _take_all(self) -> list[TaskRunner]:
         with self._tasks_lock:
@@ -203,6 +220,7 @@ class Worker:
             self._blocks.forget_all()
             for runner in self._take_all():
                 runner.cancel()
+                self._ending.append(runner)
         self._worker_id, self._journal_id = response.worker_id, response.journal_id
         self._registration.version = response.version
         listed = {task.task_id: task for task in response.tasks}
@@ -227,4 +245,5 @@ class Worker:
             if runner.task.task_id not in self._completed:
                 runner.cancel()
                 self._blocks.remove_task(runner.task.task_id)
-                runner.join()
+                self._ending.append(runner)  # its thread may be in an element for long
+        self._ending = [runner for runner in self._ending if not runner.join(0)]

@@ -122,3 +122,29 @@ def test_a_lease_is_at_most_half_of_an_even_share() -> None:
     assert counts[0] == 25
     assert counts == sorted(counts, reverse=True)
     assert sum(counts) == 100
+
+
+def test_a_sweeping_task_ends_the_iteration_whatever_it_left() -> None:
+    given = Given()
+    first, second = given.worker(1), given.worker(2)
+    given.iteration()
+    mine, other = given.task_of(first), given.task_of(second)
+    lease = given.lease(mine, 10)
+    assert lease is not None
+    given.when(c.CompleteTask(task_id=other))  # as with take(n): not all splits were asked for
+    back = ((lease.lease_id, 4),)
+    given.when(c.LeaseSplits(task_id=mine, provider=0, repetition=0, want=0, returned=back))
+    given.when(c.LoseWorker(worker_id=first, reason="drained"))
+    given.when(c.CompleteTask(task_id=given.task_of(second)))
+    assert given.then == ["task_completed", "iteration_finished"]
+
+
+def test_two_journals_do_not_share_ids() -> None:
+    ids = set()
+    for journal_id in ("a", "b"):
+        state = State()
+        elect = c.ElectLeader(term=1, address="a:1", version="0", journal_id=journal_id)
+        for event in decide(state, elect, 1).events:
+            apply(state, event)
+        ids.add(state.next_id)
+    assert len(ids) == 2

@@ -104,3 +104,14 @@ def test_corruption_behind_the_snapshot_is_said(
     segment.write_bytes(data)
     with pytest.raises(Corrupt, match=segment.name):
         list(replay(storage).events)
+
+
+def test_a_state_that_this_version_cannot_decode(storage: Storage, writer: Writer) -> None:
+    def decode_state(state: bytes) -> str:
+        if state == b"state 20":
+            raise ValueError("not of this version")
+        return state.decode()
+
+    replayed = replay(storage, None, decode_state)
+    assert (replayed.state, replayed.snapshot_sequence) == ("state 10", 10)
+    assert [sequence for sequence, _ in replayed.events] == list(range(11, 31))
