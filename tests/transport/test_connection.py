@@ -60,8 +60,14 @@ class Consumer:
     """A client, and what it was given."""
 
     def __init__(
-        self, addresses: list[tuple[str, str]], consumer_id: int = 1, uid: int = UID, **options: Any
+        self,
+        addresses: list[tuple[str, str]],
+        consumer_id: int = 1,
+        uid: int = UID,
+        reads: int | None = None,
+        **options: Any,
     ) -> None:
+        """`reads` is a task that it reads from the start."""
         self.arrived: queue.Queue[tuple[int, Block | End] | str] = queue.Queue()
         self.client = BlockClient(
             addresses,
@@ -71,6 +77,8 @@ class Consumer:
             lost=self.arrived.put,
             **options,
         )
+        if reads is not None:
+            self.client.read(reads)
         self.client.start()
 
     def get(self) -> tuple[int, Block | End] | str:
@@ -515,9 +523,8 @@ def test_a_worker_that_breaks_the_rules_is_lost(
 ) -> None:
     worker = FakeWorker(*conversation)
     closing.callback(worker.close)
-    consumer = Consumer(worker.addresses, credit_bytes=600, max_payload_bytes=4096)
+    consumer = Consumer(worker.addresses, reads=5, credit_bytes=600, max_payload_bytes=4096)
     closing.callback(consumer.client.close)
-    consumer.client.read(5)
     while not isinstance(item := consumer.get(), str):
         pass
     assert reason in item
