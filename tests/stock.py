@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -52,6 +53,15 @@ class ServerProcess:
         self._process.kill()
         self._close()
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """SIGSTOP, and SIGCONT at the end."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
     def stop(self) -> int:
         """SIGTERM; the exit code."""
         self._process.terminate()
@@ -94,6 +104,10 @@ class DispatcherProcess:
     def stop(self) -> int:
         """SIGTERM; the exit code."""
         return self._server.stop()
+
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """SIGSTOP, and SIGCONT at the end."""
+        return self._server.paused()
 
     def wait(self) -> int:
         """Wait until it has ended by itself; the exit code."""

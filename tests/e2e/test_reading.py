@@ -17,9 +17,11 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
+from forebay.journal import stats
 from forebay.service.dispatcher_client import DispatcherClient
 from forebay.service.errors import NotFound, PipelineError
 from forebay.service.proto import forebay_pb2 as pb
+from forebay.storage import open_storage
 
 from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
@@ -306,6 +308,21 @@ class TestKilled:
             client.close()
             for _ in range(2):
                 assert sorted(self.start(d)) == list(range(self.SIZE))
+
+    def test_a_dispatcher_that_was_paused_gives_nobody_up(self, tmp_path: pathlib.Path) -> None:
+        with (
+            DispatcherProcess(tmp_path, worker_timeout_ms=2000, client_timeout_ms=2000) as d,
+            WorkerProcess(d.address),
+        ):
+            elements = self.start(d)
+            got = [next(elements)]
+            with d.paused():
+                time.sleep(5)
+            got += elements
+            assert sorted(got) == list(range(self.SIZE))
+        storage = open_storage(str(tmp_path))
+        assert "worker_lost" not in stats(storage).events
+        storage.close()
 
     def test_a_trainer(self, tmp_path: pathlib.Path) -> None:
         """Its share of what was on the way to it is missing; its sibling finishes the epoch."""
