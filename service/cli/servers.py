@@ -11,7 +11,10 @@ import threading
 
 import typer
 
+from ..dispatcher.options import DispatcherOptions
 from ..errors import InvalidArgument
+
+DEFAULTS = DispatcherOptions()
 
 
 def _log_to_stderr() -> None:
@@ -42,34 +45,35 @@ def dispatcher(
     ),
     host: str = typer.Option("127.0.0.1", help="Address to listen on.", envvar="FOREBAY_HOST"),
     job_gc_check_interval_ms: int = typer.Option(
-        600_000, min=1, envvar="FOREBAY_JOB_GC_CHECK_INTERVAL_MS"
+        DEFAULTS.job_gc_check_interval_ms, min=1, envvar="FOREBAY_JOB_GC_CHECK_INTERVAL_MS"
     ),
     job_gc_timeout_ms: int = typer.Option(
-        300_000,
+        DEFAULTS.job_gc_timeout_ms,
         help="Collect an iteration that nobody read for so long; -1: never.",
         envvar="FOREBAY_JOB_GC_TIMEOUT_MS",
     ),
     worker_timeout_ms: int = typer.Option(
-        60_000, help="Give up a worker that is silent for so long; -1: never.",
+        DEFAULTS.worker_timeout_ms, help="Give up a worker that is silent for so long; -1: never.",
         envvar="FOREBAY_WORKER_TIMEOUT_MS",
     ),
     client_timeout_ms: int = typer.Option(
-        120_000, help="Give up a consumer that is silent for so long; -1: never.",
+        DEFAULTS.client_timeout_ms,
+        help="Give up a consumer that is silent for so long; -1: never.",
         envvar="FOREBAY_CLIENT_TIMEOUT_MS",
     ),
     snapshot_events: int = typer.Option(
-        50_000, min=1, help="Events between snapshots of the state, at least.",
+        DEFAULTS.snapshot_events, min=1, help="Events between snapshots of the state, at least.",
         envvar="FOREBAY_SNAPSHOT_EVENTS",
     ),
     retention_hours: float = typer.Option(
-        168.0, min=0.0, help="How long history is kept.", envvar="FOREBAY_RETENTION_HOURS"
+        DEFAULTS.retention_hours, min=0.0, help="How long history is kept.",
+        envvar="FOREBAY_RETENTION_HOURS",
     ),
     exit_with_parent: bool = typer.Option(
         False, help="Stop when standard input closes.", hidden=True
     ),
 ) -> None:  # fmt: skip
     """Run a dispatcher. Prints its target on one line when it serves; SIGTERM stops it."""
-    from ..dispatcher.options import DispatcherOptions
     from ..dispatcher.server import serve
 
     _log_to_stderr()

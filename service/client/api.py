@@ -28,7 +28,7 @@ from .options import (
     sharding_policy,
 )
 from .reader import PATIENCE_S, Reader, fetch_definition
-from .tf_elements import dataset_of_blocks
+from .tf_elements import dataset_of_blocks, graph_of
 
 Dataset = Any
 Service = str | tuple[str, str]
@@ -79,9 +79,7 @@ def register_dataset(
             lambda *element: compression_ops.compress(element), num_parallel_calls=tf.data.AUTOTUNE
         )
         kind = kinds.COMPRESSION_FORCED_SNAPPY
-    graph = dataset._as_serialized_graph(  # numpy() because it is an eager string tensor
-        external_state_policy=policy or tf.data.experimental.ExternalStatePolicy.WARN
-    ).numpy()
+    graph = graph_of(dataset, policy or tf.data.experimental.ExternalStatePolicy.WARN)
     metadata = kinds(
         element_spec=encode_element_spec(element_spec), compression=kind, cardinality=cardinality
     )
