@@ -6,6 +6,12 @@ content. Anybody may read at any time. At most one `Writer` may append, and it i
 each writer has a term larger than all before it, and once a later term exists the storage
 itself refuses the earlier writer's appends.
 
+A writer's place is its own as long as it gives signs of life: it renews, within its lease. That
+decides only who may *try*: two that believe to be the writer harm nothing, since every append
+is fenced. No two clocks are compared. A storage object notes what it sees of the present writer
+each time that `open_writer` is called, and by its own monotonic clock how long that has stayed
+the same.
+
 All methods block, and may be called from any thread; `Writer.append` from one at a time.
 """
 
@@ -17,6 +23,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from .errors import StorageUnusable
+
+
+LEASE_MS = 2_000
+"""How long a writer's place is respected without a sign of life, unless it says otherwise."""
 
 
 class Record(NamedTuple):
@@ -57,13 +67,19 @@ class Storage(ABC):
     url: str
 
     @abstractmethod
-    def open_writer(self, owner: str) -> Writer:
+    def open_writer(self, owner: str, *, lease_ms: int = LEASE_MS, place: str = "") -> Writer:
         """Become the only writer, with a term that no earlier writer had.
 
         The term is durable before this returns, and so is all that `read` then yields. A torn
         tail (an append that a crash cut off, and that was therefore never acknowledged) is
         removed here, with a log line. A storage that does not exist is made. `owner` says who
         asks, for the message that a second writer gets.
+
+        Raises Locked while another writer may be at work: one that has not closed, whose
+        process is not known to have ended, and that this storage object has not seen silent for
+        as long as its lease. So who wants its place calls again and again, a few times a lease.
+        A writer opened with the same `place` has ended: a place is something that only one
+        process can have, such as an address that it listens on ("" is no place).
 
         Raises Locked, StorageUnusable, NewerFormat, Corrupt.
         """
@@ -110,9 +126,9 @@ class Storage(ABC):
         """Move what is behind the record `after` aside, with its snapshots, and say where to.
 
         For the repair of a corrupt log, when what cannot be read must go. Cuts between
-        batches: of a batch that `after` lies in, nothing stays. Nothing is deleted. Needs the
-        writer's place for itself, so it raises Locked, like `open_writer`. A storage that
-        cannot become corrupt need not offer it.
+        batches: of a batch that `after` lies in, nothing stays. Nothing is deleted. Lifts what
+        `Writer.condemn` said. Needs the writer's place for itself, so it raises Locked, like
+        `open_writer`. A storage that ends with its process need not offer it.
         """
         raise StorageUnusable(f"{self.url}: nothing can be cut off here (records after {after})")
 
@@ -126,6 +142,15 @@ class Writer(ABC):
 
     term: int
     last_sequence: int
+    lease_ms: int  # how long its place is respected without a sign of life
+
+    @abstractmethod
+    def renew(self) -> None:
+        """Give a sign of life: for `lease_ms` from when this was called, nobody takes over.
+
+        May run while other threads append or write. Raises Fenced, and StorageError when the
+        storage cannot be reached; the place is not lost by that, and the next try may succeed.
+        """
 
     @abstractmethod
     def append(self, records: Sequence[bytes]) -> int:
@@ -164,6 +189,15 @@ class Writer(ABC):
         """Store a blob atomically, unless it is there; return its digest.
 
         Raises Fenced, and StorageError when it could not be written.
+        """
+
+    @abstractmethod
+    def condemn(self, reason: str) -> None:
+        """Note durably that acknowledged records are gone, if this is still the writer.
+
+        From now on `open_writer` raises Corrupt with the reason, until `cut` has declared what
+        is there to be all that there is. Appends of this writer fail. Raises StorageError when
+        it could not be noted.
         """
 
     @abstractmethod

@@ -39,9 +39,11 @@ class FileWriter(Writer):
         term: int,
         end: Position,
         segment: int | None,
+        lease_ms: int,
     ) -> None:
         """Go on at `end`. `segment` is the last one's descriptor, None if there is none yet."""
         self.term = term
+        self.lease_ms = lease_ms
         self.last_sequence = end.sequence - 1
         self._layout = layout
         self._segment_bytes = segment_bytes
@@ -85,6 +87,14 @@ class FileWriter(Writer):
         self._size += len(data)
         self.last_sequence += len(records)
         return self.last_sequence
+
+    def renew(self) -> None:
+        self._check_place()
+
+    def condemn(self, reason: str) -> None:
+        self._check_place()
+        self._write_file(self._layout.condemned, reason.encode())
+        self._failed = reason
 
     def write_snapshot(self, sequence: int, data: bytes) -> None:
         self._check_place()

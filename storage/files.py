@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 
-from .base import Extent, Holdings, Record, Storage, blob_digest
+from .base import LEASE_MS, Extent, Holdings, Record, Storage, blob_digest
 from .durable import TEMPORARY, FileLock, make_directory, sync_directory, write_atomically
 from .errors import Corrupt, Missing, NewerFormat, StorageUnusable
 from .file_writer import FileWriter
@@ -178,10 +178,10 @@ class FileStorage(Storage):
 
     # -- writing -----------------------------------------------------------------------------
 
-    def open_writer(self, owner: str) -> FileWriter:
+    def open_writer(self, owner: str, *, lease_ms: int = LEASE_MS, place: str = "") -> FileWriter:
         lock = self._take_lock(owner)
         try:
-            return self._open_writer(lock)
+            return self._open_writer(lock, lease_ms)
         except OSError as error:
             lock.release()
             raise StorageUnusable(_unusable(self.path, error)) from error
@@ -197,7 +197,7 @@ class FileStorage(Storage):
         except OSError as error:
             raise StorageUnusable(_unusable(self.path, error)) from error
 
-    def _open_writer(self, lock: FileLock) -> FileWriter:
+    def _open_writer(self, lock: FileLock, lease_ms: int) -> FileWriter:
         if not self._check_format():
             write_atomically(self._layout.format, f"forebay storage {FORMAT}\n".encode())
         layout = self._layout
@@ -230,7 +230,7 @@ class FileStorage(Storage):
             os.fsync(segment)  # what was read may not have been durable yet
             sync_directory(layout.segments)
         self._write_term(term, end.sequence - 1)
-        return FileWriter(layout, self._segment_bytes, lock, term, end, segment)
+        return FileWriter(layout, self._segment_bytes, lock, term, end, segment, lease_ms)
 
     def _next_term(self, end: Position) -> int:
         path = self._layout.term

@@ -3,6 +3,7 @@
 FORMAT                               of what follows; a newer one is not touched
 LOCK                                 held by the writer, and says who that is
 TERM                                 the latest writer's term, and the log's end as it began
+CONDEMNED                            why no writer may open it, if there is this file
 segments/<first sequence>.tfrecord   the log
 snapshots/<sequence>.snapshot        one TFRecord frame
 blobs/<SHA-256>
@@ -38,6 +39,7 @@ class Layout:
         self.format = path / "FORMAT"
         self.lock = path / "LOCK"
         self.term = path / "TERM"
+        self.condemned = path / "CONDEMNED"
         self.segments = path / "segments"
         self.snapshots = path / "snapshots"
         self.blobs = path / "blobs"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 
-from .base import Extent, Holdings, Record, Storage, Writer, blob_digest
-from .errors import Fenced, Locked, Missing, OutOfSequence
+from .base import LEASE_MS, Extent, Holdings, Record, Storage, Writer, blob_digest
+from .errors import Corrupt, Fenced, Locked, Missing, OutOfSequence
 
 
 class MemoryStorage(Storage):
@@ -22,14 +22,17 @@ class MemoryStorage(Storage):
         self._term = 0
         self._writer: MemoryWriter | None = None
         self._owner = ""
+        self._condemned = ""
 
-    def open_writer(self, owner: str) -> MemoryWriter:
+    def open_writer(self, owner: str, *, lease_ms: int = LEASE_MS, place: str = "") -> MemoryWriter:
         with self._lock:
+            if self._condemned:
+                raise Corrupt(f"{self.url}: {self._condemned}")
             if self._writer is not None:
                 raise Locked(f"{self.url} is in use by {self._owner}; stop that first")
             self._term += 1
             self._owner = owner
-            self._writer = MemoryWriter(self, self._term, self._next - 1)
+            self._writer = MemoryWriter(self, self._term, self._next - 1, lease_ms)
             return self._writer
 
     @property
@@ -87,10 +90,16 @@ class MemoryStorage(Storage):
 class MemoryWriter(Writer):
     """The writer of a MemoryStorage. Durable means: in the object."""
 
-    def __init__(self, storage: MemoryStorage, term: int, last_sequence: int) -> None:
+    def __init__(
+        self, storage: MemoryStorage, term: int, last_sequence: int, lease_ms: int
+    ) -> None:
         self.term = term
         self.last_sequence = last_sequence
+        self.lease_ms = lease_ms
         self._storage = storage
+
+    def renew(self) -> None:
+        self._check_place()  # its process is this one, so it lives
 
     def append(self, records: Sequence[bytes]) -> int:
         storage = self._storage
@@ -137,6 +146,12 @@ class MemoryWriter(Writer):
             digest = blob_digest(data)
             self._storage._blobs[digest] = bytes(data)
             return digest
+
+    def condemn(self, reason: str) -> None:
+        with self._storage._lock:
+            self._check_place()
+            self._storage._condemned = reason
+            self._storage._writer = None
 
     def close(self) -> None:
         with self._storage._lock:
