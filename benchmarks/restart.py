@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
-from forebay.service.dispatcher.dispatcher import Dispatcher
+from forebay.service.dispatcher.candidate import Candidate
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.storage import open_storage
 from forebay.storage.tfrecord import frame, read_frames
@@ -92,7 +92,7 @@ class _Restarts:
 async def _our_journal(directory: pathlib.Path, splits: int) -> int:
     storage = open_storage(str(directory / OURS))
     options = DispatcherOptions()
-    dispatcher = await Dispatcher.open(storage, options, "127.0.0.1:0")
+    dispatcher = await Candidate(storage, options, "127.0.0.1:0").take_over()
     source = ev.SplitSource(arithmetic=ev.Arithmetic(start=0, stop=ENDLESS, step=1))
     dataset_id = await dispatcher.execute(
         c.RegisterDataset(dataset_id="", definition=ev.DatasetDefinition(sources=[source]))

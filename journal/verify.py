@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections import Counter
 from dataclasses import dataclass, field
 
 from ..storage import Corrupt, Holdings, Missing, Record, Storage, StorageError
-from .codec import decode
-from .proto.events_pb2 import LeaderElected
+from .codec import FORMAT, decode, encode
+from .proto.events_pb2 import Event, LeaderElected
 from .replay import replay
 from .snapshots import decode_snapshot
 
@@ -90,7 +92,8 @@ def _verify_log(storage: Storage, report: Report, blobs: dict[str, int]) -> None
             else:
                 elects = event.HasField("leader_elected")
                 if elects:
-                    journal_id = journal_id or event.leader_elected.journal_id
+                    if not journal_id or event.leader_elected.after_repair:
+                        journal_id = event.leader_elected.journal_id
                     _verify_leader(report, record, event.leader_elected, journal_id)
                 elif term is not None and record.term != term:
                     report.add(
@@ -136,7 +139,8 @@ def repair(
         if not truncate_corrupt:
             raise
         done.append(storage.cut(_last_readable(storage), owner))
-        _take_over(storage, owner)
+        _take_over(storage, owner, begin_anew=True)
+        done.append("workers and trainers that knew what was cut off will begin anew")
     else:
         if torn_bytes:
             done.append(
@@ -150,12 +154,17 @@ def repair(
     return done
 
 
-def _take_over(storage: Storage, owner: str) -> None:
-    """Do what a dispatcher does when it starts."""
+def _take_over(storage: Storage, owner: str, begin_anew: bool = False) -> None:
+    """Do what a dispatcher does when it starts; `begin_anew` as another journal."""
     writer = storage.open_writer(owner)
     try:
         for _ in replay(storage).events:
             pass
+        if begin_anew:
+            elected = LeaderElected(
+                term=writer.term, format=FORMAT, journal_id=uuid.uuid4().hex, after_repair=True
+            )
+            writer.append([encode(Event(time_ms=time.time_ns() // 10**6, leader_elected=elected))])
     finally:
         writer.close()
 

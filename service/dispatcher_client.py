@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 
 from ..journal.proto import events_pb2 as ev
 from .errors import InvalidArgument, Unavailable, error_of_status
-from .grpc_server import CHANNEL_OPTIONS
+from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY
 from .proto import forebay_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -79,12 +79,13 @@ class DispatcherClient:
         self._numbered_calls = threading.Lock()  # one at a time: that is what numbers mean
         self._closed = threading.Event()
         self._lock = threading.Lock()
-        self._turn = 0
+        self._known = pb.JournalPosition()
+        self._turn = 0  # how often the channel was replaced
+        self._address = self.addresses[0]
         self._channel = self._connect()
 
     def _connect(self) -> grpc.Channel:
-        address = self.addresses[self._turn % len(self.addresses)]
-        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.insecure_channel(self._address, options=DISPATCHER_CHANNEL_OPTIONS)
 
     def call(
         self,
@@ -144,22 +145,39 @@ class DispatcherClient:
             request_serializer=type(request).SerializeToString,
             response_deserializer=response.FromString,
         )
+        if "known" in request.DESCRIPTOR.fields_by_name:
+            request.known.CopyFrom(self._known)  # type: ignore[attr-defined]
         try:
             answer: Response = call(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            if len(self.addresses) > 1 and _is_temporary(error):
-                self._try_next_address(turn)
+            if _is_temporary(error):
+                self._go_elsewhere(turn, _leader(error))
             raise
         except ValueError as error:  # the channel was closed meanwhile
             if self._closed.is_set():
                 raise Unavailable("the connection to the dispatcher was closed") from error
             raise _ChannelReplaced from error
+        if "journal" in answer.DESCRIPTOR.fields_by_name:
+            self._learn(answer.journal)  # type: ignore[attr-defined]
         return answer
 
-    def _try_next_address(self, turn: int) -> None:
+    def _learn(self, position: pb.JournalPosition) -> None:
         with self._lock:
-            if turn == self._turn:
+            known = self._known
+            if position.journal_id != known.journal_id or position.sequence > known.sequence:
+                self._known = position
+
+    def _go_elsewhere(self, turn: int, leader: str) -> None:
+        """On to the leader, if somebody named one, else to the next address."""
+        with self._lock:
+            if turn != self._turn or self._closed.is_set():
+                return  # another call has gone already
+            known = self.addresses
+            here = known.index(self._address) if self._address in known else -1
+            address = leader or known[(here + 1) % len(known)]
+            if address != self._address:
                 self._turn += 1
+                self._address = address
                 self._channel.close()
                 self._channel = self._connect()
 
@@ -179,6 +197,12 @@ class DispatcherClient:
 
 class _ChannelReplaced(Exception):
     """Another thread has gone on to the next address meanwhile."""
+
+
+def _leader(error: grpc.RpcError) -> str:
+    """The address that a dispatcher which does not lead gave, if it did."""
+    metadata: Any = error.trailing_metadata() or ()  # pairs
+    return next((value for key, value in metadata if key == LEADER_KEY), "")
 
 
 def _is_temporary(error: BaseException) -> bool:

@@ -29,8 +29,27 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 """For every channel: a dataset's graph may be of any size, and a server that was restarted
 is noticed soon."""
 
-SERVER_OPTIONS: list[tuple[str, Any]] = [*_UNLIMITED, ("grpc.so_reuseport", 0)]
-"""For every server. Without SO_REUSEPORT a port that is in use is an error."""
+DISPATCHER_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    *CHANNEL_OPTIONS,
+    ("grpc.keepalive_time_ms", 1_000),
+    ("grpc.keepalive_timeout_ms", 1_000),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+"""For calls that wait long: a peer that is paused, or cut off without a word, is noticed."""
+
+SERVER_OPTIONS: list[tuple[str, Any]] = [
+    *_UNLIMITED,
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+"""For every server. Without SO_REUSEPORT a port that is in use is an error. Clients may ping."""
+
+WILDCARDS = ("0.0.0.0", "::", "[::]", "")
+"""Hosts to listen on that nobody can be told to connect to."""
+
+LEADER_KEY = "forebay-leader"
+"""The metadata in which a dispatcher that does not lead says the leader's address."""
 
 
 def bind(server: Any, host: str, port: int) -> str:

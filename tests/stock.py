@@ -85,7 +85,8 @@ class DispatcherProcess:
     def __init__(self, storage: str | pathlib.Path, **options: object) -> None:
         self._command = ["-m", "forebay.service.cli", "dispatcher", "--exit-with-parent"]
         for name, value in {"storage": storage, **options}.items():
-            self._command += [f"--{name.replace('_', '-')}", str(value)]
+            flag = f"--{name.replace('_', '-')}"
+            self._command += [flag] if value is True else [flag, str(value)]
         self._port = 0
         self._server = self._start()
 
@@ -96,10 +97,18 @@ class DispatcherProcess:
         self._port = int(self.address.rpartition(":")[2])
         return server
 
+    def kill(self) -> None:
+        """kill -9."""
+        self._server.kill()
+
+    def restart(self) -> None:
+        """A new process that replays the journal."""
+        self._server = self._start()
+
     def kill_and_restart(self) -> None:
         """kill -9, and a new process that replays the journal."""
-        self._server.kill()
-        self._server = self._start()
+        self.kill()
+        self.restart()
 
     def stop(self) -> int:
         """SIGTERM; the exit code."""

@@ -75,18 +75,20 @@ class Request(_message.Message):
     def __init__(self, caller: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class LeaderElected(_message.Message):
-    __slots__ = ("term", "address", "format", "version", "journal_id")
+    __slots__ = ("term", "address", "format", "version", "journal_id", "after_repair")
     TERM_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_REPAIR_FIELD_NUMBER: _ClassVar[int]
     term: int
     address: str
     format: int
     version: str
     journal_id: str
-    def __init__(self, term: _Optional[int] = ..., address: _Optional[str] = ..., format: _Optional[int] = ..., version: _Optional[str] = ..., journal_id: _Optional[str] = ...) -> None: ...
+    after_repair: bool
+    def __init__(self, term: _Optional[int] = ..., address: _Optional[str] = ..., format: _Optional[int] = ..., version: _Optional[str] = ..., journal_id: _Optional[str] = ..., after_repair: bool = ...) -> None: ...
 
 class SplitSource(_message.Message):
     __slots__ = ("arithmetic", "count", "explicit", "endless")

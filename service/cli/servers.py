@@ -40,10 +40,28 @@ def dispatcher(
     port: int = typer.Option(0, min=0, max=65535, help="0: any free one.", envvar="FOREBAY_PORT"),
     storage: str = typer.Option(
         "memory:",
-        help="Where the journal lives: file:///dir, a plain path, or memory: (lost at exit).",
+        help="Where the journal lives: file:///dir, a plain path, redis://host:port/db, or memory: "
+        "(lost at exit).",
         envvar="FOREBAY_STORAGE",
     ),
     host: str = typer.Option("127.0.0.1", help="Address to listen on.", envvar="FOREBAY_HOST"),
+    address: str = typer.Option(
+        "", help="What clients are told, HOST:PORT; %port% stands for --port. By default, the "
+        "address that it listens on.", envvar="FOREBAY_ADDRESS",
+    ),
+    standby: bool = typer.Option(
+        False, "--standby", help="Wait for the leader on this storage to fall silent, then lead.",
+        envvar="FOREBAY_STANDBY",
+    ),
+    leader_lease_ms: int = typer.Option(
+        DEFAULTS.leader_lease_ms, min=100, help="How long a silent leader keeps its place.",
+        envvar="FOREBAY_LEADER_LEASE_MS",
+    ),
+    allow_volatile: bool = typer.Option(
+        False, "--allow-volatile",
+        help="Use a Redis whose settings can lose acknowledged events.",
+        envvar="FOREBAY_ALLOW_VOLATILE",
+    ),
     job_gc_check_interval_ms: int = typer.Option(
         DEFAULTS.job_gc_check_interval_ms, min=1, envvar="FOREBAY_JOB_GC_CHECK_INTERVAL_MS"
     ),
@@ -81,6 +99,10 @@ def dispatcher(
         storage=storage,
         host=host,
         port=port,
+        address=address,
+        standby=standby,
+        leader_lease_ms=leader_lease_ms,
+        allow_volatile=allow_volatile,
         job_gc_check_interval_ms=job_gc_check_interval_ms,
         job_gc_timeout_ms=job_gc_timeout_ms,
         worker_timeout_ms=worker_timeout_ms,

@@ -28,6 +28,9 @@ from .state import (
     lease_caller,
 )
 
+MAX_CUT_IDS = 10**6
+"""More ids than a repair may have forgotten."""
+
 
 def apply(state: State, event: ev.Event) -> None:
     """Change `state` as `event`, the next one of the journal, says."""
@@ -55,11 +58,26 @@ def _taken(state: State, number: int) -> int:
 
 
 def _leader_elected(state: State, event: ev.LeaderElected) -> None:
-    if not state.journal_id:  # so that a journal's ids are not those of another one
-        state.next_id = 1000 * (1 + int(fingerprint(event.journal_id.encode())[:8], 16) % 10**6)
+    if event.journal_id != state.journal_id:
+        _begin_anew(state, event.journal_id)
     state.term = event.term
     state.leader = event.address
     state.journal_id = event.journal_id
+
+
+def _begin_anew(state: State, journal_id: str) -> None:
+    """The journal is new, or a repair has cut events off that somebody may have been told of.
+
+    Nobody who worked with it goes on, and no id that may have been given out is given again.
+    """
+    for lease_id in list(state.leases):
+        _lease_lost(state, ev.LeaseLost(lease_id=lease_id))
+    for consumer_id in list(state.consumers):
+        _consumer_left(state, ev.ConsumerLeft(consumer_id=consumer_id))
+    for worker_id in list(state.workers):
+        _worker_lost(state, ev.WorkerLost(worker_id=worker_id))
+    begin = 1000 * (1 + int(fingerprint(journal_id.encode())[:8], 16) % 10**6)
+    state.next_id = max(begin, state.next_id + MAX_CUT_IDS if state.journal_id else 0)
 
 
 def _dataset_registered(state: State, event: ev.DatasetRegistered) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 import uuid
 from collections.abc import Callable
@@ -20,12 +19,14 @@ from typing import Any
 
 from ...journal import Journal, Retention, replay
 from ...journal.proto import events_pb2 as ev
-from ...storage import Storage, StorageError, Writer
+from ...storage import Fenced, Storage, StorageError, Writer
 from ..core import commands as c
 from ..core.apply import apply
 from ..core.decide import decide
 from ..core.state import State, decode_state, encode_state
 from ..errors import ForebayError, Unavailable
+from ..proto import forebay_pb2 as pb
+from .leadership import Leadership
 from .options import DispatcherOptions
 
 log = logging.getLogger(__name__)
@@ -37,8 +38,7 @@ _QUIET = frozenset({"splits_leased", "lease_completed", "lease_returned", "repet
 class Dispatcher:
     """Decides, journals, answers. Everything runs on one event loop.
 
-    `await Dispatcher.open(storage, options, address)` recovers the state and takes the
-    journal over; `close` gives it up.
+    `candidate.take_over` makes one; `close` gives the journal up.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Dispatcher:
         self.state = state
         self.options = options
         self.stopped = asyncio.Event()  # set when it must not serve any longer
+        self.displaced = False  # because another leads
         self._storage = storage
         self._writer = writer
         self._journal = Journal(storage, writer, retention=Retention(options.retention_hours))
@@ -59,22 +60,23 @@ class Dispatcher:
         self._snapshot_task: asyncio.Task[None] | None = None
         self._timer: asyncio.Task[None] | None = None
         self._journal.on_failure = self._journal_failed
+        self._leadership = Leadership(writer, on_lost=self._displaced)
+        self._keeper: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, storage: Storage, options: DispatcherOptions, address: str) -> Dispatcher:
-        """Take over the journal in `storage`: fence earlier writers, replay, elect.
-
-        Raises Locked, StorageUnusable, NewerFormat, Corrupt.
-        """
-        begun = time.monotonic()
-        writer = storage.open_writer(f"the dispatcher {address} on {socket.gethostname()}")
-        try:
-            state, events = recover(storage)
-        except BaseException:
-            writer.close()
-            raise
+    async def open(
+        cls,
+        storage: Storage,
+        writer: Writer,
+        state: State,
+        options: DispatcherOptions,
+        address: str,
+    ) -> Dispatcher:
+        """Begin the writer's term, from the state that the journal leads to. Raises Unavailable."""
         self = cls(storage, writer, state, options)
-        self._snapshot_sequence = state.sequence - events
+        # Before the first decision: a replayed state may have taken longer than a lease.
+        self._keeper = asyncio.create_task(self._leadership.keep(), name="forebay-leadership")
+        self._keeper.add_done_callback(self._task_ended)
         await self.execute(
             c.ElectLeader(
                 term=writer.term,
@@ -83,11 +85,6 @@ class Dispatcher:
                 journal_id=uuid.uuid4().hex,
             )
         )
-        log.info(
-            "leads journal %s in term %d from sequence %d, after replaying %d events in %.0f ms",
-            state.journal_id, writer.term, state.sequence, events,
-            1000 * (time.monotonic() - begun),
-        )  # fmt: skip
         self._timer = asyncio.create_task(self._watch_timeouts(), name="forebay-timeouts")
         self._timer.add_done_callback(self._task_ended)
         return self
@@ -96,10 +93,11 @@ class Dispatcher:
         """Flush and give up the journal. Call it when no request is being served any more."""
         self.stopped.set()
         self.wake_all()
-        for task in (self._timer, self._snapshot_task):
+        for task in (self._timer, self._snapshot_task, self._keeper):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+        await self._leadership.close()
         await self._journal.close()
 
     # -- decisions ---------------------------------------------------------------------------
@@ -132,9 +130,15 @@ class Dispatcher:
         return answer
 
     async def settled(self) -> None:
-        """Wait until everything decided so far is durable. Raises Unavailable."""
+        """Wait until everything decided so far is durable, and it is certain that this was
+        still the leader. Raises Unavailable.
+        """
+        journal = self._journal
         try:
-            await self._journal.wait_durable(self._journal.sequence)
+            if journal.sequence > journal.durable_sequence:
+                await journal.wait_durable(journal.sequence)  # which proves the rest
+            else:
+                await self._leadership.prove()
         except StorageError as error:
             raise self._unavailable() from error
 
@@ -255,6 +259,37 @@ class Dispatcher:
             if idle and (options.gc_dynamic_sharding_jobs or not iteration.providers):
                 await self.execute(c.CollectIteration(iteration_id=iteration.iteration_id))
 
+    # -- history -----------------------------------------------------------------------------
+
+    def position(self) -> pb.JournalPosition:
+        """The last event that anybody may be told of."""
+        return pb.JournalPosition(
+            journal_id=self.state.journal_id, sequence=self._journal.durable_sequence
+        )
+
+    async def check_history(self, who: str, known: pb.JournalPosition) -> None:
+        """If `who` knows of an event that this journal lacks, acknowledged events were lost:
+        the storage is condemned, and this dispatcher stops. Raises Unavailable.
+        """
+        last = self._journal.durable_sequence
+        if known.sequence <= last or known.journal_id != self.state.journal_id:
+            return
+        reason = (
+            f"{who} was told of event {known.sequence}, and the journal ends at {last}: events "
+            "that were acknowledged are gone"
+        )
+        try:
+            await asyncio.to_thread(self._writer.condemn, reason)
+        except Fenced as error:
+            self._displaced(error)  # it was told by a later leader
+        except StorageError as error:
+            log.error("that the journal lacks events could not be noted: %s", error)
+        if not self.displaced:
+            log.critical("%s; restore the storage from a backup, or repair the journal", reason)
+            self.stopped.set()
+            self.wake_all()
+        raise self._unavailable()
+
     # -- snapshots and failure ---------------------------------------------------------------
 
     def _snapshot_if_due(self) -> None:
@@ -285,15 +320,26 @@ class Dispatcher:
             self.wake_all()
 
     def _journal_failed(self, error: StorageError) -> None:
+        if isinstance(error, Fenced):
+            self._displaced(error)
+            return
         log.critical("the journal cannot be written, so this dispatcher stops serving: %s", error)
+        self.stopped.set()
+        self.wake_all()
+
+    def _displaced(self, error: StorageError) -> None:
+        self.displaced = True
+        log.warning("another dispatcher leads now, so this one stops serving: %s", error)
         self.stopped.set()
         self.wake_all()
 
     def _unavailable(self) -> Unavailable:
         failed = self._journal.failed
-        if failed is not None:
+        if failed is not None and not self.displaced:
             return Unavailable(f"the dispatcher's journal cannot be written: {failed}")
-        return Unavailable("the dispatcher is stopping")
+        if self.stopped.is_set():
+            return Unavailable("the dispatcher is stopping")
+        return Unavailable("the journal cannot be reached, so nobody knows whether this one leads")
 
 
 def recover(storage: Storage, at: int | None = None) -> tuple[State, int]:

@@ -118,6 +118,7 @@ class ForebayFace:
     ) -> pb.ConsumerHeartbeatResponse:
         dispatcher, state = self._dispatcher, self._dispatcher.state
         consumer_id = request.consumer_id
+        await dispatcher.check_history(f"consumer {consumer_id}", request.known)
         iteration = self._iteration_of(consumer_id)
         seen = dispatcher.saw(consumer_id)
         try:
@@ -133,7 +134,6 @@ class ForebayFace:
         response = pb.ConsumerHeartbeatResponse(
             version=iteration.version,
             finished=iteration.finished,
-            journal_id=state.journal_id,
         )
         for task_id in iteration.tasks:
             task = state.tasks[task_id]
@@ -149,6 +149,7 @@ class ForebayFace:
                 )
             )
         await dispatcher.settled()
+        response.journal.CopyFrom(dispatcher.position())
         return response
 
     def _iteration_of(self, consumer_id: int) -> Iteration:
@@ -170,6 +171,7 @@ class ForebayFace:
         self, request: pb.WorkerHeartbeatRequest
     ) -> pb.WorkerHeartbeatResponse:
         dispatcher, state = self._dispatcher, self._dispatcher.state
+        await dispatcher.check_history(f"worker {request.address}", request.known)
         worker_id = await dispatcher.execute(
             c.RegisterWorker(
                 address=request.address,
@@ -191,9 +193,7 @@ class ForebayFace:
             dispatcher.lost_touch(worker_id, seen)
             raise
         dispatcher.saw(worker_id)
-        response = pb.WorkerHeartbeatResponse(
-            worker_id=worker_id, version=worker.version, journal_id=state.journal_id
-        )
+        response = pb.WorkerHeartbeatResponse(worker_id=worker_id, version=worker.version)
         for task_id in sorted(worker.tasks) if worker_id in state.workers else ():
             task = state.tasks[task_id]
             iteration = state.iterations[task.iteration_id]
@@ -208,9 +208,11 @@ class ForebayFace:
                 )
             )
         await dispatcher.settled()
+        response.journal.CopyFrom(dispatcher.position())
         return response
 
     async def lease_splits(self, request: pb.LeaseSplitsRequest) -> pb.LeaseSplitsResponse:
+        await self._dispatcher.check_history(f"task {request.task_id}", request.known)
         leased: ev.SplitsLeased | None = await self._dispatcher.execute(
             c.LeaseSplits(
                 request=(
@@ -227,9 +229,14 @@ class ForebayFace:
             )
         )
         if leased is None:
-            return pb.LeaseSplitsResponse(end_of_splits=request.want > 0)
+            return pb.LeaseSplitsResponse(
+                end_of_splits=request.want > 0, journal=self._dispatcher.position()
+            )
         return pb.LeaseSplitsResponse(
-            lease_id=leased.lease_id, first=leased.first, count=leased.count
+            lease_id=leased.lease_id,
+            first=leased.first,
+            count=leased.count,
+            journal=self._dispatcher.position(),
         )
 
     async def complete_task(self, request: pb.CompleteTaskRequest) -> pb.CompleteTaskResponse:

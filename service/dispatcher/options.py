@@ -12,6 +12,10 @@ class DispatcherOptions:
     storage: str = "memory:"
     host: str = "127.0.0.1"
     port: int = 0  # 0: any free one
+    address: str = ""  # what clients are told; by default, host and port
+    standby: bool = False  # wait for the present leader to fall silent, and be one again later
+    leader_lease_ms: int = 2_000  # how long a silent leader keeps its place
+    allow_volatile: bool = False  # take a storage that may lose acknowledged events
     job_gc_check_interval_ms: int = 600_000
     job_gc_timeout_ms: int = 300_000  # without consumers, before an iteration is collected
     gc_dynamic_sharding_jobs: bool = False

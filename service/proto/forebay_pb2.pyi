@@ -7,6 +7,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class JournalPosition(_message.Message):
+    __slots__ = ("journal_id", "sequence")
+    JOURNAL_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    journal_id: str
+    sequence: int
+    def __init__(self, journal_id: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
+
 class RegisterDatasetRequest(_message.Message):
     __slots__ = ("dataset_id", "graph", "sources", "unsplittable", "metadata", "structure")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
@@ -82,26 +90,28 @@ class JoinIterationResponse(_message.Message):
     def __init__(self, iteration_id: _Optional[int] = ..., consumer_id: _Optional[int] = ...) -> None: ...
 
 class ConsumerHeartbeatRequest(_message.Message):
-    __slots__ = ("consumer_id", "version", "wait_ms")
+    __slots__ = ("consumer_id", "version", "wait_ms", "known")
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     consumer_id: int
     version: int
     wait_ms: int
-    def __init__(self, consumer_id: _Optional[int] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+    known: JournalPosition
+    def __init__(self, consumer_id: _Optional[int] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class ConsumerHeartbeatResponse(_message.Message):
-    __slots__ = ("version", "tasks", "finished", "journal_id")
+    __slots__ = ("version", "tasks", "finished", "journal")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
-    JOURNAL_ID_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
     version: int
     tasks: _containers.RepeatedCompositeFieldContainer[TaskInfo]
     finished: bool
-    journal_id: str
-    def __init__(self, version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., finished: bool = ..., journal_id: _Optional[str] = ...) -> None: ...
+    journal: JournalPosition
+    def __init__(self, version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., finished: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class TaskInfo(_message.Message):
     __slots__ = ("task_id", "completed", "worker_address", "worker_uid", "transfer_servers", "worker_tags")
@@ -130,32 +140,34 @@ class LeaveIterationResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerHeartbeatRequest(_message.Message):
-    __slots__ = ("address", "uid", "tags", "transfer_servers", "version", "wait_ms")
+    __slots__ = ("address", "uid", "tags", "transfer_servers", "version", "wait_ms", "known")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     TAGS_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_SERVERS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     address: str
     uid: int
     tags: _containers.RepeatedScalarFieldContainer[str]
     transfer_servers: _containers.RepeatedCompositeFieldContainer[_events_pb2.TransferServer]
     version: int
     wait_ms: int
-    def __init__(self, address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+    known: JournalPosition
+    def __init__(self, address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class WorkerHeartbeatResponse(_message.Message):
-    __slots__ = ("worker_id", "version", "tasks", "journal_id")
+    __slots__ = ("worker_id", "version", "tasks", "journal")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
-    JOURNAL_ID_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     version: int
     tasks: _containers.RepeatedCompositeFieldContainer[Task]
-    journal_id: str
-    def __init__(self, worker_id: _Optional[int] = ..., version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., journal_id: _Optional[str] = ...) -> None: ...
+    journal: JournalPosition
+    def __init__(self, worker_id: _Optional[int] = ..., version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("task_id", "iteration_id", "dataset_id", "sharding", "num_providers")
@@ -172,7 +184,7 @@ class Task(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., num_providers: _Optional[int] = ...) -> None: ...
 
 class LeaseSplitsRequest(_message.Message):
-    __slots__ = ("request", "task_id", "provider", "repetition", "want", "completed", "returned")
+    __slots__ = ("request", "task_id", "provider", "repetition", "want", "completed", "returned", "known")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     PROVIDER_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +192,7 @@ class LeaseSplitsRequest(_message.Message):
     WANT_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
     RETURNED_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     request: _events_pb2.Request
     task_id: int
     provider: int
@@ -187,7 +200,8 @@ class LeaseSplitsRequest(_message.Message):
     want: int
     completed: _containers.RepeatedScalarFieldContainer[int]
     returned: _containers.RepeatedCompositeFieldContainer[ReturnedLease]
-    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., task_id: _Optional[int] = ..., provider: _Optional[int] = ..., repetition: _Optional[int] = ..., want: _Optional[int] = ..., completed: _Optional[_Iterable[int]] = ..., returned: _Optional[_Iterable[_Union[ReturnedLease, _Mapping]]] = ...) -> None: ...
+    known: JournalPosition
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., task_id: _Optional[int] = ..., provider: _Optional[int] = ..., repetition: _Optional[int] = ..., want: _Optional[int] = ..., completed: _Optional[_Iterable[int]] = ..., returned: _Optional[_Iterable[_Union[ReturnedLease, _Mapping]]] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class ReturnedLease(_message.Message):
     __slots__ = ("lease_id", "count")
@@ -198,16 +212,18 @@ class ReturnedLease(_message.Message):
     def __init__(self, lease_id: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class LeaseSplitsResponse(_message.Message):
-    __slots__ = ("lease_id", "first", "count", "end_of_splits")
+    __slots__ = ("lease_id", "first", "count", "end_of_splits", "journal")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     END_OF_SPLITS_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     first: int
     count: int
     end_of_splits: bool
-    def __init__(self, lease_id: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., end_of_splits: bool = ...) -> None: ...
+    journal: JournalPosition
+    def __init__(self, lease_id: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., end_of_splits: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class CompleteTaskRequest(_message.Message):
     __slots__ = ("task_id",)

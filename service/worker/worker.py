@@ -21,7 +21,7 @@ from ...journal.proto import events_pb2 as ev
 from ..dispatcher_client import DispatcherClient
 from ..errors import ForebayError, InvalidArgument
 from ..executors import load
-from ..grpc_server import SERVER_OPTIONS, bind
+from ..grpc_server import SERVER_OPTIONS, WILDCARDS, bind
 from ..proto import forebay_pb2 as pb
 from ..transport import BlockServer, TaskOutput
 from .tasks import TaskRunner
@@ -29,7 +29,6 @@ from .tensorflow_face import TensorFlowFace
 
 log = logging.getLogger(__name__)
 
-WILDCARDS = ("0.0.0.0", "::", "[::]", "")
 GRPC_THREADS = 32
 """Stock clients wait for elements in calls, so this bounds how many can at a time."""
 
@@ -212,16 +211,17 @@ class Worker:
 
     def _obey(self, response: pb.WorkerHeartbeatResponse) -> None:
         """Run what the dispatcher lists, and nothing else."""
-        if self._journal_id not in ("", response.journal_id):
+        journal_id = response.journal.journal_id
+        if self._journal_id not in ("", journal_id):
             log.warning(
                 "the dispatcher has another journal (%s, was %s): it lost its state; "
-                "this worker begins anew", response.journal_id, self._journal_id,
+                "this worker begins anew", journal_id, self._journal_id,
             )  # fmt: skip
             self._blocks.forget_all()
             for runner in self._take_all():
                 runner.cancel()
                 self._ending.append(runner)
-        self._worker_id, self._journal_id = response.worker_id, response.journal_id
+        self._worker_id, self._journal_id = response.worker_id, journal_id
         self._registration.version = response.version
         listed = {task.task_id: task for task in response.tasks}
         with self._tasks_lock:

@@ -148,3 +148,22 @@ def test_two_journals_do_not_share_ids() -> None:
             apply(state, event)
         ids.add(state.next_id)
     assert len(ids) == 2
+
+
+def test_after_a_repair_nobody_goes_on_and_no_id_comes_back() -> None:
+    given = Given()
+    worker_id = given.worker(1)
+    joined = given.iteration("shared")
+    task_id = given.task_of(worker_id)
+    lease = given.lease(task_id, 10)
+    assert lease is not None
+    elected = ev.LeaderElected(term=2, journal_id="k", after_repair=True)
+    apply(given.state, ev.Event(leader_elected=elected))
+    state = given.state
+    assert not (state.workers or state.worker_at or state.consumers or state.tasks or state.leases)
+    assert state.iterations[joined.iteration_id].providers[0].lost == [(0, lease.count)]
+    again = given.worker(1)
+    assert again > lease.lease_id + 1000
+    lease = given.lease(given.task_of(again), 10)
+    assert lease is not None
+    assert lease.first == 10

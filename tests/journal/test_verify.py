@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.journal import Problem, encode, repair, replay, stats, verify
+from forebay.journal import Problem, decode, encode, repair, replay, stats, verify
 from forebay.journal.proto.events_pb2 import (
     DatasetDefinition,
     DatasetRegistered,
@@ -213,10 +213,13 @@ def test_a_corrupt_log_is_cut_only_when_asked(storage: FileStorage, digest: str)
     with pytest.raises(Corrupt, match=path.name):
         repair(storage)
     assert {path: path.read_bytes() for path in segments(storage)} == before
-    (done,) = repair(storage, truncate_corrupt=True)
+    done, _ = repair(storage, truncate_corrupt=True)
     assert f"the log ends at record {last_good} now" in done
     assert verify(storage).ok
-    assert storage.extent().last == last_good
+    (added,) = storage.read(last_good)
+    elected = decode(added.sequence, added.data).leader_elected
+    assert elected.after_repair
+    assert elected.journal_id != "j"
     aside = storage.path / "cut" / "1"
     assert {p.name: p.read_bytes() for p in aside.iterdir()} == {
         f"{path.name}.from-byte-0": before[path],
@@ -244,9 +247,9 @@ def test_a_log_that_lost_its_end_before_a_snapshot(storage: FileStorage, digest:
     last = storage.extent().last
     with pytest.raises(Corrupt, match="records were lost"):
         repair(storage)
-    assert len(repair(storage, truncate_corrupt=True)) == 1
+    assert len(repair(storage, truncate_corrupt=True)) == 2
     assert storage.snapshots() == [10]
-    assert storage.extent().last == last
+    assert storage.extent().last == last + 1
     assert verify(storage).ok
 
 

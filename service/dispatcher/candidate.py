@@ -1,0 +1,151 @@
+"""Becoming the leader: follow the journal while another writes it, take over when it is silent.
+
+A standby keeps a state as warm as the leader's, so that all it has left to do is to take the
+writer's place, apply the last few events, and begin a term of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+
+from ...journal.codec import decode
+from ...storage import Corrupt, Locked, Missing, NewerFormat, Storage, StorageError, Writer
+from ..core.apply import apply
+from ..core.state import State
+from .dispatcher import Dispatcher, recover
+from .options import DispatcherOptions
+
+log = logging.getLogger(__name__)
+
+POLLS_A_LEASE = 20
+PATIENCE_LEASES = 2.0
+"""How long a dispatcher that is no standby waits to see whether the present leader is alive."""
+
+
+class Follower:
+    """A state that keeps up with a journal. Blocking; for one thread at a time."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.state = State()
+        self.replayed = 0  # events, for the state of now
+        self._storage = storage
+
+    def catch_up(self) -> None:
+        """Apply what was appended since.
+
+        What is read beside a writer may vanish again, if its append fails. So the event that
+        was applied last is looked at again each time; if another stands in its place, which
+        is of a later term then, the state is made anew. Raises StorageError.
+        """
+        if self.state.sequence and self._go_on():
+            return
+        self.state, self.replayed = recover(self._storage)
+
+    def _go_on(self) -> bool:
+        """Whether the journal still begins with what this state was made of."""
+        state = self.state
+        try:
+            records = self._storage.read(state.sequence - 1)
+            last = next(records, None)
+            # Each term begins with an event that says so, so the state knows that event's term.
+            if last is None or (last.sequence, last.term) != (state.sequence, state.term):
+                return False
+            for record in records:
+                apply(state, decode(record.sequence, record.data))
+                self.replayed += 1
+        except Missing:  # trimmed: this state is far behind
+            return False
+        return True
+
+
+class Candidate:
+    """Who would lead, again and again. `address` is what clients are told."""
+
+    def __init__(
+        self, storage: Storage, options: DispatcherOptions, address: str, place: str = ""
+    ) -> None:
+        """`place` is what `Storage.open_writer` says about it."""
+        self.standby = options.standby
+        self._storage = storage
+        self._options = options
+        self._address = address
+        self._place = place
+        self._follower = Follower(storage)
+        self._unreachable = False
+
+    def leader(self) -> str:
+        """Who leads, as far as the journal that was followed says; "" if it is not known."""
+        leader = self._follower.state.leader
+        return leader if leader != self._address else ""
+
+    async def take_over(self) -> Dispatcher:
+        """Wait for the writer's place, and lead.
+
+        A standby waits for as long as it takes; others give up when they have seen that the
+        present leader is alive. Raises Locked, StorageUnusable, NewerFormat, Corrupt.
+        """
+        self._follower = Follower(self._storage)
+        writer = await self._wait_for_place()
+        begun = time.monotonic()
+        try:
+            await asyncio.to_thread(self._follower.catch_up)
+            dispatcher = await Dispatcher.open(
+                self._storage, writer, self._follower.state, self._options, self._address
+            )
+        except BaseException:
+            writer.close()
+            raise
+        log.info(
+            "leads journal %s in term %d from sequence %d; replayed %d events, in %.0f ms since "
+            "the place was free",
+            dispatcher.state.journal_id, writer.term, dispatcher.state.sequence,
+            self._follower.replayed, 1000 * (time.monotonic() - begun),
+        )  # fmt: skip
+        return dispatcher
+
+    async def _wait_for_place(self) -> Writer:
+        options = self._options
+        owner = f"the dispatcher {self._address} on {socket.gethostname()}"
+        lease_s = options.leader_lease_ms / 1000
+        give_up_s = time.monotonic() + PATIENCE_LEASES * lease_s
+        held_by = ""
+        while True:
+            try:
+                return await asyncio.to_thread(
+                    self._storage.open_writer,
+                    owner,
+                    lease_ms=options.leader_lease_ms,
+                    place=self._place,
+                )
+            except Locked as error:
+                if not options.standby and time.monotonic() > give_up_s:
+                    raise
+                if options.standby and str(error) != held_by:
+                    held_by = str(error)
+                    log.info("stands by: %s", held_by)
+            if options.standby:
+                await self._follow()
+            await asyncio.sleep(lease_s / POLLS_A_LEASE)
+
+    async def _follow(self) -> None:
+        try:
+            await asyncio.to_thread(self._follower.catch_up)
+        except (Corrupt, NewerFormat):
+            raise
+        except StorageError as error:
+            if not self._unreachable:
+                log.warning("the journal cannot be followed, and is tried again: %s", error)
+            self._unreachable = True
+        else:
+            self._unreachable = False
+
+
+def place_of(address: str) -> str:
+    """The place of who listens on `address` of this machine: nobody else can, meanwhile."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}/{address}"
