@@ -1,0 +1,242 @@
+"""Two dispatchers on one storage, of which one leads at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from forebay.journal import verify
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.dispatcher_client import DispatcherClient
+from forebay.service.errors import ForebayError, Unavailable
+from forebay.service.grpc_server import LEADER_KEY
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.storage import open_storage
+
+from ..stock import GRAPH, DispatcherProcess, call
+
+LEASE_MS = 500
+PATIENCE_S = 60
+SPLITS = 2_000
+
+
+@pytest.fixture
+def storage(tmp_path: pathlib.Path) -> str:
+    return str(tmp_path / "journal")
+
+
+@pytest.fixture
+def pair(storage: str) -> Iterator[list[DispatcherProcess]]:
+    """The first one leads."""
+    with contextlib.ExitStack() as stack:
+        pair: list[DispatcherProcess] = []
+        for _ in range(2):
+            pair.append(DispatcherProcess(storage, standby=True, leader_lease_ms=LEASE_MS))
+            stack.callback(_end, pair[-1])
+            wait_until(leads, pair[0])
+        yield pair
+
+
+def _end(process: DispatcherProcess) -> None:
+    with contextlib.suppress(ProcessLookupError, ValueError):
+        process.stop()
+
+
+def wait_until(true: Callable[..., bool], *arguments: object) -> None:
+    give_up = time.monotonic() + PATIENCE_S
+    while not true(*arguments):
+        assert time.monotonic() < give_up, "waited in vain"
+        time.sleep(0.02)
+
+
+def status(dispatcher: DispatcherProcess, timeout_s: float = 5) -> dict[str, object]:
+    """Of exactly this dispatcher. Raises grpc.RpcError."""
+    with grpc.insecure_channel(dispatcher.address) as channel:
+        get = channel.unary_unary("/forebay.v1.Dispatcher/GetStatus", None, None)
+        answer: bytes = get(pb.GetStatusRequest().SerializeToString(), timeout=timeout_s)
+    found: dict[str, object] = json.loads(pb.GetStatusResponse.FromString(answer).status)
+    return found
+
+
+def leader_of(dispatcher: DispatcherProcess) -> int | None:
+    """The term in which it leads; None if it does not."""
+    try:
+        term = status(dispatcher)["term"]
+    except grpc.RpcError:
+        return None
+    assert isinstance(term, int)
+    return term
+
+
+def leads(dispatcher: DispatcherProcess, term: int | None = None) -> bool:
+    found = leader_of(dispatcher)
+    return found is not None and term in (None, found)
+
+
+def names(standby: DispatcherProcess, leader: DispatcherProcess) -> bool:
+    return f"ask {leader.address}" in str(refusal(standby).details())
+
+
+def health(dispatcher: DispatcherProcess) -> int:
+    with grpc.insecure_channel(dispatcher.address) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        answer: int = check(health_pb2.HealthCheckRequest(), timeout=5).status
+    return answer
+
+
+class Leases:
+    """Leases all splits of a task, one by one, with whoever leads; what it got, in order."""
+
+    def __init__(self, service: str, splits: int = SPLITS) -> None:
+        self.client = DispatcherClient(service)
+        register = pb.RegisterDatasetRequest(graph=GRAPH, sources=[ev.SplitSource(count=splits)])
+        dataset_id = self.client.call(register, pb.RegisterDatasetResponse).dataset_id
+        job = self.client.call_numbered(
+            pb.GetOrCreateJobRequest(dataset_id=dataset_id, sharding=ev.DYNAMIC),
+            pb.GetOrCreateJobResponse,
+        )
+        join = pb.JoinIterationRequest(job_id=job.job_id)
+        self.client.call_numbered(join, pb.JoinIterationResponse)
+        beat = pb.WorkerHeartbeatRequest(address="w:1", uid=1)
+        self._task_id = self.client.call(beat, pb.WorkerHeartbeatResponse).tasks[0].task_id
+        self.got: list[int] = []
+        self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        number = 0
+        while True:
+            number += 1
+            request = pb.LeaseSplitsRequest(
+                request=ev.Request(number=number), task_id=self._task_id, want=1
+            )
+            with contextlib.suppress(Unavailable):
+                lease = self.client.call(request, pb.LeaseSplitsResponse)
+                if lease.end_of_splits:
+                    return
+                self.got += range(lease.first, lease.first + lease.count)
+
+    def wait_for_more(self) -> None:
+        before = len(self.got)
+        wait_until(lambda: len(self.got) > before + 5 or not self._thread.is_alive())
+
+    def finish(self) -> list[int]:
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+        self.client.close()
+        return self.got
+
+
+def test_a_standby_answers_with_the_leader(pair: list[DispatcherProcess]) -> None:
+    leader, standby = pair
+    wait_until(names, standby, leader)
+    error = refusal(standby)
+    assert error.code() == grpc.StatusCode.UNAVAILABLE
+    assert leader.address in [m.value for m in error.trailing_metadata() if m.key == LEADER_KEY]
+    with pytest.raises(grpc.RpcError) as stock:
+        call(standby, "GetWorkers")
+    assert stock.value.code() == grpc.StatusCode.UNAVAILABLE
+    serving = health_pb2.HealthCheckResponse
+    assert health(leader) == serving.SERVING
+    assert health(standby) == serving.NOT_SERVING
+
+
+def refusal(standby: DispatcherProcess) -> grpc.RpcError:
+    with pytest.raises(grpc.RpcError) as error:
+        status(standby)
+    return error.value
+
+
+def test_a_client_that_knows_the_standby_only_finds_the_leader(
+    pair: list[DispatcherProcess],
+) -> None:
+    leases = Leases(pair[1].target, splits=20)
+    assert leases.finish() == list(range(20))
+
+
+def test_a_killed_leader_is_succeeded_and_no_split_is_lost_or_repeated(
+    pair: list[DispatcherProcess], storage: str
+) -> None:
+    leases = Leases(",".join(one.address for one in pair))
+    for killed, other in ((0, 1), (1, 0), (0, 1)):
+        leases.wait_for_more()
+        pair[killed].kill()
+        wait_until(leads, pair[other])
+        pair[killed].restart()
+    assert leases.finish() == list(range(SPLITS))
+    assert leader_of(pair[1]) == 4
+    for one in pair:
+        assert one.stop() == 0
+    assert verify(open_storage(storage)).ok
+
+
+def test_a_leader_that_is_stopped_hands_over_at_once(pair: list[DispatcherProcess]) -> None:
+    assert pair[0].stop() == 0
+    wait_until(leads, pair[1], 2)
+
+
+def test_a_paused_leader_is_displaced_and_stands_by(
+    pair: list[DispatcherProcess], storage: str
+) -> None:
+    first, second = pair
+    leases = Leases(f"{first.address},{second.address}")
+    for old, new, term in ((first, second, 2), (second, first, 3)):
+        leases.wait_for_more()
+        with old.paused():
+            wait_until(leads, new, term)
+            leases.wait_for_more()
+        # From its first answer on, it tells nothing that it knows from its own time.
+        for _ in range(20):
+            assert leader_of(old) is None
+        wait_until(names, old, new)
+    assert leases.finish() == list(range(SPLITS))
+    for one in pair:
+        assert one.stop() == 0
+    assert verify(open_storage(storage)).ok
+
+
+def test_both_are_killed(pair: list[DispatcherProcess]) -> None:
+    leases = Leases(",".join(one.address for one in pair))
+    leases.wait_for_more()
+    for one in pair:
+        one.kill()
+    for one in pair:
+        one.restart()
+    assert leases.finish() == list(range(SPLITS))
+
+
+def refused(*options: str) -> str:
+    """What a dispatcher says that ends at once."""
+    command = [sys.executable, "-m", "forebay.service.cli", "dispatcher", *options]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert ended.returncode == 1
+    assert not ended.stdout
+    return ended.stderr.splitlines()[-1]
+
+
+def test_one_that_is_no_standby_gives_up(pair: list[DispatcherProcess], storage: str) -> None:
+    assert "is in use by" in refused(f"--storage={storage}", "--leader-lease-ms=300")
+    assert leads(pair[0], 1)
+
+
+def test_what_no_standby_can_be(storage: str) -> None:
+    assert "memory: cannot be shared" in refused("--standby")
+    said = refused("--standby", f"--storage={storage}", "--host=0.0.0.0")
+    assert "must be told the address" in said
+
+
+def test_a_closed_client_does_not_wander(pair: list[DispatcherProcess]) -> None:
+    client = DispatcherClient(pair[1].target)
+    client.close()
+    with pytest.raises(ForebayError):
+        client.call(pb.GetStatusRequest(), pb.GetStatusResponse)
