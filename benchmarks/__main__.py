@@ -16,8 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from .elements import batches, scalars
+from .failover import failover
 from .machine import describe, filesystem
 from .memory import memory
+from .redis import redis, redis_restart
 from .restart import restart
 from .results import Result
 from .setting import Setting
@@ -30,6 +32,9 @@ ROWS: dict[str, Callable[[Setting], list[Result]]] = {
     "scalars": scalars,
     "batches": batches,
     "memory": memory,
+    "redis": redis,
+    "redis_restart": redis_restart,
+    "failover": failover,
 }
 ROUNDS = 5
 SECONDS = 5.0

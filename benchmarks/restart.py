@@ -10,6 +10,7 @@ Journals are in the page cache on both sides, as they are after a kill on one ma
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import pathlib
 import time
@@ -41,13 +42,13 @@ def restart(setting: Setting) -> list[Result]:
     few = QUICK_SPLITS if setting.quick else SPLITS
     many = 2 * QUICK_SPLITS if setting.quick else MORE_SPLITS
     directory = setting.directory("restart")
-    peer = _Restarts(peer_dispatcher, directory, _peer_journal(directory, few))
-    ours = _Restarts(our_dispatcher, directory, asyncio.run(_our_journal(directory, few)))
-    figures = alternate(setting.rounds, peer=peer.measure, ours=ours.measure)
+    peer = _measure(peer_dispatcher, directory, _peer_journal(directory, few))
+    ours = _measure(our_dispatcher, directory, _our_journal(directory, few))
+    figures = alternate(setting.rounds, peer=peer, ours=ours)
 
     directory = setting.directory("restart-more")
-    more = _Restarts(our_dispatcher, directory, asyncio.run(_our_journal(directory, many)))
-    again = alternate(setting.rounds, ours=more.measure)
+    more = _measure(our_dispatcher, directory, _our_journal(directory, many))
+    again = alternate(setting.rounds, ours=more)
     return [
         Result(
             row="restart",
@@ -70,27 +71,31 @@ def restart(setting: Setting) -> list[Result]:
     ]
 
 
-class _Restarts:
-    """Kills and starts dispatchers with the journal in `directory`, which has the iteration."""
-
-    def __init__(self, start: StartDispatcher, directory: pathlib.Path, iteration_id: int) -> None:
-        self._start = start
-        self._directory = directory
-        self._iteration_id = iteration_id
-
-    def measure(self) -> float:
-        """Seconds from the kill to the new dispatcher's first split."""
-        with self._start(self._directory, 0) as old, open_channel(old.address) as channel:
-            first_split(channel, self._iteration_id)
-            begun = time.perf_counter()
-            old.kill()
-            with self._start(self._directory, old.port):
-                first_split(channel, self._iteration_id)
-                return time.perf_counter() - begun
+def _measure(
+    start: StartDispatcher, directory: pathlib.Path, iteration_id: int
+) -> Callable[[], float]:
+    return lambda: kill_to_first_split(functools.partial(start, directory), iteration_id)
 
 
-async def _our_journal(directory: pathlib.Path, splits: int) -> int:
-    storage = open_storage(str(directory / OURS))
+def _our_journal(directory: pathlib.Path, splits: int) -> int:
+    return asyncio.run(fill_journal(str(directory / OURS), splits))
+
+
+def kill_to_first_split(start: Callable[[int], Server], iteration_id: int) -> float:
+    """Start a dispatcher on a port, kill it, start another there; seconds to its first split."""
+    with start(0) as old, open_channel(old.address) as channel:
+        first_split(channel, iteration_id)
+        begun = time.perf_counter()
+        old.kill()
+        with start(old.port):
+            first_split(channel, iteration_id)
+            return time.perf_counter() - begun
+
+
+async def fill_journal(url: str, splits: int) -> int:
+    """A dispatcher's journal of so many GetSplit calls and a tail without a snapshot; the
+    iteration's id."""
+    storage = open_storage(url)
     options = DispatcherOptions()
     dispatcher = await Candidate(storage, options, "127.0.0.1:0").take_over()
     source = ev.SplitSource(arithmetic=ev.Arithmetic(start=0, stop=ENDLESS, step=1))

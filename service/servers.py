@@ -28,11 +28,12 @@ DEFAULT_TIMEOUT_MS = 60_000
 
 @dataclass(frozen=True)
 class DispatcherConfig:
-    """Configures a `DispatchServer`: tf.data service's parameters, and `storage` and `host`.
+    """Configures a `DispatchServer`: tf.data service's parameters, and three more.
 
-    `storage` is a URL: "memory:", "file:///dir" or a plain path. `work_dir` together with
-    `fault_tolerant_mode` means "file://<work_dir>". Times are in milliseconds; None is the
-    default, −1 never.
+    `storage` is a URL: "memory:", "file:///dir" or a plain path, "redis://host:port/db".
+    `work_dir` together with `fault_tolerant_mode` means "file://<work_dir>". `allow_volatile`
+    takes a Redis whose settings can lose acknowledged events. Times are in milliseconds; None
+    is the default, −1 never.
     """
 
     port: int = 0
@@ -47,6 +48,7 @@ class DispatcherConfig:
     _: KW_ONLY
     storage: str | None = None
     host: str = "127.0.0.1"
+    allow_volatile: bool = False
 
     def storage_url(self) -> str:
         """Where the journal lives. Raises InvalidArgument for a contradiction."""
@@ -98,6 +100,7 @@ class DispatchServer:
             "worker-timeout-ms": config.worker_timeout_ms,
         }
         arguments = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        arguments += ["--allow-volatile"] if config.allow_volatile else []
         command = (sys.executable, "-m", "forebay.service.cli", "dispatcher", "--exit-with-parent")
         process = subprocess.Popen(
             [*command, *arguments],

@@ -3,8 +3,8 @@
     command → decide → events → journal.append → apply → (durable) → reply
 
 `decide` and `apply` run at once, on the event loop, so that the next decision sees this
-one; only the replies wait until the journal is durable. What is not state lives here as
-well: when workers and consumers were last heard of, and who waits for a change.
+one; only the replies wait until the journal is durable. What is not state lives beside it:
+who waits for a change, who is there (attendance.py), whether this one leads (leadership.py).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ..core.decide import decide
 from ..core.state import State, decode_state, encode_state
 from ..errors import ForebayError, Unavailable
 from ..proto import forebay_pb2 as pb
+from .attendance import Attendance
 from .leadership import Leadership
 from .options import DispatcherOptions
 
@@ -53,14 +54,12 @@ class Dispatcher:
         self._journal = Journal(storage, writer, retention=Retention(options.retention_hours))
         self._subscribers: list[Callable[[ev.Event], None]] = []
         self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
-        now = time.monotonic()
-        # After a replay everybody counts as just seen.
-        self._seen: dict[int, float] = dict.fromkeys((*state.workers, *state.consumers), now)
         self._snapshot_sequence = state.sequence
         self._snapshot_task: asyncio.Task[None] | None = None
         self._timer: asyncio.Task[None] | None = None
         self._journal.on_failure = self._journal_failed
-        self._leadership = Leadership(writer, on_lost=self._displaced)
+        self.leadership = Leadership(writer, on_lost=self._displaced)
+        self.attendance = Attendance(self)
         self._keeper: asyncio.Task[None] | None = None
 
     @classmethod
@@ -74,8 +73,7 @@ class Dispatcher:
     ) -> Dispatcher:
         """Begin the writer's term, from the state that the journal leads to. Raises Unavailable."""
         self = cls(storage, writer, state, options)
-        # Before the first decision: a replayed state may have taken longer than a lease.
-        self._keeper = asyncio.create_task(self._leadership.keep(), name="forebay-leadership")
+        self._keeper = asyncio.create_task(self.leadership.keep(), name="forebay-leadership")
         self._keeper.add_done_callback(self._task_ended)
         await self.execute(
             c.ElectLeader(
@@ -85,7 +83,7 @@ class Dispatcher:
                 journal_id=uuid.uuid4().hex,
             )
         )
-        self._timer = asyncio.create_task(self._watch_timeouts(), name="forebay-timeouts")
+        self._timer = asyncio.create_task(self.attendance.watch(), name="forebay-attendance")
         self._timer.add_done_callback(self._task_ended)
         return self
 
@@ -97,7 +95,7 @@ class Dispatcher:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        await self._leadership.close()
+        await self.leadership.close()
         await self._journal.close()
 
     # -- decisions ---------------------------------------------------------------------------
@@ -138,7 +136,7 @@ class Dispatcher:
             if journal.sequence > journal.durable_sequence:
                 await journal.wait_durable(journal.sequence)  # which proves the rest
             else:
-                await self._leadership.prove()
+                await self.leadership.prove()
         except StorageError as error:
             raise self._unavailable() from error
 
@@ -187,77 +185,6 @@ class Dispatcher:
     async def read_blob(self, digest: str) -> bytes:
         """A stored graph."""
         return await asyncio.to_thread(self._storage.read_blob, digest)
-
-    # -- heartbeats --------------------------------------------------------------------------
-
-    def saw(self, member_id: int) -> float:
-        """A worker or a consumer gave a sign of life; when that was, for `lost_touch`."""
-        now = self._seen[member_id] = time.monotonic()
-        return now
-
-    def lost_touch(self, member_id: int, seen: float) -> None:
-        """Its connection broke: it has `reconnect_grace_ms` to come back, unless it has."""
-        if self._seen.get(member_id) != seen:
-            return
-        state, options = self.state, self.options
-        timeout = options.worker_timeout_ms
-        # A trainer whose connection was cut must not lose its place: it has the whole timeout.
-        if member_id in state.workers and timeout >= 0:
-            early = max(0, timeout - options.reconnect_grace_ms) / 1000
-            self._seen[member_id] = time.monotonic() - early
-
-    async def _watch_timeouts(self) -> None:
-        interval = min(0.5, self.options.job_gc_check_interval_ms / 1000)
-        next_gc = time.monotonic() + self.options.job_gc_check_interval_ms / 1000
-        while True:
-            asleep = time.monotonic()
-            await asyncio.sleep(interval)
-            overslept = time.monotonic() - asleep - interval
-            if overslept > 1:  # paused: signs of life wait in the sockets, unread
-                self._seen = {i: t + overslept for i, t in self._seen.items()}
-            try:
-                await self._expire_members()
-                if time.monotonic() >= next_gc:
-                    next_gc = time.monotonic() + self.options.job_gc_check_interval_ms / 1000
-                    await self._collect_idle_iterations()
-            except Unavailable:
-                return
-
-    async def _expire_members(self) -> None:
-        now, options, state = time.monotonic(), self.options, self.state
-        self._seen = {
-            i: t for i, t in self._seen.items() if i in state.workers or i in state.consumers
-        }
-        for members, timeout_ms, lose in (
-            (state.workers, options.worker_timeout_ms, self._lose_worker),
-            (state.consumers, options.client_timeout_ms, self._lose_consumer),
-        ):
-            if timeout_ms < 0:
-                continue
-            for member_id in list(members):
-                quiet_s = now - self._seen.setdefault(member_id, now)
-                if quiet_s * 1000 > timeout_ms:
-                    await lose(member_id)
-
-    async def _lose_worker(self, worker_id: int) -> None:
-        worker = self.state.workers.get(worker_id)
-        if worker is None:  # it left while another one was given up
-            return
-        log.warning("worker %s does not answer and is given up", worker.address)
-        await self.execute(c.LoseWorker(worker_id=worker_id, reason="no sign of life"))
-
-    async def _lose_consumer(self, consumer_id: int) -> None:
-        await self.execute(c.LeaveIteration(consumer_id=consumer_id, reason="no sign of life"))
-
-    async def _collect_idle_iterations(self) -> None:
-        options, state = self.options, self.state
-        if options.job_gc_timeout_ms < 0:
-            return
-        before_ms = time.time_ns() // 1_000_000 - options.job_gc_timeout_ms
-        for iteration in list(state.iterations.values()):
-            idle = not iteration.consumers and iteration.idle_since_ms <= before_ms
-            if idle and (options.gc_dynamic_sharding_jobs or not iteration.providers):
-                await self.execute(c.CollectIteration(iteration_id=iteration.iteration_id))
 
     # -- history -----------------------------------------------------------------------------
 

@@ -108,7 +108,7 @@ class ForebayFace:
                 repetition=request.repetition,
             )
         )
-        self._dispatcher.saw(joined.consumer_id)
+        self._dispatcher.attendance.saw(joined.consumer_id)
         return pb.JoinIterationResponse(
             iteration_id=joined.iteration_id, consumer_id=joined.consumer_id
         )
@@ -120,17 +120,17 @@ class ForebayFace:
         consumer_id = request.consumer_id
         await dispatcher.check_history(f"consumer {consumer_id}", request.known)
         iteration = self._iteration_of(consumer_id)
-        seen = dispatcher.saw(consumer_id)
+        seen = dispatcher.attendance.saw(consumer_id)
         try:
             await dispatcher.wait_until(
                 lambda: iteration.version != request.version or consumer_id not in state.consumers,
                 _wait_ms(request.wait_ms, dispatcher.options.client_timeout_ms),
             )
         except asyncio.CancelledError:
-            dispatcher.lost_touch(consumer_id, seen)
+            dispatcher.attendance.lost_touch(consumer_id, seen)
             raise
         self._iteration_of(consumer_id)
-        dispatcher.saw(consumer_id)
+        dispatcher.attendance.saw(consumer_id)
         response = pb.ConsumerHeartbeatResponse(
             version=iteration.version,
             finished=iteration.finished,
@@ -180,7 +180,7 @@ class ForebayFace:
                 transfer_servers=tuple(request.transfer_servers),
             )
         )
-        seen = dispatcher.saw(worker_id)
+        seen = dispatcher.attendance.saw(worker_id)
         worker = state.workers.get(worker_id)
         if worker is None:
             raise Unavailable(f"worker {request.address} was replaced; beat again")
@@ -190,9 +190,9 @@ class ForebayFace:
                 _wait_ms(request.wait_ms, dispatcher.options.worker_timeout_ms),
             )
         except asyncio.CancelledError:
-            dispatcher.lost_touch(worker_id, seen)
+            dispatcher.attendance.lost_touch(worker_id, seen)
             raise
-        dispatcher.saw(worker_id)
+        dispatcher.attendance.saw(worker_id)
         response = pb.WorkerHeartbeatResponse(worker_id=worker_id, version=worker.version)
         for task_id in sorted(worker.tasks) if worker_id in state.workers else ():
             task = state.tasks[task_id]

@@ -31,12 +31,17 @@ class Leadership:
         self._renewal: asyncio.Task[None] | None = None
         self._complained = False
 
+    @property
+    def known(self) -> bool:
+        """Whether a renewal's time has not run out."""
+        return time.monotonic() <= self._known_until
+
     async def prove(self) -> None:
         """Return when it is certain that nobody had taken over when this was called.
 
         At once, within the lease. Raises StorageError.
         """
-        if time.monotonic() > self._known_until:
+        if not self.known:
             await self._renew()
 
     async def keep(self) -> None:

@@ -178,7 +178,7 @@ class TensorFlowFace:
         joined: ev.ConsumerJoined = await self._dispatcher.execute(
             c.JoinIteration(job_id=request.job_id, repetition=request.repetition)
         )
-        self._dispatcher.saw(joined.consumer_id)
+        self._dispatcher.attendance.saw(joined.consumer_id)
         return pb.GetOrCreateIterationResponse(iteration_client_id=joined.consumer_id)
 
     async def release_iteration_client(
@@ -200,7 +200,7 @@ class TensorFlowFace:
                 f"Unknown iteration client id {request.iteration_client_id}: it was released, or "
                 "was given up after too long a silence, or belongs to another dispatcher"
             )
-        self._dispatcher.saw(consumer.consumer_id)
+        self._dispatcher.attendance.saw(consumer.consumer_id)
         iteration = state.iterations[consumer.iteration_id]
         response = pb.ClientHeartbeatResponse(iteration_finished=iteration.finished)
         for task_id in iteration.tasks:  # completed ones too: a client drops what is missing
@@ -244,7 +244,7 @@ class TensorFlowFace:
                 stock=True,
             )
         )
-        self._dispatcher.saw(worker_id)
+        self._dispatcher.attendance.saw(worker_id)
         worker = self._dispatcher.state.workers.get(worker_id)
         if worker is None:
             raise Unavailable(f"worker {request.worker_address} was replaced; beat again")

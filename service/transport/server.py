@@ -26,6 +26,9 @@ from .sessions import Ended, Link, Outgoing, Refusal, Sent, Sessions
 _log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 1024
+LINGER_S = 180.0
+"""Longer than a dispatcher's client_timeout_ms: a consumer that still counts loses nothing."""
+
 _BACKLOG = 128
 _HANDSHAKE_S = 10.0
 _FAREWELL_S = 1.0  # to send a refusal
@@ -41,7 +44,7 @@ class BlockServer:
     """
 
     def __init__(
-        self, worker_uid: int, host: str = "127.0.0.1", port: int = 0, *, linger_s: float = 60.0
+        self, worker_uid: int, host: str = "127.0.0.1", port: int = 0, *, linger_s: float = LINGER_S
     ) -> None:
         """Listen on `host` and `port` (0: any); serve from `start` on.
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -142,7 +143,8 @@ def test_a_standby_answers_with_the_leader(pair: list[DispatcherProcess]) -> Non
     wait_until(names, standby, leader)
     error = refusal(standby)
     assert error.code() == grpc.StatusCode.UNAVAILABLE
-    assert leader.address in [m.value for m in error.trailing_metadata() if m.key == LEADER_KEY]
+    metadata: Any = error.trailing_metadata()
+    assert (LEADER_KEY, leader.address) in [tuple(pair) for pair in metadata]
     with pytest.raises(grpc.RpcError) as stock:
         call(standby, "GetWorkers")
     assert stock.value.code() == grpc.StatusCode.UNAVAILABLE

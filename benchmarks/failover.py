@@ -1,0 +1,169 @@
+"""Row `failover`: how long a trainer waits for its next element when the leader gets kill -9.
+
+Two dispatchers stand by for each other on one storage, with a lease of two seconds. One
+trainer takes all that it can get, so that nothing is left in the buffers between it and the
+workers; another one takes as much as a training step would, and its buffers are full. The
+peer has no standby.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from contextlib import ExitStack
+
+from forebay.service import ShardingPolicy, read, register_dataset
+
+from .calls import ENDLESS
+from .redis import redis_storage
+from .results import Better, Result
+from .servers import OURS, Server
+from .setting import Setting
+
+LEASE_MS = 2_000
+FAILOVERS_A_ROUND = 4
+ELEMENT_BYTES = 10_000
+STEP_S = 0.02
+SETTLE_S = 1.5  # of reading before each kill
+OVER_S = 4.0  # after the kill; by then all is as before
+
+
+def failover(setting: Setting) -> list[Result]:
+    """On local files, and on Redis."""
+    results = []
+    failovers = 1 if setting.quick else FAILOVERS_A_ROUND * setting.rounds
+    with redis_storage(setting.directory("failover-redis"), "always") as redis:
+        files = str(setting.directory("failover") / OURS)
+        for name, storage in (("files", files), ("Redis", redis)):
+            waits = _waits(storage, failovers)
+            for trainer, figures in waits.items():
+                results.append(
+                    Result(
+                        row="failover",
+                        what=f"longest wait at kill -9 of the leader, p99 of {failovers}, "
+                        f"{trainer}, {name}",
+                        unit="s",
+                        better=Better.LESS,
+                        ours=[_p99(figures)],
+                        peer=[],
+                        required=3,
+                    )
+                )
+    return results
+
+
+def _p99(figures: list[float]) -> float:
+    if len(figures) == 1:
+        return figures[0]
+    return statistics.quantiles(figures, n=100, method="inclusive")[-1]
+
+
+def _waits(storage: str, failovers: int) -> dict[str, list[float]]:
+    """The longest wait at each failover, in seconds, of an eager trainer and of a steady one."""
+    with ExitStack() as stack:
+        pair = [stack.enter_context(_Dispatcher(storage)) for _ in range(2)]
+        service = ",".join(one.address for one in pair)
+        worker = Server("forebay.service.cli", "worker", "--dispatcher", service)
+        stack.enter_context(worker).wait_until_serving()
+        dataset_id = _register(service)
+        eager = stack.enter_context(_Trainer(service, dataset_id, 0))
+        steady = stack.enter_context(_Trainer(service, dataset_id, STEP_S))
+        waits: dict[str, list[float]] = {"eager": [], "a step every 20 ms": []}
+        leader = 0
+        for _ in range(failovers):
+            eager.wait_until_reading()
+            steady.wait_until_reading()
+            time.sleep(SETTLE_S)
+            for trainer in (eager, steady):
+                trainer.forget()
+            pair[leader].kill()
+            time.sleep(OVER_S)
+            for name, trainer in (("eager", eager), ("a step every 20 ms", steady)):
+                waits[name].append(trainer.longest_s)
+            pair[leader].start()
+            leader = 1 - leader
+    return waits
+
+
+class _Dispatcher:
+    """A standby, on one port over all its lives."""
+
+    def __init__(self, storage: str) -> None:
+        self._storage = storage
+        self._port = 0
+        self.start()
+
+    def start(self) -> None:
+        options = ("--storage", self._storage, "--leader-lease-ms", LEASE_MS, "--port", self._port)
+        self._server = Server(
+            "forebay.service.cli", "dispatcher", "--exit-with-parent", "--standby", *options
+        )
+        self.address = self._server.address
+        self._port = self._server.port
+
+    def kill(self) -> None:
+        self._server.kill()
+
+    def __enter__(self) -> _Dispatcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.__exit__(None, None, None)
+
+
+class _Trainer:
+    """Reads in a thread of its own, and notes how long it waits for an element."""
+
+    def __init__(self, service: str, dataset_id: str, step_s: float) -> None:
+        self._elements = read(service, dataset_id, processing_mode=ShardingPolicy.DYNAMIC)
+        self._step_s = step_s
+        self._over = threading.Event()
+        self._count = 0
+        self._since: float | None = None  # it waits, seconds
+        self._longest_s = 0.0
+        self._thread = threading.Thread(target=self._read, name="trainer")
+
+    def _read(self) -> None:
+        while not self._over.is_set():
+            self._since = time.perf_counter()
+            next(self._elements)
+            self._longest_s = self.longest_s
+            self._since = None
+            self._count += 1
+            if self._step_s:
+                time.sleep(self._step_s)
+
+    def wait_until_reading(self) -> None:
+        count = self._count
+        while self._count <= count + 1:
+            time.sleep(0.01)
+
+    def forget(self) -> None:
+        """Earlier waits."""
+        self._longest_s = 0.0
+
+    @property
+    def longest_s(self) -> float:
+        """Of the waits that have ended, and the one that lasts if there is one."""
+        since = self._since
+        lasting = 0.0 if since is None else time.perf_counter() - since
+        return max(self._longest_s, lasting)
+
+    def __enter__(self) -> _Trainer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._elements.close()
+
+
+def _register(service: str) -> str:
+    import tensorflow as tf
+
+    elements = tf.data.Dataset.range(ENDLESS).map(
+        lambda number: tf.fill([ELEMENT_BYTES // 8], number)
+    )
+    return register_dataset(service, elements, compression=None)

@@ -1,0 +1,119 @@
+"""Rows `redis` and `redis_restart`: the journal in a Redis of its own, on this machine.
+
+The peer has no such thing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pathlib
+import time
+from collections.abc import Iterator
+
+from redis import Redis
+
+from forebay.journal import Journal
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service import processes
+from forebay.storage import open_storage
+
+from .restart import fill_journal, kill_to_first_split
+from .results import Better, Result
+from .servers import Server
+from .setting import Setting
+
+CALLERS = 64
+EVENTS = 1_000_000
+QUICK_EVENTS = 2_000
+REQUIRED = {"always": 30_000, "everysec": 70_000}  # events/s
+
+
+@contextlib.contextmanager
+def redis_storage(directory: pathlib.Path, appendfsync: str) -> Iterator[str]:
+    """A Redis with an append-only file in `directory`; the URL of a storage in it."""
+    port = processes.free_port()
+    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    command += ["--appendonly", "yes", "--appendfsync", appendfsync, "--dir", str(directory)]
+    server = processes.start(command, directory / "log")
+    try:
+        with contextlib.closing(Redis(port=port)) as client:
+            while True:
+                with contextlib.suppress(ConnectionError, OSError):
+                    if client.ping():
+                        break
+                if server.poll() is not None:
+                    raise RuntimeError(f"redis-server ended: {processes.tail(directory / 'log')}")
+                time.sleep(0.02)
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        processes.end(server)
+
+
+def redis(setting: Setting) -> list[Result]:
+    """Durable events a second: many callers, each with one event after another."""
+    results = []
+    for appendfsync, required in REQUIRED.items():
+        with redis_storage(setting.directory(f"redis-{appendfsync}"), appendfsync) as url:
+            figures = [asyncio.run(_append(url, setting.seconds)) for _ in range(setting.rounds)]
+        results.append(
+            Result(
+                row="redis",
+                what=f"durable events, appendfsync {appendfsync}, {CALLERS} callers",
+                unit="events/s",
+                better=Better.MORE,
+                ours=figures,
+                peer=[],
+                required=required,
+            )
+        )
+    return results
+
+
+async def _append(url: str, seconds: float) -> float:
+    storage = open_storage(url, allow_volatile=True)
+    journal = Journal(storage, storage.open_writer("a benchmark"))
+    leased = ev.SplitsLeased(
+        lease_id=10**6, iteration_id=10**6, task_id=10**6, first=10**6, count=9
+    )
+    event = ev.Event(time_ms=time.time_ns() // 10**6, splits_leased=leased)
+    begun = time.perf_counter()
+
+    async def caller() -> int:
+        events = 0
+        while time.perf_counter() < begun + seconds:
+            await journal.wait_durable(journal.append([event]))
+            events += 1
+        return events
+
+    events = sum(await asyncio.gather(*(caller() for _ in range(CALLERS))))
+    elapsed = time.perf_counter() - begun
+    await journal.close()
+    storage.close()
+    return events / elapsed
+
+
+def redis_restart(setting: Setting) -> list[Result]:
+    """kill -9 of the only dispatcher, and a new one on its port."""
+    events = QUICK_EVENTS if setting.quick else EVENTS
+    with redis_storage(setting.directory("redis-restart"), "always") as url:
+        iteration_id = asyncio.run(fill_journal(url, events))
+
+        def start(port: int) -> Server:
+            return Server(
+                "forebay.service.cli",
+                *("dispatcher", "--exit-with-parent", "--storage", url, "--port", port),
+            )
+
+        figures = [kill_to_first_split(start, iteration_id) for _ in range(setting.rounds)]
+    return [
+        Result(
+            row="redis_restart",
+            what=f"kill -9 to the first split, {events:,} events in Redis",
+            unit="s",
+            better=Better.LESS,
+            ours=figures,
+            peer=[],
+            required=1.5,
+        )
+    ]

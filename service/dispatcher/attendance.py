@@ -1,0 +1,117 @@
+"""Who is there: when workers and consumers were last heard of, and who is given up.
+
+That is not state: after a replay everybody counts as just seen. To give somebody up is a
+decision like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from ..core import commands as c
+from ..errors import Unavailable
+
+if TYPE_CHECKING:
+    from .dispatcher import Dispatcher
+
+log = logging.getLogger(__name__)
+
+CHECK_S = 0.5
+
+
+class Attendance:
+    """Of the members of one dispatcher. Everything runs on its event loop."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        state, now = dispatcher.state, time.monotonic()
+        self._seen: dict[int, float] = dict.fromkeys((*state.workers, *state.consumers), now)
+
+    def saw(self, member_id: int) -> float:
+        """A worker or a consumer gave a sign of life; when that was, for `lost_touch`."""
+        now = self._seen[member_id] = time.monotonic()
+        return now
+
+    def lost_touch(self, member_id: int, seen: float) -> None:
+        """Its connection broke: it has `reconnect_grace_ms` to come back, unless it has."""
+        if self._seen.get(member_id) != seen:
+            return
+        state, options = self._dispatcher.state, self._dispatcher.options
+        timeout = options.worker_timeout_ms
+        # A trainer whose connection was cut must not lose its place: it has the whole timeout.
+        if member_id in state.workers and timeout >= 0:
+            early = max(0, timeout - options.reconnect_grace_ms) / 1000
+            self._seen[member_id] = time.monotonic() - early
+
+    async def watch(self) -> None:
+        """Give up who is silent for too long, and what nobody reads; until it is cancelled."""
+        gc_s = self._dispatcher.options.job_gc_check_interval_ms / 1000
+        interval_s = min(CHECK_S, gc_s)
+        next_gc = time.monotonic() + gc_s
+        while True:
+            deaf_s = await self._listen(interval_s)
+            if deaf_s >= interval_s:
+                self._seen = {i: t + deaf_s for i, t in self._seen.items()}
+            try:
+                await self._expire_members()
+                if time.monotonic() >= next_gc:
+                    next_gc = time.monotonic() + gc_s
+                    await self._collect_idle_iterations()
+            except Unavailable:
+                if self._dispatcher.stopped.is_set():
+                    return
+
+    async def _listen(self, interval_s: float) -> float:
+        """Wait; for how many seconds of that no sign of life could have been heard."""
+        dispatcher, begun = self._dispatcher, time.monotonic()
+        durable = dispatcher.position().sequence
+        waiting = dispatcher.state.sequence > durable
+        await asyncio.sleep(interval_s)
+        paused_s = time.monotonic() - begun - interval_s  # what came lies in the sockets, unread
+        stuck = waiting and dispatcher.position().sequence == durable
+        if stuck or not dispatcher.leadership.known:  # the storage is away: no call is answered
+            return paused_s + interval_s
+        return paused_s
+
+    async def _expire_members(self) -> None:
+        now, options, state = time.monotonic(), self._dispatcher.options, self._dispatcher.state
+        self._seen = {
+            i: t for i, t in self._seen.items() if i in state.workers or i in state.consumers
+        }
+        for members, timeout_ms, lose in (
+            (state.workers, options.worker_timeout_ms, self._lose_worker),
+            (state.consumers, options.client_timeout_ms, self._lose_consumer),
+        ):
+            if timeout_ms < 0:
+                continue
+            for member_id in list(members):
+                quiet_s = now - self._seen.setdefault(member_id, now)
+                if quiet_s * 1000 > timeout_ms:
+                    await lose(member_id)
+
+    async def _lose_worker(self, worker_id: int) -> None:
+        worker = self._dispatcher.state.workers.get(worker_id)
+        if worker is None:  # it left while another one was given up
+            return
+        log.warning("worker %s does not answer and is given up", worker.address)
+        await self._dispatcher.execute(c.LoseWorker(worker_id=worker_id, reason="no sign of life"))
+
+    async def _lose_consumer(self, consumer_id: int) -> None:
+        await self._dispatcher.execute(
+            c.LeaveIteration(consumer_id=consumer_id, reason="no sign of life")
+        )
+
+    async def _collect_idle_iterations(self) -> None:
+        options, state = self._dispatcher.options, self._dispatcher.state
+        if options.job_gc_timeout_ms < 0:
+            return
+        before_ms = time.time_ns() // 1_000_000 - options.job_gc_timeout_ms
+        for iteration in list(state.iterations.values()):
+            idle = not iteration.consumers and iteration.idle_since_ms <= before_ms
+            if idle and (options.gc_dynamic_sharding_jobs or not iteration.providers):
+                await self._dispatcher.execute(
+                    c.CollectIteration(iteration_id=iteration.iteration_id)
+                )
