@@ -13,9 +13,19 @@ import socket
 import time
 
 from ...journal.codec import decode
-from ...storage import Corrupt, Locked, Missing, NewerFormat, Storage, StorageError, Writer
+from ...storage import (
+    Corrupt,
+    Locked,
+    Missing,
+    NewerFormat,
+    Storage,
+    StorageError,
+    StorageUnusable,
+    Writer,
+)
 from ..core.apply import apply
 from ..core.state import State
+from ..errors import Unavailable
 from .dispatcher import Dispatcher, recover
 from .options import DispatcherOptions
 
@@ -75,7 +85,8 @@ class Candidate:
         self._address = address
         self._place = place
         self._follower = Follower(storage)
-        self._unreachable = False
+        self._was_reached = False  # the storage, by this process
+        self._complained = False
 
     def leader(self) -> str:
         """Who leads, as far as the journal that was followed says; "" if it is not known."""
@@ -86,10 +97,20 @@ class Candidate:
         """Wait for the writer's place, and lead.
 
         A standby waits for as long as it takes; others give up when they have seen that the
-        present leader is alive. Raises Locked, StorageUnusable, NewerFormat, Corrupt.
+        present leader is alive. Raises Locked, StorageUnusable, NewerFormat, Corrupt,
+        Unavailable.
         """
-        self._follower = Follower(self._storage)
-        writer = await self._wait_for_place()
+        while True:
+            self._follower = Follower(self._storage)
+            writer = await self._wait_for_place()
+            try:
+                return await self._begin(writer)
+            except Unavailable as error:
+                if not self.standby:
+                    raise
+                log.warning("could not begin to lead, and stands by again: %s", error)
+
+    async def _begin(self, writer: Writer) -> Dispatcher:
         begun = time.monotonic()
         try:
             await asyncio.to_thread(self._follower.catch_up)
@@ -115,21 +136,38 @@ class Candidate:
         held_by = ""
         while True:
             try:
-                return await asyncio.to_thread(
-                    self._storage.open_writer,
-                    owner,
-                    lease_ms=options.leader_lease_ms,
-                    place=self._place,
-                )
+                return await self._open_writer(owner)
             except Locked as error:
+                self._was_reached = True
                 if not options.standby and time.monotonic() > give_up_s:
                     raise
                 if options.standby and str(error) != held_by:
                     held_by = str(error)
                     log.info("stands by: %s", held_by)
+            except StorageUnusable as error:
+                if not (options.standby and self._was_reached):
+                    raise  # a mistake of the operator's, rather than a storage that is away
+                self._complain(error)
             if options.standby:
                 await self._follow()
             await asyncio.sleep(lease_s / POLLS_A_LEASE)
+
+    async def _open_writer(self, owner: str) -> Writer:
+        opening = asyncio.create_task(
+            asyncio.to_thread(
+                self._storage.open_writer,
+                owner,
+                lease_ms=self._options.leader_lease_ms,
+                place=self._place,
+            )
+        )
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            (writer,) = await asyncio.gather(opening, return_exceptions=True)
+            if isinstance(writer, Writer):
+                writer.close()  # or nobody could lead until its lease is out
+            raise
 
     async def _follow(self) -> None:
         try:
@@ -137,11 +175,14 @@ class Candidate:
         except (Corrupt, NewerFormat):
             raise
         except StorageError as error:
-            if not self._unreachable:
-                log.warning("the journal cannot be followed, and is tried again: %s", error)
-            self._unreachable = True
+            self._complain(error)
         else:
-            self._unreachable = False
+            self._complained = False
+
+    def _complain(self, error: StorageError) -> None:
+        if not self._complained:
+            log.warning("the journal cannot be followed, and is tried again: %s", error)
+        self._complained = True
 
 
 def place_of(address: str) -> str:

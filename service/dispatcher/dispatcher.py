@@ -75,14 +75,17 @@ class Dispatcher:
         self = cls(storage, writer, state, options)
         self._keeper = asyncio.create_task(self.leadership.keep(), name="forebay-leadership")
         self._keeper.add_done_callback(self._task_ended)
-        await self.execute(
-            c.ElectLeader(
-                term=writer.term,
-                address=address,
-                version=version("forebay"),
-                journal_id=uuid.uuid4().hex,
-            )
+        elect = c.ElectLeader(
+            term=writer.term,
+            address=address,
+            version=version("forebay"),
+            journal_id=uuid.uuid4().hex,
         )
+        try:
+            await self.execute(elect)
+        except BaseException:
+            await self.close()
+            raise
         self._timer = asyncio.create_task(self.attendance.watch(), name="forebay-attendance")
         self._timer.add_done_callback(self._task_ended)
         return self

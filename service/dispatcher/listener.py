@@ -1,0 +1,101 @@
+"""What listens on a dispatcher's port: a gRPC server for each time that it changes its role.
+
+A connection must not outlive the role in which it was accepted: a client that knows one address
+only, behind which somebody else leads by now, has to connect anew to get there. So each role
+has a server of its own, and that of a standby ends its connections after a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from ..errors import AddressInUse
+from ..grpc_server import LEADER_KEY, SERVER_OPTIONS, bind
+
+Handler = grpc.GenericRpcHandler  # of a service
+
+STANDBY_OPTIONS = [*SERVER_OPTIONS, ("grpc.max_connection_age_ms", 2_000)]
+REBIND_S = 5.0
+"""How long the system may take to give the port back."""
+
+
+class Listener:
+    """Holds a port. `open` serves on it, in one role after another."""
+
+    def __init__(self, host: str, port: int, *, standby: bool) -> None:
+        """Listen on host:port (0: any free one), at first as a standby or not.
+
+        Raises AddressInUse.
+        """
+        self._host = host
+        self._server = _server(standby)
+        self.address = bind(self._server, host, port)
+        self._port = int(self.address.rpartition(":")[2])
+        self._started = False
+
+    async def open(self, handlers: Sequence[Any], *, standby: bool) -> None:
+        """Serve these services from now on, and end all earlier connections.
+
+        Raises AddressInUse if another process has taken the port in between.
+        """
+        if self._started:
+            await self._server.stop(None)
+            self._server = _server(standby)
+            await self._bind()
+        servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        states = health_pb2.HealthCheckResponse
+        await servicer.set("", states.NOT_SERVING if standby else states.SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
+        self._server.add_generic_rpc_handlers(tuple(handlers))
+        await self._server.start()
+        self._started = True
+
+    async def close(self, grace_s: float) -> None:
+        """Take no more calls, and end those that last longer than `grace_s`."""
+        await self._server.stop(grace_s)
+
+    async def _bind(self) -> None:
+        give_up = time.monotonic() + REBIND_S
+        while True:
+            try:
+                bind(self._server, self._host, self._port)
+                return
+            except AddressInUse:
+                if time.monotonic() > give_up:
+                    raise
+            await asyncio.sleep(0.01)
+
+
+def _server(standby: bool) -> grpc.aio.Server:
+    return grpc.aio.server(options=STANDBY_OPTIONS if standby else SERVER_OPTIONS)
+
+
+class Refusal(grpc.GenericRpcHandler):  # type: ignore[type-arg] # generic in its stubs only
+    """What a standby answers, whatever it is asked.
+
+    UNAVAILABLE, which every client retries; who leads is in the metadata, for those that
+    understand it.
+    """
+
+    def __init__(self, leader: Callable[[], str]) -> None:
+        """`leader` tells who leads; "" if that is not known."""
+        self._leader = leader
+        self._handler = grpc.unary_unary_rpc_method_handler(self._refuse)
+
+    def service(self, _: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+        return self._handler
+
+    async def _refuse(self, _: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        leader = self._leader()
+        where = f"ask {leader}" if leader else "no leader is known yet; ask again"
+        await context.abort(
+            grpc.StatusCode.UNAVAILABLE,
+            f"this dispatcher stands by: {where}",
+            ((LEADER_KEY, leader),) if leader else (),
+        )
