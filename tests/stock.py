@@ -131,10 +131,11 @@ class DispatcherProcess:
 
 @contextlib.contextmanager
 def stock_workers(
-    dispatcher: DispatcherProcess, count: int = 1, heartbeat_interval_ms: int = 30_000
+    dispatcher: DispatcherProcess | str, count: int = 1, heartbeat_interval_ms: int = 30_000
 ) -> Iterator[ServerProcess]:
     """A process with `count` of TensorFlow's C++ workers, for as long as the context lasts."""
-    process = ServerProcess([__file__, dispatcher.address, str(count), str(heartbeat_interval_ms)])
+    address = dispatcher if isinstance(dispatcher, str) else dispatcher.address
+    process = ServerProcess([__file__, address, str(count), str(heartbeat_interval_ms)])
     try:
         process.first_line()
         yield process

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import pathlib
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -24,64 +22,16 @@ from forebay.service.grpc_server import LEADER_KEY
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import open_storage
 
+from ..standbys import PATIENCE_S, leader_of, leads, running_pair, status, wait_until
 from ..stock import GRAPH, DispatcherProcess, call
 
-LEASE_MS = 500
-PATIENCE_S = 60
 SPLITS = 2_000
 
 
 @pytest.fixture
-def storage(tmp_path: pathlib.Path) -> str:
-    return str(tmp_path / "journal")
-
-
-@pytest.fixture
-def pair(storage: str) -> Iterator[list[DispatcherProcess]]:
-    """The first one leads."""
-    with contextlib.ExitStack() as stack:
-        pair: list[DispatcherProcess] = []
-        for _ in range(2):
-            pair.append(DispatcherProcess(storage, standby=True, leader_lease_ms=LEASE_MS))
-            stack.callback(_end, pair[-1])
-            wait_until(leads, pair[0])
-        yield pair
-
-
-def _end(process: DispatcherProcess) -> None:
-    with contextlib.suppress(ProcessLookupError, ValueError):
-        process.stop()
-
-
-def wait_until(true: Callable[..., bool], *arguments: object) -> None:
-    give_up = time.monotonic() + PATIENCE_S
-    while not true(*arguments):
-        assert time.monotonic() < give_up, "waited in vain"
-        time.sleep(0.02)
-
-
-def status(dispatcher: DispatcherProcess, timeout_s: float = 5) -> dict[str, object]:
-    """Of exactly this dispatcher. Raises grpc.RpcError."""
-    with grpc.insecure_channel(dispatcher.address) as channel:
-        get = channel.unary_unary("/forebay.v1.Dispatcher/GetStatus", None, None)
-        answer: bytes = get(pb.GetStatusRequest().SerializeToString(), timeout=timeout_s)
-    found: dict[str, object] = json.loads(pb.GetStatusResponse.FromString(answer).status)
-    return found
-
-
-def leader_of(dispatcher: DispatcherProcess) -> int | None:
-    """The term in which it leads; None if it does not."""
-    try:
-        term = status(dispatcher)["term"]
-    except grpc.RpcError:
-        return None
-    assert isinstance(term, int)
-    return term
-
-
-def leads(dispatcher: DispatcherProcess, term: int | None = None) -> bool:
-    found = leader_of(dispatcher)
-    return found is not None and term in (None, found)
+def pair(any_storage: str) -> Iterator[list[DispatcherProcess]]:
+    with running_pair(any_storage) as running:
+        yield running
 
 
 def names(standby: DispatcherProcess, leader: DispatcherProcess) -> bool:
@@ -167,7 +117,7 @@ def test_a_client_that_knows_the_standby_only_finds_the_leader(
 
 
 def test_a_killed_leader_is_succeeded_and_no_split_is_lost_or_repeated(
-    pair: list[DispatcherProcess], storage: str
+    pair: list[DispatcherProcess], any_storage: str
 ) -> None:
     leases = Leases(",".join(one.address for one in pair))
     for killed, other in ((0, 1), (1, 0), (0, 1)):
@@ -179,7 +129,7 @@ def test_a_killed_leader_is_succeeded_and_no_split_is_lost_or_repeated(
     assert leader_of(pair[1]) == 4
     for one in pair:
         assert one.stop() == 0
-    assert verify(open_storage(storage)).ok
+    assert verify(open_storage(any_storage)).ok
 
 
 def test_a_leader_that_is_stopped_hands_over_at_once(pair: list[DispatcherProcess]) -> None:
@@ -188,7 +138,7 @@ def test_a_leader_that_is_stopped_hands_over_at_once(pair: list[DispatcherProces
 
 
 def test_a_paused_leader_is_displaced_and_stands_by(
-    pair: list[DispatcherProcess], storage: str
+    pair: list[DispatcherProcess], any_storage: str
 ) -> None:
     first, second = pair
     leases = Leases(f"{first.address},{second.address}")
@@ -204,7 +154,7 @@ def test_a_paused_leader_is_displaced_and_stands_by(
     assert leases.finish() == list(range(SPLITS))
     for one in pair:
         assert one.stop() == 0
-    assert verify(open_storage(storage)).ok
+    assert verify(open_storage(any_storage)).ok
 
 
 def test_both_are_killed(pair: list[DispatcherProcess]) -> None:
@@ -226,14 +176,14 @@ def refused(*options: str) -> str:
     return ended.stderr.splitlines()[-1]
 
 
-def test_one_that_is_no_standby_gives_up(pair: list[DispatcherProcess], storage: str) -> None:
-    assert "is in use by" in refused(f"--storage={storage}", "--leader-lease-ms=300")
+def test_one_that_is_no_standby_gives_up(pair: list[DispatcherProcess], any_storage: str) -> None:
+    assert "is in use by" in refused(f"--storage={any_storage}", "--leader-lease-ms=300")
     assert leads(pair[0], 1)
 
 
-def test_what_no_standby_can_be(storage: str) -> None:
+def test_what_no_standby_can_be(tmp_path: pathlib.Path) -> None:
     assert "memory: cannot be shared" in refused("--standby")
-    said = refused("--standby", f"--storage={storage}", "--host=0.0.0.0")
+    said = refused("--standby", f"--storage={tmp_path}", "--host=0.0.0.0")
     assert "must be told the address" in said
 
 

@@ -1,0 +1,82 @@
+"""Trainers and workers whose dispatcher is succeeded by another: they notice nothing."""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+import tensorflow as tf
+from tensorflow.data.experimental import service as stock
+
+from forebay import service
+
+from ..cluster import WorkerProcess
+from ..standbys import leads, running_pair, wait_until
+from ..stock import DispatcherProcess, ServerProcess, stock_workers
+
+DYNAMIC = "distributed_epoch"
+ELEMENTS = 2_000
+BALANCER = pathlib.Path(__file__).parent.parent / "balancer.py"
+
+
+@pytest.fixture
+def pair(any_storage: str) -> Iterator[list[DispatcherProcess]]:
+    with running_pair(any_storage) as running:
+        yield running
+
+
+def slow(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """A millisecond an element, in C++."""
+
+    def wait(x: tf.Tensor) -> tf.Tensor:
+        start = tf.timestamp()
+        loop = tf.while_loop(lambda _: tf.timestamp() - start < 0.001, lambda i: [i + 1], [0])
+        with tf.control_dependencies(loop):
+            return tf.identity(x)
+
+    return dataset.map(wait)
+
+
+def test_forebays_workers_and_trainers_go_on(pair: list[DispatcherProcess]) -> None:
+    addresses = ",".join(one.address for one in pair)
+    with WorkerProcess(addresses), WorkerProcess(pair[1].address):
+        dataset_id = service.register_dataset(addresses, slow(tf.data.Dataset.range(ELEMENTS)))
+        got = []
+        with service.read(pair[0].address, dataset_id, processing_mode=DYNAMIC) as elements:
+            for element in elements:
+                got.append(int(element))
+                if len(got) == 100:
+                    pair[0].kill()
+                if len(got) == 800:
+                    pair[0].restart()
+                    with pair[1].paused():
+                        wait_until(leads, pair[0], 3)
+    assert sorted(got) == list(range(ELEMENTS))
+
+
+def test_stock_workers_and_trainers_go_on_through_a_balancer(
+    pair: list[DispatcherProcess],
+) -> None:
+    balancer = ServerProcess([str(BALANCER), *(one.address for one in pair)])
+    try:
+        address = balancer.first_line()
+        with stock_workers(address, 2):
+            dataset = slow(tf.data.Dataset.range(ELEMENTS))
+            got = []
+            for element in dataset.apply(stock.distribute(DYNAMIC, f"grpc://{address}")):
+                got.append(int(element))
+                if len(got) == 100:
+                    pair[0].kill()
+                if len(got) == 500:
+                    wait_until(leads, pair[1], 2)
+                    pair[0].restart()
+                if len(got) == 800:
+                    with pair[1].paused():
+                        wait_until(leads, pair[0], 3)
+    finally:
+        balancer.kill()
+    assert max(collections.Counter(got).values()) == 1
+    # A split for each GetSplit that a dispatcher had written down and could not answer.
+    assert len(got) >= ELEMENTS - 2 * 2

@@ -1,0 +1,65 @@
+"""Two dispatchers on one storage, as processes, and who of them leads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+
+import grpc
+
+from forebay.service.proto import forebay_pb2 as pb
+
+from .stock import DispatcherProcess
+
+LEASE_MS = 500
+PATIENCE_S = 60
+
+
+@contextlib.contextmanager
+def running_pair(storage: str) -> Iterator[list[DispatcherProcess]]:
+    """Standbys for each other; the first one leads."""
+    with contextlib.ExitStack() as stack:
+        pair: list[DispatcherProcess] = []
+        for _ in range(2):
+            pair.append(DispatcherProcess(storage, standby=True, leader_lease_ms=LEASE_MS))
+            stack.callback(_end, pair[-1])
+            wait_until(leads, pair[0])
+        yield pair
+
+
+def _end(process: DispatcherProcess) -> None:
+    with contextlib.suppress(ProcessLookupError, ValueError):
+        process.stop()
+
+
+def wait_until(true: Callable[..., bool], *arguments: object) -> None:
+    give_up = time.monotonic() + PATIENCE_S
+    while not true(*arguments):
+        assert time.monotonic() < give_up, "waited in vain"
+        time.sleep(0.02)
+
+
+def status(dispatcher: DispatcherProcess, timeout_s: float = 5) -> dict[str, object]:
+    """Of exactly this dispatcher. Raises grpc.RpcError."""
+    with grpc.insecure_channel(dispatcher.address) as channel:
+        get = channel.unary_unary("/forebay.v1.Dispatcher/GetStatus", None, None)
+        answer: bytes = get(pb.GetStatusRequest().SerializeToString(), timeout=timeout_s)
+    found: dict[str, object] = json.loads(pb.GetStatusResponse.FromString(answer).status)
+    return found
+
+
+def leader_of(dispatcher: DispatcherProcess) -> int | None:
+    """The term in which it leads; None if it does not."""
+    try:
+        term = status(dispatcher)["term"]
+    except grpc.RpcError:
+        return None
+    assert isinstance(term, int)
+    return term
+
+
+def leads(dispatcher: DispatcherProcess, term: int | None = None) -> bool:
+    found = leader_of(dispatcher)
+    return found is not None and term in (None, found)
