@@ -51,9 +51,15 @@ class Follower:
         was applied last is looked at again each time; if another stands in its place, which
         is of a later term then, the state is made anew. Raises StorageError.
         """
-        if self.state.sequence and self._go_on():
-            return
-        self.state, self.replayed = recover(self._storage)
+        while not (self.state.sequence and self._go_on()):
+            snapshots = self._storage.snapshots()
+            try:
+                self.state, self.replayed = recover(self._storage)
+                return
+            except Corrupt:
+                if self._storage.snapshots() == snapshots:
+                    raise
+                # What was to be replayed has been trimmed meanwhile, behind a newer snapshot.
 
     def _go_on(self) -> bool:
         """Whether the journal still begins with what this state was made of."""
@@ -187,6 +193,10 @@ class Candidate:
 
 def place_of(address: str) -> str:
     """The place of who listens on `address` of this machine: nobody else can, meanwhile."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        boot = file.read().strip()
-    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}/{address}"
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        network = os.stat("/proc/self/ns/net").st_ino
+    except OSError:
+        return ""  # not Linux: whoever follows has to wait until the lease is out
+    return f"{boot}/{network}/{address}"
