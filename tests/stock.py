@@ -45,7 +45,7 @@ class ServerProcess:
         assert self._process.stdout is not None
         line = self._process.stdout.readline().strip()
         if not line:
-            raise AssertionError(f"the server ended with {self._process.wait(STOP_TIMEOUT_S)}")
+            raise AssertionError(f"the server ended with {self._close()}")
         return line
 
     def kill(self) -> None:

@@ -1,0 +1,275 @@
+"""Following, leading, and finding out that history was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+import shutil
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from forebay.journal import encode, repair
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import commands as c
+from forebay.service.core.state import encode_state
+from forebay.service.dispatcher.candidate import Candidate, Follower
+from forebay.service.dispatcher.dispatcher import Dispatcher, recover
+from forebay.service.dispatcher.leadership import Leadership
+from forebay.service.dispatcher.options import DispatcherOptions
+from forebay.service.dispatcher_client import DispatcherClient
+from forebay.service.errors import ForebayError, Unavailable
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.storage import (
+    Corrupt,
+    Fenced,
+    MemoryStorage,
+    Storage,
+    StorageError,
+    open_storage,
+)
+
+from ..stock import DispatcherProcess
+
+
+def elected(term: int) -> bytes:
+    return encode(ev.Event(leader_elected=ev.LeaderElected(term=term, format=1, journal_id="j")))
+
+
+def dataset(name: str) -> bytes:
+    return encode(ev.Event(dataset_registered=ev.DatasetRegistered(dataset_id=name)))
+
+
+# -- following -------------------------------------------------------------------------------------
+
+
+class TestFollower:
+    def setup_method(self) -> None:
+        self.storage = MemoryStorage()
+        self.follower = Follower(self.storage)
+        self.writer = self.storage.open_writer("the test")
+        self.writer.append([elected(1), dataset("a")])
+
+    def expect_current(self) -> None:
+        self.follower.catch_up()
+        assert encode_state(self.follower.state) == encode_state(recover(self.storage)[0])
+
+    def test_it_keeps_up(self) -> None:
+        self.expect_current()
+        self.expect_current()
+        self.writer.append([dataset("b"), dataset("c")])
+        self.expect_current()
+        assert self.follower.replayed == 4  # each event once
+        assert list(self.follower.state.datasets) == ["a", "b", "c"]
+
+    @pytest.mark.parametrize("more", [0, 1, 2])
+    def test_an_append_that_failed_after_it_was_seen_vanishes(self, more: int) -> None:
+        self.writer.append([dataset("vanishes"), dataset("too")])
+        self.follower.catch_up()
+        assert "vanishes" in self.follower.state.datasets
+        del self.storage._records[-2:]
+        self.writer.close()
+        successor = self.storage.open_writer("its successor")
+        successor.append([elected(successor.term), *map(dataset, "xyz"[:more])])
+        self.expect_current()
+        assert "vanishes" not in self.follower.state.datasets
+
+    def test_what_was_seen_vanishes_and_nothing_follows(self) -> None:
+        self.writer.append([dataset("vanishes")])
+        self.follower.catch_up()
+        del self.storage._records[-1:]
+        self.expect_current()
+
+    def test_it_is_overtaken_by_a_trim(self) -> None:
+        self.follower.catch_up()
+        self.writer.append([dataset(str(i)) for i in range(20)])
+        state, _ = recover(self.storage)
+        from forebay.journal.snapshots import encode_snapshot
+
+        self.writer.write_snapshot(22, encode_snapshot(encode_state(state), 1))
+        self.writer.trim(23)
+        self.writer.append([dataset("more")])
+        self.expect_current()
+
+
+# -- leading ---------------------------------------------------------------------------------------
+
+
+class Renewals(MemoryStorage):
+    """A storage whose writer counts renewals, and refuses them if told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.error: StorageError | None = None
+
+    def open_writer(self, owner: str, *, lease_ms: int = 0, place: str = "") -> Any:
+        writer = super().open_writer(owner, lease_ms=lease_ms, place=place)
+        writer.renew = self._renew  # type: ignore[method-assign]
+        return writer
+
+    def _renew(self) -> None:
+        self.count += 1
+        if self.error is not None:
+            raise self.error
+
+
+def leadership(lease_ms: int) -> tuple[Renewals, Leadership, list[StorageError]]:
+    storage = Renewals()
+    lost: list[StorageError] = []
+    return storage, Leadership(storage.open_writer("x", lease_ms=lease_ms), lost.append), lost
+
+
+def test_the_lead_is_proved_once_a_lease() -> None:
+    storage, leads, lost = leadership(60_000)
+
+    async def prove() -> None:
+        await asyncio.gather(*(leads.prove() for _ in range(10)))
+        await leads.prove()
+
+    asyncio.run(prove())
+    assert (storage.count, lost) == (1, [])
+    assert leads.known
+
+
+def test_a_lead_whose_lease_is_out_is_proved_anew() -> None:
+    storage, leads, _ = leadership(1)
+
+    async def prove() -> None:
+        for _ in range(3):
+            await leads.prove()
+            await asyncio.sleep(0.005)
+
+    asyncio.run(prove())
+    assert storage.count == 3
+
+
+def test_a_displaced_leader_learns_it_once() -> None:
+    storage, leads, lost = leadership(1)
+    storage.error = Fenced("term 2 exists")
+
+    async def prove() -> None:
+        with pytest.raises(Fenced):
+            await leads.prove()
+        await leads.keep()  # ends
+
+    asyncio.run(prove())
+    assert lost
+    assert not leads.known
+
+
+def run_dispatcher(
+    storage: Storage, then: Callable[[Dispatcher], Coroutine[Any, Any, None]], **options: Any
+) -> None:
+    async def run() -> None:
+        candidate = Candidate(storage, DispatcherOptions(**options), "here:1")
+        dispatcher = await candidate.take_over()
+        try:
+            await then(dispatcher)
+        finally:
+            await dispatcher.close()
+
+    asyncio.run(run())
+
+
+async def until(true: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.01)
+
+
+def test_while_the_storage_is_away_questions_wait_and_nobody_is_given_up() -> None:
+    storage = Renewals()
+
+    async def away(dispatcher: Dispatcher) -> None:
+        worker_id = await dispatcher.execute(c.RegisterWorker(address="w:1", uid=1))
+        storage.error = StorageError("it is away")
+        await until(lambda: not dispatcher.leadership.known)
+        with pytest.raises(Unavailable, match="cannot be reached"):
+            await dispatcher.settled()
+        await asyncio.sleep(1.5)  # several times the worker's timeout
+        assert worker_id in dispatcher.state.workers
+        storage.error = None
+        await dispatcher.settled()
+        await until(lambda: worker_id not in dispatcher.state.workers)  # its silence is its own
+
+    run_dispatcher(storage, away, leader_lease_ms=100, worker_timeout_ms=300)
+
+
+def test_a_dispatcher_that_is_fenced_stops() -> None:
+    storage = Renewals()
+
+    async def fence(dispatcher: Dispatcher) -> None:
+        storage.error = Fenced("term 2 exists")
+        await asyncio.wait_for(dispatcher.stopped.wait(), 60)
+        assert dispatcher.displaced
+        with pytest.raises(Unavailable):
+            await dispatcher.execute(c.RegisterWorker(address="w:1", uid=1))
+
+    run_dispatcher(storage, fence, leader_lease_ms=100)
+
+
+# -- lost history ----------------------------------------------------------------------------------
+
+
+def test_a_dispatcher_that_knows_less_than_others_stops() -> None:
+    storage = MemoryStorage()
+
+    async def check(dispatcher: Dispatcher) -> None:
+        known = dispatcher.position()
+        await dispatcher.check_history("x", known)
+        known.sequence += 1
+        await dispatcher.check_history("x", pb.JournalPosition(journal_id="another", sequence=9))
+        with pytest.raises(Unavailable):
+            await dispatcher.check_history("worker w:1", known)
+        assert dispatcher.stopped.is_set()
+
+    run_dispatcher(storage, check)
+    with pytest.raises(Corrupt, match="worker w:1 was told of event 2, and the journal ends at 1"):
+        storage.open_writer("its successor")
+
+
+def beat(client: DispatcherClient, uid: int = 1) -> pb.WorkerHeartbeatResponse:
+    request = pb.WorkerHeartbeatRequest(address="w:1", uid=uid)
+    return client.call(request, pb.WorkerHeartbeatResponse, patience_s=20)
+
+
+def test_a_storage_that_was_set_back_is_not_continued(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    journal, older = tmp_path / "journal", tmp_path / "older"
+    dispatcher = DispatcherProcess(journal)
+    client = DispatcherClient(dispatcher.target)
+    first = beat(client)
+    dispatcher.kill()
+    shutil.copytree(journal, older)
+    dispatcher.restart()
+    known = beat(client, uid=2).journal.sequence
+    dispatcher.kill()
+    shutil.rmtree(journal)
+    older.rename(journal)
+
+    dispatcher.restart()  # and finds a journal that looks whole
+    with pytest.raises(ForebayError):
+        client.call(
+            pb.WorkerHeartbeatRequest(address="w:1", uid=2), pb.WorkerHeartbeatResponse,
+            patience_s=0.01,
+        )  # fmt: skip
+    assert dispatcher.wait() == 1
+    with pytest.raises(AssertionError, match="ended with 1"):
+        dispatcher.restart()
+    assert f"was told of event {known}" in capfd.readouterr().err.splitlines()[-1]
+
+    storage = open_storage(str(journal))
+    with pytest.raises(Corrupt, match="was told of event"):
+        repair(storage)
+    assert repair(storage, truncate_corrupt=True)
+    dispatcher.restart()
+    again = beat(client, uid=2)
+    assert again.journal.journal_id != first.journal.journal_id
+    assert again.worker_id > first.worker_id
+    client.close()
+    dispatcher.stop()
