@@ -6,7 +6,7 @@ READY := .venv/.ready
 SOURCES := .pkg/forebay tests scripts benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench format protos constraints clean
+.PHONY: help setup demo chaos test check bench format protos constraints clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -20,7 +20,11 @@ $(READY): pyproject.toml constraints.txt scripts/setup
 demo: $(READY) ## train on real data while the dispatcher is killed
 	$(BIN)/forebay demo
 
+chaos: $(READY) ## kill everything at random, and check the promises; ARGS="--minutes 10"
+	$(BIN)/forebay chaos $(ARGS)
+
 test: $(READY) ## run the tests; ARGS="-k name" chooses among them
+	@scripts/redis
 	$(BIN)/pytest -n 2 --dist worksteal $(ARGS)
 
 check: $(READY) ## lint, types, import direction, generated files, the built wheel

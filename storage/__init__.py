@@ -14,6 +14,8 @@ from .errors import (
     OutOfSequence,
     StorageError,
     StorageUnusable,
+    Unavailable,
+    Volatile,
 )
 from .files import FileStorage
 from .memory import MemoryStorage
@@ -36,6 +38,8 @@ __all__ = [
     "Storage",
     "StorageError",
     "StorageUnusable",
+    "Unavailable",
+    "Volatile",
     "Writer",
     "blob_digest",
     "open_storage",

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
-import threading
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
-from .errors import Locked
-
 TEMPORARY = ".tmp-"
-"""What the names of files begin with that a crash may leave half written."""
+"""What the names begin with of files and directories that a crash may leave half made."""
+
+_CHUNK_BYTES = 1 << 20
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+def remedy(error: OSError, path: Path) -> str:
+    """What to do about an error of the file system at `path`."""
+    if error.errno in _FULL:
+        return "make room there"
+    if error.errno in _FORBIDDEN:
+        return f"give the dispatcher's user write access to {path}"
+    return "mend the disk"
+
+
+def temporary(directory: Path) -> Path:
+    """A new name for what is not finished yet: nobody else's, not even in another container."""
+    return directory / f"{TEMPORARY}{os.urandom(8).hex()}"
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -40,43 +58,107 @@ def make_directory(path: Path) -> None:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Make `path` hold `data`, durably; after a crash it holds that, or what it held before."""
-    temporary = path.parent / f"{TEMPORARY}{os.getpid()}-{threading.get_native_id()}"
+    unfinished = temporary(path.parent)
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             write_all(fd, data)
             os.fsync(fd)
         finally:
             os.close(fd)
-        os.rename(temporary, path)
+        os.rename(unfinished, path)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
 
 
-class FileLock:
-    """An exclusive lock on a file, which ends with its holder. The file says who holds it."""
+def remove(path: Path) -> None:
+    """Remove a file, or a directory with all that it holds, if that can be done."""
+    try:
+        path.unlink()
+    except IsADirectoryError:
+        shutil.rmtree(path, ignore_errors=True)
+    except OSError:
+        pass  # it is of no use to anybody, and stays until the next time
 
-    def __init__(self, path: Path, owner: str) -> None:
-        """Take the lock. Raises Locked, OSError."""
+
+def copy(source: Path, target: Path, step: Callable[[], None]) -> None:
+    """Make `target`, a new file, hold what `source` does, durably but for its entry.
+
+    `step` is called now and then.
+    """
+    with source.open("rb") as reader, target.open("xb") as writer:
+        while chunk := reader.read(_CHUNK_BYTES):
+            writer.write(chunk)
+            step()
+        writer.flush()
+        os.fsync(writer.fileno())
+
+
+def link(source: Path, target: Path, step: Callable[[], None]) -> None:
+    """Make `target` another name of `source`, or a copy on a file system that has no links."""
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        copy(source, target, step)
+
+
+class FileLock:
+    """An exclusive lock on a file, which ends with its holder."""
+
+    def __init__(self, path: Path) -> None:
+        """Take the lock. Raises BlockingIOError while another holds it, OSError."""
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, f"process {os.getpid()}, {owner}\n".encode(), 0)
-        except BlockingIOError:
-            holder = os.pread(self._fd, 1000, 0).decode(errors="replace").strip()
-            os.close(self._fd)
-            raise Locked(
-                f"{path.parent} is in use by {holder or 'another process'}; stop that first, "
-                "or choose another storage"
-            ) from None
         except OSError:
             os.close(self._fd)
             raise
+
+    def sign(self, holder: str) -> None:
+        """Let the file say who holds it."""
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{holder}\n".encode(), 0)
 
     def release(self) -> None:
         # Not by closing alone: a forked child may share the descriptor.
         fcntl.flock(self._fd, fcntl.LOCK_UN)
         os.close(self._fd)
+
+
+class HeldFile:
+    """A file as it was found under a name, and whether that name still means it."""
+
+    def __init__(self, path: Path) -> None:
+        """Remember what `path` is now, even if that is nothing. Raises OSError."""
+        self._path = path
+        # Open as long as this object is used, so that no later file can have the same identity.
+        self._fd: int | None = None
+        self._identity: tuple[int, int] | None = None
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        status = os.fstat(self._fd)
+        self._identity = status.st_dev, status.st_ino
+
+    def is_current(self) -> bool:
+        try:
+            status = os.stat(self._path)
+        except FileNotFoundError:
+            return self._identity is None
+        return (status.st_dev, status.st_ino) == self._identity
+
+    def touch(self) -> None:
+        """Change its time of modification, whatever the name means now."""
+        if self._fd is not None:
+            os.utime(self._fd)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None

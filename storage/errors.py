@@ -3,6 +3,8 @@
 ForebayError
 ├── StorageError         the storage cannot do what was asked
 │   ├── StorageUnusable    wrong URL, not writable, not a storage   (the operator's fault)
+│   │   ├── Unavailable      away, loading, full: may be usable again, with nothing changed
+│   │   └── Volatile         its settings can lose acknowledged records
 │   ├── Locked             another writer holds it
 │   ├── Fenced             a later term exists: this writer must stop
 │   ├── OutOfSequence      a sequence that does not fit the log (our bug)
@@ -28,6 +30,14 @@ class StorageError(ForebayError):
 
 class StorageUnusable(StorageError):
     """The URL is wrong, or what it names cannot be used as a storage."""
+
+
+class Unavailable(StorageUnusable):
+    """The storage cannot be used now. It may be later: whoever can wait should try again."""
+
+
+class Volatile(StorageUnusable):
+    """The storage is set up so that acknowledged records can be lost. Says which, and how."""
 
 
 class Locked(StorageError):

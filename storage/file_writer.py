@@ -1,9 +1,12 @@
 """The writer of a storage in a directory.
 
 What is acknowledged is synced: a batch before `append` returns, every other file before it gets
-its name, every name before it is relied upon. The lock keeps a second writer out. The term is
-the second guard, for when a lock does not hold: `append` looks whether TERM is still the file
-that this writer wrote.
+its name, every name before it is relied upon.
+
+Another writer may displace this one at any instant (file_opening.py says how). It replaces TERM
+first, and then looks at what there is. So this one looks whether TERM is still the file that it
+wrote, after all that it does and before it says that it is done: if it is, what it did was there
+in time to be seen. The look before it is courtesy.
 """
 
 from __future__ import annotations
@@ -11,14 +14,24 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from .base import Writer, blob_digest
-from .durable import FileLock, sync_directory, write_all, write_atomically
+from .durable import (
+    FileLock,
+    HeldFile,
+    remedy,
+    remove,
+    sync_directory,
+    write_all,
+    write_atomically,
+)
 from .errors import AppendFailed, Fenced, OutOfSequence, StorageError
-from .layout import Layout
+from .layout import Layout, LogDirectory
 from .proto.segment_pb2 import Batch
 from .segments import BATCH_FORMAT, Position
 from .tfrecord import frame
@@ -28,34 +41,37 @@ log = logging.getLogger(__name__)
 _SMALL_SEGMENT_BYTES = 1 << 20  # a snapshot ends the segment, unless it is as small as this
 
 
+class Place(NamedTuple):
+    """What makes a writer the writer."""
+
+    layout: Layout
+    log: LogDirectory
+    lock: FileLock  # of that directory
+    held_term: HeldFile  # TERM, as this writer wrote it
+    term: int
+    lease_ms: int
+
+
 class FileWriter(Writer):
     """The writer of a FileStorage."""
 
     def __init__(
-        self,
-        layout: Layout,
-        segment_bytes: int,
-        lock: FileLock,
-        term: int,
-        end: Position,
-        segment: int | None,
-        lease_ms: int,
+        self, place: Place, segment_bytes: int, end: Position, segment: int | None
     ) -> None:
         """Go on at `end`. `segment` is the last one's descriptor, None if there is none yet."""
-        self.term = term
-        self.lease_ms = lease_ms
+        self.term = place.term
+        self.lease_ms = place.lease_ms
         self.last_sequence = end.sequence - 1
-        self._layout = layout
+        self._place = place
+        self._path = place.layout.path
+        self._log = place.log
         self._segment_bytes = segment_bytes
-        self._lock = lock
         self._segment = segment
         self._size = end.offset
         self._roll = False  # begin a new segment with the next append
         self._failed = ""  # why no append can follow
         self._closed = False
-        # Held open, so that no later file can have the same identity.
-        self._term_fd = os.open(layout.term, os.O_RDONLY | os.O_CLOEXEC)
-        self._term_identity = _identity(os.fstat(self._term_fd))
+        self._closing = threading.Lock()  # a renewal must not touch a descriptor that was closed
 
     def append(self, records: Sequence[bytes]) -> int:
         self._check_place()
@@ -78,88 +94,106 @@ class FileWriter(Writer):
             write_all(self._segment, data)
             os.fdatasync(self._segment)
         except OSError as error:
-            self._failed = f"{self._layout.path}: {error.strerror}"
+            self._failed = f"{self._path}: {error.strerror}"
+            self._check_place()
             self._discard_partial()
             raise AppendFailed(
-                f"{self._failed}; make room or replace the disk, then start the dispatcher again"
+                f"{self._failed}; {remedy(error, self._path)}, then start the dispatcher again"
             ) from error
+        self._check_place()
         self._failed = ""
         self._size += len(data)
         self.last_sequence += len(records)
         return self.last_sequence
 
     def renew(self) -> None:
-        self._check_place()
+        with self._closing, self._acting():
+            self._place.held_term.touch()
 
     def condemn(self, reason: str) -> None:
-        self._check_place()
-        self._write_file(self._layout.condemned, reason.encode())
-        self._failed = reason
+        with self._acting():
+            self._failed = reason
+            write_atomically(self._log.condemned, reason.encode())
 
     def write_snapshot(self, sequence: int, data: bytes) -> None:
-        self._check_place()
-        if not 1 <= sequence <= self.last_sequence:
-            raise OutOfSequence(
-                f"a snapshot at {sequence} does not fit a log that ends at {self.last_sequence}"
-            )
-        self._write_file(self._layout.snapshot(sequence), frame(data))
+        with self._acting():
+            if not 1 <= sequence <= self.last_sequence:
+                raise OutOfSequence(
+                    f"a snapshot at {sequence} does not fit a log that ends at {self.last_sequence}"
+                )
+            write_atomically(self._log.snapshot(sequence), frame(data))
         self._roll = True
 
     def delete_snapshot(self, sequence: int) -> None:
-        self._check_place()
-        with _storage_errors():
-            self._layout.snapshot(sequence).unlink(missing_ok=True)
+        with self._acting():
+            self._log.snapshot(sequence).unlink(missing_ok=True)
 
     def trim(self, before: int) -> None:
-        self._check_place()
-        segments = self._layout.list_segments()
-        # A segment ends where the next one begins; the last one stays.
-        passed = [s for s, following in itertools.pairwise(segments) if following.first <= before]
-        if segments and before > segments[0].first:
-            newest = max(self._layout.list_snapshots(), default=0)
-            if newest < before - 1:
-                raise OutOfSequence(
-                    f"no trimming before {before}: the newest snapshot is at {newest}"
-                )
-        with _storage_errors():
+        with self._acting():
+            segments = self._log.list_segments()
+            # A segment ends where the next one begins; the last one stays.
+            passed = [s for s, after in itertools.pairwise(segments) if after.first <= before]
+            if segments and before > segments[0].first:
+                newest = max(self._log.list_snapshots(), default=0)
+                if newest < before - 1:
+                    raise OutOfSequence(
+                        f"no trimming before {before}: the newest snapshot is at {newest}"
+                    )
             for segment in passed:
                 segment.path.unlink()
                 sync_directory(segment.path.parent)  # in order: a crash must not leave a gap
+            if passed:
+                for superseded in self._place.layout.list_superseded(self._log):
+                    remove(superseded)
 
     def write_blob(self, data: bytes) -> str:
-        self._check_place()
         digest = blob_digest(data)
-        path = self._layout.blobs / digest
-        try:
-            there = path.read_bytes() == data
-        except FileNotFoundError:
-            there = False
-        if there:
-            sync_directory(path.parent)
-        else:
-            self._write_file(path, data)
+        path = self._place.layout.blobs / digest
+        with self._acting():
+            try:
+                there = path.read_bytes() == data
+            except FileNotFoundError:
+                there = False
+            if there:
+                sync_directory(path.parent)
+            else:
+                write_atomically(path, data)
         return digest
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        if self._segment is not None:
-            os.close(self._segment)
-        os.close(self._term_fd)
-        self._lock.release()
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            if self._segment is not None:
+                os.close(self._segment)
+            self._place.held_term.close()
+            self._place.lock.release()
+
+    @contextmanager
+    def _acting(self) -> Iterator[None]:
+        """Do what is done in here as the writer."""
+        self._check_place()
+        try:
+            yield
+        except (OSError, StorageError) as error:
+            self._check_place()  # its files may be missing just because it has lost its place
+            if isinstance(error, OSError):
+                raise _storage_error(error, self._path) from error
+            raise
+        self._check_place()
 
     def _check_place(self) -> None:
-        path = self._layout.path
         if self._closed:
-            raise Fenced(f"{path}: the writer of term {self.term} gave up its place")
+            raise Fenced(f"{self._path}: the writer of term {self.term} gave up its place")
         try:
-            fenced = _identity(os.stat(self._layout.term)) != self._term_identity
-        except FileNotFoundError:
-            fenced = True
-        if fenced:
+            held = self._place.held_term.is_current()
+        except OSError as error:
+            raise _storage_error(error, self._path) from error
+        if not held:
             raise Fenced(
-                f"{path}: another writer has taken over from term {self.term}; this one must stop"
+                f"{self._path}: another writer has taken over from term {self.term}; this one "
+                "must stop"
             )
 
     def _is_full(self, more: int) -> bool:
@@ -169,7 +203,7 @@ class FileWriter(Writer):
         return self._size > 0 and self._size + more > limit
 
     def _begin_segment(self) -> None:
-        path = self._layout.segment(self.last_sequence + 1)
+        path = self._log.segment(self.last_sequence + 1)
         # Appending even if the lock did not hold: two writers never overwrite each other.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         segment = os.open(path, flags, 0o666)
@@ -192,24 +226,8 @@ class FileWriter(Writer):
             os.ftruncate(self._segment, self._size)
             os.fsync(self._segment)
         except OSError as error:
-            log.error("%s: the failed append could not be undone: %s", self._layout.path, error)
-
-    def _write_file(self, path: Path, data: bytes) -> None:
-        try:
-            write_atomically(path, data)
-        except OSError as error:
-            raise StorageError(
-                f"{path}: {error.strerror}; make room, or give the dispatcher's user write access"
-            ) from error
+            log.error("%s: the failed append could not be undone: %s", self._path, error)
 
 
-@contextmanager
-def _storage_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"{error.filename}: {error.strerror}; mend the disk") from error
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
+def _storage_error(error: OSError, path: Path) -> StorageError:
+    return StorageError(f"{error.filename or path}: {error.strerror}; {remedy(error, path)}")

@@ -1,13 +1,21 @@
 """Where a storage in a directory keeps what.
 
 FORMAT                               of what follows; a newer one is not touched
+OPENING                              locked, briefly, by who changes who the writer is
+TERM                                 the latest writer's term; its modification is a sign of life
+blobs/<SHA-256>
+cut/<number>/…                       what a repair moved aside
+
+and the log, with what belongs to it:
+
 LOCK                                 held by the writer, and says who that is
-TERM                                 the latest writer's term, and the log's end as it began
 CONDEMNED                            why no writer may open it, if there is this file
 segments/<first sequence>.tfrecord   the log
 snapshots/<sequence>.snapshot        one TFRecord frame
-blobs/<SHA-256>
-cut/<number>/…                       what a repair moved aside
+
+Those four lie in the storage's directory itself. Who took the place of a writer that was still
+alive put them into `takeover-<term>/`; the one of the highest term counts. What earlier ones
+hold is *superseded*: no part of the storage any more.
 """
 
 from __future__ import annotations
@@ -17,11 +25,16 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import StorageUnusable
+from .errors import Corrupt, NewerFormat, StorageUnusable
 
+FORMAT = 2
+"""1 knew no takeover: it would read, and write, a superseded log."""
+
+_MARKER = re.compile(rb"forebay storage (\d+)\n")
 _SEGMENT = re.compile(r"(\d{20})\.tfrecord")
 _SNAPSHOT = re.compile(r"(\d{20})\.snapshot")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_TAKEOVER = re.compile(r"takeover-(\d+)")
 
 
 class Segment(NamedTuple):
@@ -31,19 +44,27 @@ class Segment(NamedTuple):
     path: Path
 
 
-class Layout:
-    """The paths below a storage's directory. Listings are empty where nothing is yet."""
+class LogDirectory(NamedTuple):
+    """Where the log lies since `term` took it over; term 0: where it began."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.format = path / "FORMAT"
-        self.lock = path / "LOCK"
-        self.term = path / "TERM"
-        self.condemned = path / "CONDEMNED"
-        self.segments = path / "segments"
-        self.snapshots = path / "snapshots"
-        self.blobs = path / "blobs"
-        self.cuts = path / "cut"
+    path: Path
+    term: int
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "LOCK"
+
+    @property
+    def condemned(self) -> Path:
+        return self.path / "CONDEMNED"
+
+    @property
+    def segments(self) -> Path:
+        return self.path / "segments"
+
+    @property
+    def snapshots(self) -> Path:
+        return self.path / "snapshots"
 
     def segment(self, first: int) -> Path:
         return self.segments / f"{first:020}.tfrecord"
@@ -51,26 +72,93 @@ class Layout:
     def snapshot(self, sequence: int) -> Path:
         return self.snapshots / f"{sequence:020}.snapshot"
 
+    def list_segments(self) -> list[Segment]:
+        """Ascending."""
+        matches = _matches(self.segments, _SEGMENT)
+        return sorted(Segment(int(match[1]), self.segments / match[0]) for match in matches)
+
+    def list_snapshots(self) -> list[int]:
+        """Their sequences, ascending."""
+        return sorted(int(match[1]) for match in _matches(self.snapshots, _SNAPSHOT))
+
+
+class Layout:
+    """The paths below a storage's directory. Listings are empty where nothing is yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.format = path / "FORMAT"
+        self.opening = path / "OPENING"
+        self.term = path / "TERM"
+        self.blobs = path / "blobs"
+        self.cuts = path / "cut"
+
+    def read_format(self) -> int:
+        """The format found, 0 if there is no storage yet.
+
+        Raises NewerFormat, Corrupt, StorageUnusable.
+        """
+        try:
+            content = self.format.read_bytes()
+        except FileNotFoundError:
+            if not self.log().segments.is_dir():
+                return 0
+            if self.format.exists():
+                return self.read_format()  # the storage has just been made
+            raise Corrupt(
+                f"{self.format}: is missing; restore it from a backup (its one line says "
+                f"'forebay storage {FORMAT}')",
+                str(self.format),
+            ) from None
+        except NotADirectoryError:
+            raise StorageUnusable(f"{self.path} is not a directory; name one") from None
+        except OSError as error:
+            raise StorageUnusable(f"{self.format} cannot be read: {error.strerror}") from error
+        marker = _MARKER.fullmatch(content)
+        if marker is None:
+            raise Corrupt(
+                f"{self.format}: byte 0: {content[:40]!r} is no format of Forebay's",
+                str(self.format),
+            )
+        if int(marker[1]) > FORMAT:
+            raise NewerFormat(
+                f"{self.path} has format {int(marker[1])}, newer than {FORMAT}, the newest that "
+                "this version knows; upgrade Forebay"
+            )
+        return int(marker[1])
+
     def blob(self, digest: str) -> Path | None:
         """None if that cannot be the name of a blob."""
         return self.blobs / digest if _DIGEST.fullmatch(digest) else None
 
-    def list_segments(self) -> list[Segment]:
-        """Ascending."""
-        matches = _matches(self.segments, _SEGMENT)
-        return [Segment(int(match[1]), self.segments / match[0]) for match in matches]
-
-    def list_snapshots(self) -> list[int]:
-        """Their sequences, ascending."""
-        return [int(match[1]) for match in _matches(self.snapshots, _SNAPSHOT)]
-
     def list_blobs(self) -> list[Path]:
         return [self.blobs / match[0] for match in _matches(self.blobs, _DIGEST)]
+
+    def takeover(self, term: int) -> LogDirectory:
+        return LogDirectory(self.path / f"takeover-{term}", term)
+
+    def log(self) -> LogDirectory:
+        """Where the log lies now."""
+        return self._logs()[-1]
+
+    def list_superseded(self, by: LogDirectory) -> list[Path]:
+        """What only the logs before `by` consist of."""
+        paths: list[Path] = []
+        for log in self._logs():
+            if log.term < by.term:
+                parts = [log.segments, log.snapshots, log.condemned, log.lock]
+                paths += [log.path] if log.term else [part for part in parts if part.exists()]
+        return paths
+
+    def _logs(self) -> list[LogDirectory]:
+        """Ascending; the last one counts."""
+        terms = sorted(int(match[1]) for match in _matches(self.path, _TAKEOVER))
+        return [LogDirectory(self.path, 0), *map(self.takeover, terms)]
 
 
 def _matches(directory: Path, name: re.Pattern[str]) -> list[re.Match[str]]:
     try:
-        names = sorted(os.listdir(directory))
+        names = os.listdir(directory)
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -9,16 +9,22 @@ from .base import Storage
 from .errors import StorageUnusable
 from .files import FileStorage
 from .memory import MemoryStorage
+from .redis_address import SCHEMES, redact
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_OFFER = "use memory:, file:///directory, or a plain path"
+_OFFER = (
+    "use memory:, file:///directory, a plain path, redis://host:port/db, rediss://…, "
+    "unix:///socket, or redis+sentinel://host:port/service"
+)
 
 
-def open_storage(url: str) -> Storage:
-    """The storage at `url`: `memory:`, `file:///directory` or a plain path.
+def open_storage(url: str, *, allow_volatile: bool = False) -> Storage:
+    """The storage at `url`.
 
-    Each `memory:` storage is a new one. Opening changes nothing; what is not there yet is made
-    by `open_writer`. Raises StorageUnusable.
+    That is `memory:`, `file:///directory`, a plain path, or a Redis: redis_address.py has the
+    forms of its URLs. Each `memory:` storage is a new one. Opening changes nothing; what is not
+    there yet is made by `open_writer`. That refuses a Redis whose settings can lose
+    acknowledged records, unless `allow_volatile`. Raises StorageUnusable.
     """
     scheme = _SCHEME.match(url)
     if scheme is None:
@@ -34,6 +40,10 @@ def open_storage(url: str) -> Storage:
                 f"storage {url!r} names no directory of this host; write file:///directory"
             )
         return FileStorage(unquote(path))
+    if scheme[0].lower().removesuffix(":") in SCHEMES:
+        from .redis_storage import RedisStorage  # importing it takes a while
+
+        return RedisStorage(url, allow_volatile=allow_volatile)
     raise StorageUnusable(
-        f"storage {url!r}: there is no storage of the scheme {scheme[0]!r}; {_OFFER}"
+        f"storage {redact(url)!r}: there is no storage of the scheme {scheme[0]!r}; {_OFFER}"
     )

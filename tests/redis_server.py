@@ -58,6 +58,7 @@ class RedisServer:
             "appendonly": "yes",
             "appendfsync": "always",
             "save": "",
+            "repl-diskless-sync-delay": 0,  # no waiting for a second replica
             **{name.replace("_", "-"): value for name, value in settings.items()},
         }
         self.port = 0
@@ -71,9 +72,8 @@ class RedisServer:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}"
 
-    def client(self, **options: Any) -> redis.Redis:
-        password = self.settings.get("requirepass")
-        return redis.Redis(port=self.port, password=password, **options)  # type: ignore[arg-type]
+    def client(self, **options: Any) -> Any:  # a redis.Redis, whose methods are typed too widely
+        return redis.Redis(port=self.port, **options)
 
     def start(self) -> None:
         """Start it, and return when it has loaded its data."""
@@ -86,18 +86,19 @@ class RedisServer:
         raise AssertionError((self.directory / "output").read_text())
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        configuration = {
+        path = self.directory / "redis.conf"
+        path.write_text(self.configuration())
+        with (self.directory / "output").open("ab") as output:
+            return subprocess.Popen([self._program, path, *self._arguments], stdout=output)
+
+    def configuration(self) -> str:
+        settings = {
             "bind": "127.0.0.1",
             "port": self.port,
             "dir": str(self.directory),
             **self.settings,
         }
-        lines = [f'{name} "{value}"\n' for name, value in configuration.items()]
-        path = self.directory / "redis.conf"
-        if not (path.exists() and self._arguments):  # a Sentinel keeps its state in there
-            path.write_text("".join(lines))
-        with (self.directory / "output").open("ab") as output:
-            return subprocess.Popen([self._program, path, *self._arguments], stdout=output)
+        return "".join(f'{name} "{value}"\n' for name, value in settings.items())
 
     def _answers(self) -> bool | str:
         assert self._process is not None
@@ -105,6 +106,7 @@ class RedisServer:
             return "ended"
         try:
             with self.client() as client:
+                client.ping()  # refused while it loads
                 # Another server may have been faster in taking the port.
                 return bool(client.info("server")["process_id"] == self._process.pid)
         except (redis.ConnectionError, redis.TimeoutError):

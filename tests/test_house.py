@@ -33,6 +33,7 @@ LAYERS: dict[str, set[str]] = {
     "service.worker": {"service.executors", "service.transport", LOOSE, *WORDS},
     "service.client": {"service.transport", "service.executors", LOOSE, *WORDS},
     "service.servers": {"service.worker", LOOSE, *WORDS},
+    "service.chaos": {"service.client", "journal", "storage", LOOSE, *WORDS},
     "service.cli": {"service", "journal", "storage"},
     "service": {"service"},  # its __init__, the public face
 }

@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from ..errors import ForebayError
-from . import journal, servers, status
+from . import chaos, journal, servers, status
 
 app = typer.Typer(
     name="forebay",
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.command("dispatcher")(servers.dispatcher)
 app.command("worker")(servers.worker)
 app.command("status")(status.status)
+app.command("chaos")(chaos.chaos)
 app.add_typer(journal.app, name="journal")
 
 

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pathlib
 import queue
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -27,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ForebayError
+from ..processes import end, forebay, free_port, start, tail
 
 FILES = 16
 BATCH = 16
@@ -82,7 +80,7 @@ def run_demo(*, epochs: int, keep: bool) -> bool:
         return _run(directory, epochs, processes)
     finally:
         for process in reversed(processes):
-            _end(process)
+            end(process)
         if keep:
             print(f"kept: {directory}")
         else:
@@ -95,34 +93,35 @@ def _run(directory: pathlib.Path, epochs: int, processes: list[subprocess.Popen[
     from .demo_data import register, write_digits
 
     console = Console()
-    port = _free_port()
+    port = free_port()
     service = f"127.0.0.1:{port}"
     journal = f"file://{directory / 'journal'}"
 
+    def run(log: pathlib.Path, module: str, *arguments: str) -> subprocess.Popen[str]:
+        process = start(forebay(module, *arguments), log, piped=True)
+        processes.append(process)
+        return process
+
     def start_dispatcher() -> subprocess.Popen[str]:
-        arguments = ["dispatcher", f"--port={port}", f"--storage={journal}"]
-        process = _start("cli", arguments, directory / "dispatcher.log", processes)
+        log = directory / "dispatcher.log"
+        process = run(log, "cli", "dispatcher", f"--port={port}", f"--storage={journal}")
         assert process.stdout is not None
         if not process.stdout.readline():
-            raise ForebayError("the dispatcher did not start:\n" + _tail(directory, "dispatcher"))
+            raise ForebayError("the dispatcher did not start:\n" + tail(log))
         return process
 
     files, images = write_digits(directory / "digits", FILES)
     console.print(f"{images} handwritten digits in {len(files)} TFRecord files")
     dispatcher = start_dispatcher()
     for number in range(WORKERS):
-        _start("cli", ["worker", f"--dispatcher={service}"], directory / f"worker{number}.log",
-               processes)  # fmt: skip
+        run(directory / f"worker{number}.log", "cli", "worker", f"--dispatcher={service}")
     dataset_id = register(service, files)
     console.print(f"a dispatcher at {service}, {WORKERS} workers, {TRAINERS} trainers, one job")
     reports: queue.Queue[dict[str, Any] | None] = queue.Queue()
     for number in range(TRAINERS):
-        trainer = _start(
-            "cli.demo_trainer",
-            [str(number), service, dataset_id, str(epochs), str(BATCH), str(HELD_OUT)],
-            directory / f"trainer{number}.log",
-            processes,
-        )
+        numbers = map(str, (epochs, BATCH, HELD_OUT))
+        log = directory / f"trainer{number}.log"
+        trainer = run(log, "cli.demo_trainer", str(number), service, dataset_id, *numbers)
         threading.Thread(target=_collect, args=(trainer, reports), daemon=True).start()
 
     tally = Tally()
@@ -199,7 +198,7 @@ def _summarize(
     if len(tally.accuracy) < TRAINERS:
         console.print("a trainer failed:")
         for trainer in range(TRAINERS):
-            console.print(_tail(directory, f"trainer{trainer}"), markup=False)
+            console.print(tail(directory / f"trainer{trainer}.log"), markup=False)
     console.print("every image once an epoch" if good else "a promise was broken", style="bold")
     return good
 
@@ -225,40 +224,3 @@ def _collect(trainer: subprocess.Popen[str], reports: queue.Queue[dict[str, Any]
     for line in trainer.stdout:
         reports.put(json.loads(line))
     reports.put(None)
-
-
-def _start(
-    module: str, arguments: list[str], log: pathlib.Path, processes: list[subprocess.Popen[str]]
-) -> subprocess.Popen[str]:
-    with log.open("a") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", f"forebay.service.{module}", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"},
-        )
-    processes.append(process)
-    return process
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    process.terminate()
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _tail(directory: pathlib.Path, name: str) -> str:
-    return "\n".join((directory / f"{name}.log").read_text().splitlines()[-20:])

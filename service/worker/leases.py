@@ -95,7 +95,7 @@ class _Provider:
                 self._adapt(self._working.count, time.monotonic() - self._working_since_s)
                 self._working = None
             if self.draining:
-                self._report(pb.LeaseSplitsRequest())
+                self._return_ahead()
                 return None
             if self._ahead is not None and repetition != self._repetition:
                 # The pipeline left the repetition early, and with it what was leased ahead.
@@ -106,24 +106,40 @@ class _Provider:
             self._ahead = None
             if lease.end_of_splits:
                 return None
+            if self.draining:  # since it was asked for
+                self._return(lease)
+                return None
             self._working, self._working_since_s = lease, time.monotonic()
             self._ahead = self._ask()
             return lease.first, lease.count
 
     def hand_back(self) -> None:
         """Return the lease ahead, unless no dispatcher answers: then it is lost with us."""
-        if not self._lock.acquire(timeout=HAND_BACK_S):
-            return
+        # If the pipeline is waiting for a lease, it hands that back itself once it has it.
+        if self._lock.acquire(timeout=HAND_BACK_S):
+            try:
+                self._return_ahead()
+            finally:
+                self._lock.release()
+
+    def _return_ahead(self) -> None:
         try:
-            request = pb.LeaseSplitsRequest()
-            ahead, self._ahead = self._ahead, None
-            if ahead is not None and not (lease := ahead.result(HAND_BACK_S)).end_of_splits:
-                request.returned.add(lease_id=lease.lease_id, count=lease.count)
-            self._report(request)
+            lease = None if self._ahead is None else self._ahead.result(HAND_BACK_S)
         except (TimeoutError, CancelledError, ForebayError) as error:
+            # Perhaps it comes yet, while the pipeline works on what it has begun.
             log.warning("task %d cannot hand splits back: %r", self._task_id, error)
-        finally:
-            self._lock.release()
+            return
+        self._ahead = None
+        self._return(lease)
+
+    def _return(self, lease: pb.LeaseSplitsResponse | None) -> None:
+        request = pb.LeaseSplitsRequest()
+        if lease is not None and not lease.end_of_splits:
+            request.returned.add(lease_id=lease.lease_id, count=lease.count)
+        try:
+            self._report(request)
+        except ForebayError as error:
+            log.warning("task %d cannot hand splits back: %r", self._task_id, error)
 
     def _report(self, request: pb.LeaseSplitsRequest) -> None:
         request.task_id, request.provider = self._task_id, self._number

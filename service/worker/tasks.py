@@ -115,8 +115,11 @@ class TaskRunner:
         self.definition = dataset.definition
         executor = make_executor(dataset.definition, dataset.graph, self._feed)
         self._executor = executor
-        if self._cancelled.is_set() or self._draining:
-            executor.cancel()
+        # Once more, if it came too early to find what it is about.
+        if self._cancelled.is_set():
+            self.cancel()
+        elif self._draining:
+            self.drain()
         for block in executor.blocks():
             self.output.put(block)
         self.output.finish()

@@ -131,7 +131,6 @@ class Worker:
         runners = self._take_all()
         for runner in runners:
             runner.cancel()
-        runners += self._ending
         self._blocks.stop()
         if self._worker_id:
             try:
@@ -143,6 +142,7 @@ class Worker:
         self._dispatcher.close()
         if self._heartbeats.is_alive():
             self._heartbeats.join()
+        runners += self._ending  # only now: the heartbeat may just have cancelled one
         give_up_s = time.monotonic() + STOP_S
         for runner in runners:
             if not runner.join(max(0.0, give_up_s - time.monotonic())):

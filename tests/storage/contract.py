@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from forebay.storage import (
     AppendFailed,
+    Corrupt,
     Extent,
     Fenced,
     Locked,
@@ -23,6 +24,7 @@ from forebay.storage import (
     Writer,
     blob_digest,
 )
+from forebay.storage.base import LEASE_MS
 
 BATCHES = st.lists(st.lists(st.binary(max_size=40), max_size=5), max_size=8)
 
@@ -179,6 +181,27 @@ class StorageContract(ABC):
         later.append([b"d"])
         assert [record.data for record in storage.read()] == [b"a", b"c", b"d"]
         later.close()
+
+    def test_a_writer_renews_until_it_is_fenced(self, storage: Storage, writer: Writer) -> None:
+        assert writer.lease_ms == LEASE_MS
+        writer.renew()
+        later = self.steal(storage)
+        with pytest.raises(Fenced):
+            writer.renew()
+        later.renew()
+        later.close()
+        with pytest.raises(Fenced):
+            later.renew()
+
+    def test_a_condemned_storage_takes_no_writer(self, storage: Storage, writer: Writer) -> None:
+        writer.append([b"a"])
+        writer.condemn("record 2 is gone")
+        with pytest.raises((AppendFailed, Fenced)):
+            writer.append([b"b"])
+        writer.close()
+        with pytest.raises(Corrupt, match="record 2 is gone"):
+            self.reopen(storage).open_writer("the next")
+        assert [record.data for record in storage.read()] == [b"a"]
 
     # -- snapshots and trimming ------------------------------------------------------------------
 

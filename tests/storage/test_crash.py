@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from forebay.storage import AppendFailed, Extent, FileStorage, StorageError, Writer
+from forebay.storage.base import LEASE_MS
 
 
 @pytest.fixture
@@ -75,13 +76,16 @@ def fail(number: int) -> Callable[..., int]:
     return failing
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.EIO, "mend the disk"), (errno.ENOSPC, "make room"), (errno.EROFS, "write access")],
+)
 def test_a_failed_sync_takes_the_batch_back(
-    writer: Writer, path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    writer: Writer, path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", fail(number))
-        with pytest.raises(AppendFailed, match=os.strerror(number)) as error:
+        with pytest.raises(AppendFailed, match=f"{os.strerror(number)}; .*{remedy}") as error:
             writer.append([b"three"])
     assert "\n" not in str(error.value)
     expect_poisoned_and_recovered(writer, path, [b"one", b"two"])
@@ -132,7 +136,7 @@ def test_a_failed_snapshot_or_blob_leaves_nothing_and_appends_go_on(
     for write in (lambda: writer.write_snapshot(1, b"after"), lambda: writer.write_blob(b"x" * 99)):
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", fail(errno.EIO))
-            with pytest.raises(StorageError, match="Input/output error; make room"):
+            with pytest.raises(StorageError, match="Input/output error; mend the disk"):
                 write()
         with full_disk_at(5), pytest.raises(StorageError, match="File too large"):
             write()
@@ -197,33 +201,49 @@ class Disk:
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
+        self.on_sync: Callable[[], None] | None = None
         self._contents: dict[int, bytes] = {}  # by inode
-        self._entries: dict[Path, dict[str, int]] = {}  # name: inode, by directory
+        self._entries: dict[int, dict[str, int]] = {}  # name: inode, by the directory's inode
+        self._held: dict[int, int] = {}  # descriptors, so that no inode is used again
         for name in ("fsync", "fdatasync"):
             monkeypatch.setattr(os, name, self._synced)
 
     def _synced(self, fd: int) -> None:
         status = os.fstat(fd)
         path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        if not path.is_relative_to(self.root):
+            return
+        self._hold(path)
         if stat.S_ISDIR(status.st_mode):
-            self._entries[path] = {p.name: p.stat().st_ino for p in path.iterdir()}
+            self._entries[status.st_ino] = {p.name: self._hold(p) for p in path.iterdir()}
         else:
             self._contents[status.st_ino] = path.read_bytes()
+        if self.on_sync is not None:
+            self.on_sync()
+
+    def _hold(self, path: Path) -> int:
+        inode = path.stat().st_ino
+        if inode not in self._held:
+            self._held[inode] = os.open(path, os.O_RDONLY)
+            if path.is_dir():
+                self._entries[inode] = {}
+        return inode
 
     def after_power_failure(self, target: Path) -> None:
-        self._copy(self.root, target)
+        self._copy(self.root.stat().st_ino, target)
 
-    def _copy(self, source: Path, target: Path) -> None:
+    def _copy(self, directory: int, target: Path) -> None:
         target.mkdir()
-        for name, inode in self._entries.get(source, {}).items():
-            if source / name in self._entries or (source / name).is_dir():
-                self._copy(source / name, target / name)
+        for name, inode in self._entries.get(directory, {}).items():
+            if inode in self._entries:
+                self._copy(inode, target / name)
             else:
                 (target / name).write_bytes(self._contents.get(inode, b""))
 
 
+@pytest.mark.parametrize("displace", [False, True])
 def test_what_was_acknowledged_survives_a_power_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, displace: bool
 ) -> None:
     root = tmp_path / "disk"
     root.mkdir()
@@ -251,9 +271,18 @@ def test_what_was_acknowledged_survives_a_power_failure(
         assert after.append([b"more"]) == len(records) + 1
         after.close()
 
+    def open_writer() -> Writer:
+        disk.on_sync = check if records else None
+        try:
+            return storage.open_writer("the test", lease_ms=0 if displace else LEASE_MS)
+        finally:
+            disk.on_sync = None
+
     storage = FileStorage(root / "a" / "storage", segment_bytes=150)
+    writers: list[Writer] = []
     for _ in range(3):
-        writer = storage.open_writer("the test")
+        writer = open_writer()
+        writers.append(writer)
         term = writer.term
         check()
         for i in range(9):
@@ -269,6 +298,15 @@ def test_what_was_acknowledged_survives_a_power_failure(
         check()
         writer.trim(len(records) // 2)
         check()
-        writer.close()
+        if displace:  # an append that was not acknowledged, and is not on disk
+            segment = max(storage.path.glob("takeover-*/segments/*"), default=None)
+            segment = segment or max(storage.path.glob("segments/*"))
+            with segment.open("ab") as file:
+                file.write(b"torn")
+        else:
+            writer.close()
     assert storage.extent() == Extent(storage.first_sequence(), len(records))
     assert storage.first_sequence() > 1
+    assert len(list(storage.path.glob("takeover-*"))) == displace
+    for writer in writers:
+        writer.close()

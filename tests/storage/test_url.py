@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from forebay.storage import FileStorage, MemoryStorage, StorageUnusable, open_storage
+from forebay.storage.redis_storage import RedisStorage
 
 
 def test_memory() -> None:
@@ -26,6 +27,17 @@ def test_file_urls_and_plain_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert isinstance(relative, FileStorage)
     assert relative.path == wanted
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://host", "REDISS://host:1/2", "unix:///a/socket", "redis+sentinel://a,b:1/service"],
+)
+def test_redis_urls(url: str) -> None:
+    storage = open_storage(url)
+    assert isinstance(storage, RedisStorage)
+    assert storage.url == url
+    storage.close()
 
 
 @pytest.mark.parametrize(

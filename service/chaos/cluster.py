@@ -1,0 +1,318 @@
+"""The cluster: real processes of each role, what they are told, and what is done to them.
+
+Everybody reaches a dispatcher through its proxy, and it is the proxy's address that a dispatcher
+announces; so do dispatchers reach Redis. Workers with an even number come back on the port that
+they had, as on a machine of their own; the others on any, as in a new container.
+
+    kill        SIGKILL; it is started again, as after any other end
+    terminate   SIGTERM: a worker drains, a trainer leaves
+    pause       SIGSTOP, and SIGCONT a while later
+    cut         its connections are reset; of a trainer, those to workers as well
+    stall       its connections stay, and nothing passes for a while
+    mute        questions reach it, and answers are lost; a while later, all are reset
+"""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from ..errors import ForebayError
+from ..processes import forebay, free_port, tail
+from .dataset import ELEMENT_BYTES
+from .members import Life, Member
+from .plan import Fault
+from .proxy import Proxies
+from .records import Record, read_records
+from .trainer import CREDIT_BYTES, Task
+
+ELEMENT_S = 0.004
+"""How long a worker takes to make an element."""
+
+SLOW = 1.3
+"""By how much trainers that take their time are slower than the workers."""
+
+BLOCK_BYTES = 512 << 10
+"""What executors.tf_data stacks at most."""
+
+LOST_WITH_A_TRAINER = -(-(CREDIT_BYTES + BLOCK_BYTES) // ELEMENT_BYTES)
+"""Elements of one worker that a consumer can hold unrecorded: its credit, and one block."""
+
+TICK_S = 0.02
+START_S = 180.0
+SETTLE_S = 120.0
+"""For the epoch that is being read when the faults end, and for workers to stop."""
+
+DISPATCHER_OPTIONS = [
+    "--snapshot-events=200",  # so that recovery uses snapshots
+    # More than any pause, and little enough that a lost worker does not hold up an epoch.
+    "--worker-timeout-ms=10000",
+    "--client-timeout-ms=10000",
+]
+
+
+class Options(msgspec.Struct, frozen=True):
+    """A run. Times are in seconds."""
+
+    seed: int
+    duration_s: float
+    kill_every_s: float
+    storage: str  # "files", "redis", or a URL
+    dispatchers: int
+    workers: int
+    trainers: int
+    elements: int  # an epoch
+    only: tuple[str, ...] = ()  # kinds of faults, such as "kill worker"; none: all
+
+    @property
+    def members(self) -> dict[str, int]:
+        """How many there are of each role."""
+        counts = {
+            "dispatcher": self.dispatchers,
+            "worker": self.workers,
+            "trainer": self.trainers,
+        }
+        return {**counts, "redis": 1} if self.storage == "redis" else counts
+
+
+class Done(msgspec.Struct, frozen=True):
+    """A fault that was due. `name` is the process that it hit; None: there was none to hit."""
+
+    fault: Fault
+    at_s: float  # CLOCK_MONOTONIC
+    at_ms: int  # Unix epoch
+    name: str | None
+
+
+def find_redis_server() -> str:
+    """The path of a Redis server. Raises ForebayError if this machine has none."""
+    server = shutil.which("redis-server") or shutil.which("valkey-server")
+    if server is None:
+        raise ForebayError(
+            "--storage redis needs a Redis server on this machine: install redis-server or "
+            "valkey-server, or use --storage files, or name the URL of a Redis"
+        )
+    return server
+
+
+class Cluster:
+    """Starts it, keeps it running, and hits it. Use from the main thread; close it."""
+
+    def __init__(self, options: Options, directory: pathlib.Path) -> None:
+        self._options = options
+        self._directory = directory
+        self._stop = directory / "stop"
+        self._proxies = Proxies()
+        self.members: dict[str, list[Member]] = {}
+        self.done: list[Done] = []
+        self.storage = self._make_storage()
+        self._ports = [free_port() for _ in range(options.dispatchers)]
+        self.addresses = [
+            f"127.0.0.1:{self._proxies.add(f'dispatcher{n}', port)}"
+            for n, port in enumerate(self._ports)
+        ]
+        self.service = ",".join(self.addresses)
+        self._add("dispatcher", options.dispatchers, self._dispatcher)
+        self._add("worker", options.workers, self._worker)
+
+    def close(self) -> None:
+        """End every process at once. Idempotent."""
+        for member in self._all():
+            member.retired = True
+            member.kill()
+        self._proxies.close()
+
+    # -- what runs -----------------------------------------------------------------------------
+
+    def _add(
+        self, role: str, count: int, command: Callable[[int], Callable[[str], list[str]]]
+    ) -> None:
+        self.members[role] = [
+            Member(role, number, command(number), self._directory) for number in range(count)
+        ]
+
+    def _all(self) -> Iterator[Member]:
+        for members in self.members.values():
+            yield from members
+
+    @property
+    def lives(self) -> dict[str, Life]:
+        """Every process that there was, by name."""
+        return {life.name: life for member in self._all() for life in member.lives}
+
+    def _make_storage(self) -> str:
+        if self._options.storage == "files":
+            return f"file://{self._directory.absolute() / 'journal'}"
+        if self._options.storage != "redis":
+            return self._options.storage
+        server, data = find_redis_server(), self._directory / "redis"
+        port = self._redis_port = free_port()
+        data.mkdir()
+        command = [
+            *(server, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(data)),
+            *("--appendonly", "yes", "--appendfsync", "always", "--save", ""),
+        ]
+        self._add("redis", 1, lambda number: lambda name: command)
+        return f"redis://127.0.0.1:{self._proxies.add('redis0', port)}?prefix=chaos"
+
+    def _dispatcher(self, number: int) -> Callable[[str], list[str]]:
+        options = [
+            *(f"--storage={self.storage}", f"--port={self._ports[number]}"),
+            *(f"--address={self.addresses[number]}", *DISPATCHER_OPTIONS),
+        ]
+        if self._options.dispatchers > 1:
+            options.append("--standby")
+        return lambda name: forebay("cli", "dispatcher", *options)
+
+    def _worker(self, number: int) -> Callable[[str], list[str]]:
+        port = 0 if number % 2 else free_port()
+        options = [f"--dispatcher={self.service}", f"--port={port}"]
+        # By its tag the journal knows which process it was.
+        return lambda name: forebay("cli", "worker", *options, f"--tags={name}")
+
+    def _trainer(self, number: int, dataset_id: str) -> Callable[[str], list[str]]:
+        options = self._options
+        pace_s = SLOW * ELEMENT_S * options.trainers / options.workers
+        task = Task(
+            name="",
+            service=self.service,
+            dataset_id=dataset_id,
+            records=str(self._records(number)),
+            stop=str(self._stop),
+            pace_s=pace_s,
+        )
+
+        def command(name: str) -> list[str]:
+            named = msgspec.structs.replace(task, name=name)
+            return forebay("chaos.trainer", msgspec.json.encode(named).decode())
+
+        return command
+
+    def _records(self, number: int) -> pathlib.Path:
+        return self._directory / f"trainer{number}.records"
+
+    def records(self) -> list[list[Record]]:
+        """What each trainer has written down so far."""
+        return [list(read_records(self._records(n))) for n in range(self._options.trainers)]
+
+    # -- its life ------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start everything, and return once every trainer has got something.
+
+        Raises ForebayError, with the end of its log, if a process ends.
+        """
+        answer = self._directory / "dataset"
+        arguments = [self.service, str(self._options.elements), str(ELEMENT_S), str(answer)]
+        self._add("dataset", 1, lambda number: lambda name: forebay("chaos.dataset", *arguments))
+        registering = self.members["dataset"][0]
+        registering.retired = True
+        for member in self.members.get("redis", []):
+            member.start()
+            self.wait(self._redis_answers, START_S, starting=True)
+        for member in self._all():
+            if not member.running:
+                member.start()
+        self.wait(lambda: not registering.running, START_S, starting=True)
+        dataset_id = answer.read_text()
+        del self.members["dataset"]
+        self._add("trainer", self._options.trainers, lambda n: self._trainer(n, dataset_id))
+        for member in self.members["trainer"]:
+            member.start()
+        self.wait(self._everybody_reads, START_S, starting=True)
+
+    def _redis_answers(self) -> bool:
+        with socket.socket() as connection:
+            return connection.connect_ex(("127.0.0.1", self._redis_port)) == 0
+
+    def _everybody_reads(self) -> bool:
+        return all(b'"got"' in _content(self._records(n)) for n in range(self._options.trainers))
+
+    def wait(
+        self, condition: Callable[[], bool], timeout_s: float, *, starting: bool = False
+    ) -> bool:
+        """Keep everything running until the condition holds; whether it did in time.
+
+        `starting` is for the time before the faults, when nobody may end. Raises ForebayError
+        if somebody does, or if the time runs out.
+        """
+        give_up_s = time.monotonic() + timeout_s
+        while not condition():
+            for member in self._all():
+                member.attend()
+                if starting and member.lives and member.life.ended_by_itself:
+                    raise ForebayError(
+                        f"{member.life.name} ended with {member.life.code} before there were any "
+                        f"faults; its log ends with:\n{tail(member.log)}"
+                    )
+            if time.monotonic() > give_up_s:
+                if starting:
+                    raise ForebayError(
+                        f"no trainer got an element for {timeout_s:.0f} s; the logs in "
+                        f"{self._directory} say more (give --out to keep them)"
+                    )
+                return False
+            time.sleep(TICK_S)
+        return True
+
+    def hit(self, fault: Fault) -> None:
+        """Do it, if there is somebody to do it to."""
+        member = self.members[fault.role][fault.number]
+        proxy = f"{fault.role}{fault.number}"
+        able = member.running if fault.action == "kill" else member.undisturbed
+        at_s, at_ms = time.monotonic(), time.time_ns() // 1_000_000
+        match fault.role, fault.action:
+            case _ if not able:
+                pass
+            case _, "kill":
+                member.kill()
+            case _, "terminate":
+                member.terminate()
+            case _, "pause":
+                member.pause(fault.lasts_s)
+            case "trainer", "cut":
+                # One that has not set its handlers yet would die of it.
+                able = f'"{member.life.name}"'.encode() in _content(self._records(fault.number))
+                if able:
+                    member.send(signal.SIGUSR1)
+            case _, "cut":
+                self._proxies.cut(proxy)
+            case _, "stall":
+                self._proxies.stall(proxy, fault.lasts_s)
+            case _, "mute":
+                self._proxies.mute(proxy, fault.lasts_s)
+            case _:
+                raise AssertionError(f"no such fault: {fault}")
+        self.done.append(Done(fault, at_s, at_ms, member.life.name if able else None))
+
+    def settle(self) -> bool:
+        """End the faults, and let trainers finish the epoch that they read; whether they did."""
+        self._stop.touch()
+        for member in self._all():
+            member.resume()
+
+        def ended() -> bool:
+            for member in self.members["trainer"]:
+                finished = member.life.code == 0 and member.life.terminated_s is None
+                member.retired = member.retired or finished
+            return not any(m.running or not m.retired for m in self.members["trainer"])
+
+        return self.wait(ended, SETTLE_S)
+
+    def stop(self, role: str) -> None:
+        """SIGTERM to all of a role, and wait until they have ended."""
+        members = self.members.get(role, [])
+        for member in members:
+            member.retired = True
+            member.terminate()
+        self.wait(lambda: not any(member.running for member in members), SETTLE_S)
+
+
+def _content(path: pathlib.Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""

@@ -1,0 +1,131 @@
+"""What the journal says happened, epoch by epoch, and whether it contradicts itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ...journal.proto import events_pb2 as ev
+
+
+@dataclass
+class Lease:
+    """The splits of a lease that were not handed back belong to a task."""
+
+    task_id: int
+    first: int
+    count: int
+    at_ms: int
+
+
+@dataclass
+class Epoch:
+    """An iteration of the one job that there is."""
+
+    repetition: int
+    finished: bool = False
+    lease_of: dict[int, Lease] = field(default_factory=dict)  # by split; without those handed back
+
+
+@dataclass
+class Worker:
+    """A worker's process, as the dispatchers knew it."""
+
+    name: str
+    given_up_ms: int | None = None  # when, if that was for its silence
+
+
+@dataclass
+class History:
+    """`broken` says where the journal is not what a journal can be."""
+
+    events: int = 0
+    terms: int = 0
+    broken: list[str] = field(default_factory=list)
+    leaders: list[tuple[int, str]] = field(default_factory=list)  # (since when, ms; address)
+    epochs: dict[int, Epoch] = field(default_factory=dict)  # by repetition
+    workers: dict[int, Worker] = field(default_factory=dict)  # by id
+    worker_of: dict[int, int] = field(default_factory=dict)  # by task
+
+    def leader_at(self, time_ms: int) -> str:
+        """Whose term it was then; "" before the first."""
+        return next((who for since_ms, who in reversed(self.leaders) if since_ms <= time_ms), "")
+
+
+def read_history(records: Iterable[tuple[int, int, ev.Event]]) -> History:
+    """Fold a whole journal: its (sequence, term, event), from the first one on."""
+    return _Reading().fold(records)
+
+
+class _Reading:
+    def __init__(self) -> None:
+        self._history = History()
+        self._iterations: dict[int, Epoch] = {}
+        self._leases: dict[int, tuple[Epoch, Lease]] = {}
+
+    def fold(self, records: Iterable[tuple[int, int, ev.Event]]) -> History:
+        history, term = self._history, 0
+        for sequence, record_term, event in records:
+            history.events += 1
+            if sequence != history.events:
+                self._broken(f"event {history.events} of the journal has the sequence {sequence}")
+            kind = event.WhichOneof("event")
+            if kind == "leader_elected":
+                elected = event.leader_elected
+                if elected.term <= term:
+                    self._broken(f"event {sequence}: term {elected.term} follows term {term}")
+                term = elected.term
+                history.terms += 1
+                history.leaders.append((event.time_ms, elected.address))
+            if record_term != term:
+                self._broken(f"event {sequence} of term {record_term} was written in term {term}")
+            self._apply(sequence, kind or "", event)
+        return history
+
+    def _apply(self, sequence: int, kind: str, event: ev.Event) -> None:
+        history = self._history
+        match kind:
+            case "iteration_created":
+                created = event.iteration_created
+                epoch = Epoch(created.repetition)
+                self._iterations[created.iteration_id] = epoch
+                history.epochs[created.repetition] = epoch
+            case "iteration_finished":
+                self._iterations[event.iteration_finished.iteration_id].finished = True
+            case "worker_registered":
+                registered = event.worker_registered
+                history.workers[registered.worker_id] = Worker(",".join(registered.tags))
+            case "worker_lost":
+                if event.worker_lost.reason == "no sign of life":
+                    history.workers[event.worker_lost.worker_id].given_up_ms = event.time_ms
+            case "task_created":
+                history.worker_of[event.task_created.task_id] = event.task_created.worker_id
+            case "splits_leased":
+                self._lease(sequence, event)
+            case "lease_returned":
+                epoch, lease = self._leases[event.lease_returned.lease_id]
+                stop = lease.first + lease.count
+                for split in range(stop - event.lease_returned.count, stop):
+                    epoch.lease_of.pop(split, None)
+
+    def _lease(self, sequence: int, event: ev.Event) -> None:
+        leased = event.splits_leased
+        epoch = self._iterations[leased.iteration_id]
+        lease = Lease(leased.task_id, leased.first, leased.count, event.time_ms)
+        self._leases[leased.lease_id] = epoch, lease
+        splits = range(leased.first, leased.first + leased.count)
+        if again := [split for split in splits if split in epoch.lease_of]:
+            self._broken(
+                f"epoch {epoch.repetition}: {listed(again)} leased again by event {sequence}, "
+                "without having been handed back"
+            )
+        epoch.lease_of.update(dict.fromkeys(splits, lease))
+
+    def _broken(self, promise: str) -> None:
+        self._history.broken.append(promise)
+
+
+def listed(numbers: list[int]) -> str:
+    """Numbers for people: the first few, and how many there are."""
+    few = ", ".join(map(str, numbers[:5]))
+    return f"{len(numbers)} elements ({few}{', …' if len(numbers) > 5 else ''})"

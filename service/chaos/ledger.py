@@ -1,0 +1,215 @@
+"""The ledger: what trainers got, held against the journal and against what was done to whom.
+
+Delivery is at most once. So nothing may come twice, nothing may come that was not leased, and
+of what does not come each element needs an excuse:
+
+- the worker that it was leased to was killed before the epoch had been read;
+- that worker was given up, after it had been paused;
+- a trainer left the epoch early, killed or told to stop, and the element may have been in its
+  buffers: that is, it was leased before, and there are no more of them than that trainer's
+  credit with that worker allows;
+- its worker was told to stop at a time when no trainer was there to take what it had made.
+
+Anything else is a broken promise. This is pure: it knows no process, no storage and no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from .history import Epoch, History, listed
+from .members import Life
+from .records import Ended, Got, Joined, Record, Started
+
+WORKER_KILLED = "its worker was killed"
+WORKER_GIVEN_UP = "its worker was paused and given up"
+TRAINER_GONE = "in the buffers of a trainer that left"
+NOBODY_READ = "its worker stopped while nobody read"
+
+SILENT_S = 20.0
+"""How long before it was given up a worker may have been paused for that to be why."""
+
+
+class Verdict(msgspec.Struct):
+    """What the ledger finds. No promise was broken if `broken` is empty."""
+
+    broken: list[str]
+    epochs: int
+    delivered: int
+    twice: int
+    damaged: int
+    lost: dict[str, int]  # and allowed to be; by excuse
+    lost_unexplained: int
+
+
+@dataclass
+class Reading:
+    """What one consumer did: from joining an epoch to its end, or its process's."""
+
+    name: str
+    joined_s: float
+    ended_s: float | None = None  # it has everything
+    gone_s: float = math.inf  # it has not, and has left
+
+    @property
+    def until_s(self) -> float:
+        return self.gone_s if self.ended_s is None else self.ended_s
+
+
+def check(
+    history: History,
+    trainers: Sequence[Iterable[Record]],
+    lives: Mapping[str, Life],
+    *,
+    elements: int,
+    lost_with_a_trainer: int,
+    wall_s: float = 0.0,
+) -> Verdict:
+    """Find every broken promise.
+
+    `trainers` are the records of each trainer, `lives` all processes by name. Ids of elements
+    are 0 … `elements` − 1 in every epoch. `lost_with_a_trainer` bounds what one consumer can
+    hold from one worker, in elements. `wall_s` is the Unix time at which CLOCK_MONOTONIC was 0.
+    """
+    ledger = _Ledger(history, lives, lost_with_a_trainer, wall_s)
+    for records in trainers:
+        ledger.take(records)
+    for repetition, epoch in sorted(history.epochs.items()):
+        ledger.check_epoch(repetition, epoch, elements)
+    ledger.check_lives()
+    return ledger.verdict
+
+
+class _Ledger:
+    def __init__(
+        self, history: History, lives: Mapping[str, Life], lost_with_a_trainer: int, wall_s: float
+    ) -> None:
+        self._history = history
+        self._lives = lives
+        self._lost_with_a_trainer = lost_with_a_trainer
+        self._wall_s = wall_s
+        self._got: defaultdict[int, Counter[int]] = defaultdict(Counter)  # by repetition
+        self._readings: defaultdict[int, list[Reading]] = defaultdict(list)
+        self.verdict = Verdict(list(history.broken), len(history.epochs), 0, 0, 0, {}, 0)
+
+    def take(self, records: Iterable[Record]) -> None:
+        """Enter what one trainer has written down."""
+        name, reading = "", None
+        for record in records:
+            match record:
+                case Started():
+                    name, reading = record.name, None
+                case Joined():
+                    life = self._lives[name]
+                    gone_s = math.inf if life.ended_s is None else life.ended_s
+                    reading = Reading(name, record.at_s, gone_s=gone_s)
+                    self._readings[record.repetition].append(reading)
+                case Got():
+                    self._got[record.repetition].update(record.ids)
+                    self.verdict.delivered += len(record.ids)
+                    if record.damaged:
+                        self.verdict.damaged += len(record.damaged)
+                        self._broken(
+                            f"epoch {record.repetition}: {listed(record.damaged)} damaged on the "
+                            f"way to {name}"
+                        )
+                case Ended():
+                    assert reading is not None, f"{name} ended what it had not joined"
+                    reading.ended_s = record.at_s
+
+    def check_epoch(self, repetition: int, epoch: Epoch, elements: int) -> None:
+        got = self._got.pop(repetition, Counter())
+        twice = sorted(i for i, times in got.items() if times > 1)
+        if twice:
+            self.verdict.twice += sum(got[i] - 1 for i in twice)
+            self._broken(f"epoch {repetition}: {listed(twice)} delivered more than once")
+        unleased = sorted(got.keys() - epoch.lease_of.keys())
+        if unleased:
+            self._broken(
+                f"epoch {repetition}: {listed(unleased)} delivered that were leased to nobody"
+            )
+        missing = sorted(set(range(elements)) - got.keys())
+        if not epoch.finished:
+            self._broken(
+                f"epoch {repetition} never finished: {listed(missing)} had not been delivered"
+            )
+            return
+        never = [i for i in missing if i not in epoch.lease_of]
+        if never:
+            self._unexplained(repetition, never, "it finished without handing them out")
+        by_worker = defaultdict(list)
+        for i in missing:
+            if i in epoch.lease_of:
+                by_worker[self._history.worker_of[epoch.lease_of[i].task_id]].append(i)
+        for worker_id, ids in by_worker.items():
+            self._excuse(repetition, epoch, worker_id, ids)
+
+    def check_lives(self) -> None:
+        """What no fault excuses in processes, and what came from no epoch."""
+        for repetition, got in self._got.items():
+            self._broken(
+                f"epoch {repetition}: {listed(sorted(got))} delivered, and it is not in the journal"
+            )
+        for life in self._lives.values():
+            if life.role in ("worker", "trainer") and life.ended_by_itself:
+                self._broken(f"{life.name} ended by itself, with {life.code}")
+            elif life.stopped_badly:
+                how = "had to be killed" if life.stuck else f"ended with {life.code}"
+                self._broken(f"{life.name} was told to stop, and {how}")
+
+    def _excuse(self, repetition: int, epoch: Epoch, worker_id: int, ids: list[int]) -> None:
+        """Find out why elements of one worker are missing."""
+        readings = self._readings[repetition]
+        worker = self._history.workers[worker_id]
+        life = self._lives.get(worker.name)
+        read_until_s = max((reading.until_s for reading in readings), default=0.0)
+        if life is not None and life.killed_s is not None and life.killed_s <= read_until_s:
+            self._excused(WORKER_KILLED, len(ids))
+            return
+        if worker.given_up_ms is not None and self._was_paused(life, worker.given_up_ms):
+            self._excused(WORKER_GIVEN_UP, len(ids))
+            return
+        gone = [reading for reading in readings if reading.ended_s is None]
+        gone_ms = max((1000 * (r.gone_s + self._wall_s) for r in gone), default=0.0)
+        held = [i for i in ids if epoch.lease_of[i].at_ms <= gone_ms]
+        held = held[: len(gone) * self._lost_with_a_trainer]
+        if held:
+            self._excused(TRAINER_GONE, len(held))
+        rest = sorted(set(ids) - set(held))
+        if rest and life is not None and _unattended(life, readings, read_until_s):
+            self._excused(NOBODY_READ, len(rest))
+        elif rest:
+            self._unexplained(repetition, rest, f"they were leased to {worker.name or worker_id}")
+
+    def _was_paused(self, life: Life | None, at_ms: int) -> bool:
+        if life is None:
+            return False
+        at_s = at_ms / 1000 - self._wall_s
+        return any(since_s <= at_s <= until_s + SILENT_S for since_s, until_s in life.pauses)
+
+    def _excused(self, excuse: str, count: int) -> None:
+        self.verdict.lost[excuse] = self.verdict.lost.get(excuse, 0) + count
+
+    def _unexplained(self, repetition: int, ids: list[int], what: str) -> None:
+        self.verdict.lost_unexplained += len(ids)
+        self._broken(f"epoch {repetition}: {listed(ids)} lost: {what}, and nothing excuses it")
+
+    def _broken(self, promise: str) -> None:
+        self.verdict.broken.append(promise)
+
+
+def _unattended(life: Life, readings: list[Reading], read_until_s: float) -> bool:
+    """Was the worker told to stop while the epoch was not read to its end, and nobody read it?"""
+    if life.terminated_s is None or life.terminated_s > read_until_s:
+        return False
+    reached_s, stop_s = life.terminated_s, min(life.ended_s or math.inf, read_until_s)
+    for reading in sorted(readings, key=lambda reading: reading.joined_s):
+        if reading.joined_s > reached_s:
+            return True
+        reached_s = max(reached_s, reading.until_s)
+    return reached_s < stop_s

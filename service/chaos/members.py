@@ -1,0 +1,134 @@
+"""Members of the cluster: a process each, started again whenever it has ended, as systemd would."""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from ..processes import start, tail
+
+RESTART_S = 0.3
+"""Between the end of a process and the start of the next one, as RestartSec= of a unit."""
+
+STOP_S = 40.0
+"""For a process that was told to stop. A worker drains for 20 s at the longest."""
+
+
+class Life(msgspec.Struct):
+    """One process, from its start to its end. Times are CLOCK_MONOTONIC."""
+
+    name: str  # "worker0.3": the third process of worker 0
+    role: str
+    number: int
+    started_s: float
+    killed_s: float | None = None  # SIGKILL
+    terminated_s: float | None = None  # SIGTERM
+    pauses: list[tuple[float, float]] = []  # SIGSTOP, SIGCONT
+    stuck: bool = False  # killed because it did not stop when it was told to
+    ended_s: float | None = None
+    code: int | None = None
+    last_words: str = ""  # of its log, if it ended by itself
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """Nobody told it to, and it had not done what it was started for."""
+        told = self.killed_s is not None or self.terminated_s is not None
+        return self.code not in (None, 0) and not told
+
+    @property
+    def stopped_badly(self) -> bool:
+        """It was told to stop, and did not, or said that this failed."""
+        badly = self.code not in (None, 0, -signal.SIGTERM)
+        return self.stuck or (badly and self.terminated_s is not None and self.killed_s is None)
+
+
+class Member:
+    """A process that is kept running. `command` gives the command for a process of that name."""
+
+    def __init__(
+        self, role: str, number: int, command: Callable[[str], list[str]], directory: pathlib.Path
+    ) -> None:
+        self.role = role
+        self.number = number
+        self.lives: list[Life] = []
+        self.log = directory / f"{role}{number}.log"
+        self.retired = False  # it is not started again
+        self._command = command
+        self._process: subprocess.Popen[str] | None = None
+        self._resume_at_s = 0.0
+        self._restart_at_s = 0.0
+
+    @property
+    def life(self) -> Life:
+        """Of the present process, or of the last one."""
+        return self.lives[-1]
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None
+
+    @property
+    def undisturbed(self) -> bool:
+        """It runs, and nobody has told it to stop, or to wait."""
+        return self.running and self.life.terminated_s is None and not self._resume_at_s
+
+    def start(self) -> None:
+        name = f"{self.role}{self.number}.{len(self.lives) + 1}"
+        self.lives.append(Life(name, self.role, self.number, time.monotonic()))
+        self._process = start(self._command(name), self.log)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it has worked."""
+        if self._process is not None:
+            self.life.killed_s = time.monotonic()
+            self._process.kill()
+            self._process.wait()
+            self.attend()
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        if self._process is not None and self.life.terminated_s is None:
+            self.life.terminated_s = time.monotonic()
+            self._process.terminate()
+
+    def pause(self, seconds: float) -> None:
+        """SIGSTOP; `attend` resumes it in time."""
+        if self._process is not None:
+            now = time.monotonic()
+            self._process.send_signal(signal.SIGSTOP)
+            self._resume_at_s = now + seconds
+            self.life.pauses.append((now, self._resume_at_s))
+
+    def resume(self) -> None:
+        """SIGCONT, if it is paused."""
+        if self._process is not None and self._resume_at_s:
+            self._process.send_signal(signal.SIGCONT)
+        self._resume_at_s = 0.0
+
+    def send(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def attend(self) -> None:
+        """Do what is due: resume it, note its end, start it again. Call it often, once started."""
+        now = time.monotonic()
+        if self._resume_at_s and now >= self._resume_at_s:
+            self.resume()
+        if self._process is None:
+            if self.lives and not self.retired and now >= self._restart_at_s:
+                self.start()
+        elif (code := self._process.poll()) is not None:
+            self._process = None
+            self._resume_at_s = 0.0
+            self._restart_at_s = now + RESTART_S
+            self.life.ended_s, self.life.code = now, code
+            if self.life.ended_by_itself:
+                self.life.last_words = tail(self.log, 1)
+        elif (told_s := self.life.terminated_s) is not None and now > told_s + STOP_S:
+            self.life.stuck = True
+            self.kill()

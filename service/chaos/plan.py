@@ -1,0 +1,68 @@
+"""Which fault hits whom when: a function of the seed and the cluster's size, and nothing else.
+
+The interleaving of real processes is not reproducible, so neither is a run. The plan is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from ..errors import InvalidArgument
+
+WEIGHTS: dict[str, dict[str, int]] = {
+    "dispatcher": {"kill": 4, "terminate": 1, "pause": 2, "cut": 1, "stall": 1, "mute": 2},
+    "worker": {"kill": 3, "terminate": 2, "pause": 2},
+    "trainer": {"kill": 2, "terminate": 1, "pause": 1, "cut": 2},
+    "redis": {"kill": 2, "pause": 1, "cut": 1, "mute": 1},
+}
+"""How often each action is chosen, by role. Of what each means, cluster.py has the table."""
+
+LASTING = {"pause", "stall", "mute"}
+LASTS_S = (0.3, 3.0)  # less than any timeout after which somebody is given up
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """Something that is done to one member of the cluster."""
+
+    at_s: float  # after the faults' beginning
+    role: str
+    number: int
+    action: str
+    lasts_s: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        return f"{self.action} {self.role}"
+
+
+def make_plan(
+    seed: int,
+    duration_s: float,
+    every_s: float,
+    members: Mapping[str, int],
+    only: Collection[str] = (),
+) -> list[Fault]:
+    """Faults at random instants, `every_s` apart on average, for `duration_s`.
+
+    `members` is how many there are of each role, `only` the kinds to choose from, such as "kill
+    worker" (none: all). Raises InvalidArgument for a kind that there is not, in this cluster.
+    """
+    chance = random.Random(seed)
+    kinds = [(role, action) for role in WEIGHTS if members.get(role) for action in WEIGHTS[role]]
+    if wrong := set(only) - {f"{action} {role}" for role, action in kinds}:
+        known = ", ".join(f"{action} {role}" for role, action in kinds)
+        raise InvalidArgument(f"no fault is called {wrong.pop()!r} here; there are: {known}")
+    kinds = [kind for kind in kinds if not only or f"{kind[1]} {kind[0]}" in only]
+    weights = [WEIGHTS[role][action] for role, action in kinds]
+    plan = []
+    at_s = chance.expovariate(1 / every_s)
+    while at_s < duration_s:
+        role, action = chance.choices(kinds, weights)[0]
+        lasts_s = round(chance.uniform(*LASTS_S), 2) if action in LASTING else 0.0
+        number = chance.randrange(members[role])
+        plan.append(Fault(round(at_s, 3), role, number, action, lasts_s))
+        at_s += chance.expovariate(1 / every_s)
+    return plan

@@ -1,0 +1,78 @@
+"""What a trainer of chaos writes down: one JSON line a record, appended by one write.
+
+A killed process loses nothing of what it has written, as the page cache is the kernel's. An
+element counts as delivered once its record is written, which is before the next block is asked
+for. Times are CLOCK_MONOTONIC, which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+
+class Started(msgspec.Struct, frozen=True, tag="started"):
+    """A trainer process; all that follows is its, until the next one has started."""
+
+    name: str
+    at_s: float
+
+
+class Joined(msgspec.Struct, frozen=True, tag="joined"):
+    """It is a consumer of a repetition from now on, and has asked for nothing yet."""
+
+    repetition: int
+    consumer_id: int
+    at_s: float
+
+
+class Got(msgspec.Struct, frozen=True, tag="got"):
+    """A block of elements. `damaged` are those whose content is not what their id says."""
+
+    repetition: int
+    at_s: float
+    ids: list[int]
+    damaged: list[int] = []
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """It was told that the repetition has ended, and has all of its elements."""
+
+    repetition: int
+    at_s: float
+
+
+Record = Started | Joined | Got | Ended
+
+_decode = msgspec.json.Decoder(Record).decode
+
+
+class Recorder:
+    """Appends records to a file."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        torn = path.exists() and not path.read_bytes().endswith(b"\n")
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        if torn:  # the process before was killed while it wrote
+            os.write(self._file, b"\n")
+
+    def add(self, record: Any) -> None:
+        os.write(self._file, msgspec.json.encode(record) + b"\n")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def read_records(path: pathlib.Path) -> Iterator[Record]:
+    """The records of a file. One that was not written whole does not count."""
+    if not path.exists():
+        return
+    for line in path.read_bytes().splitlines():
+        try:
+            yield _decode(line)
+        except msgspec.DecodeError:
+            continue

@@ -1,0 +1,129 @@
+"""The report of a run: all that was found, for programs (JSON) and for people (a table)."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from ...journal import decode, verify
+from ...storage import open_storage
+from .cluster import LOST_WITH_A_TRAINER, Cluster, Done, Options
+from .history import History, read_history
+from .ledger import Verdict, check
+from .recovery import Waits, deliveries, throughput, waits_by_kind
+
+
+class Hit(msgspec.Struct, frozen=True):
+    """A fault as it happened, for the plot and for reading the logs."""
+
+    at_s: float  # after the faults' beginning
+    kind: str
+    name: str  # of the process
+
+
+class Report(msgspec.Struct):
+    """What a run of chaos found."""
+
+    options: Options
+    faults_s: float  # how long there were faults
+    hits: list[Hit]
+    faults: dict[str, int]  # by kind
+    missed: int  # faults that found nobody
+    ended_by_themselves: list[str]  # processes, with the end of their logs
+    verdict: Verdict
+    waits: dict[str, Waits]  # by kind of fault
+    throughput: list[int]  # elements, in each second since the faults began
+    journal_events: int
+    journal_terms: int
+    journal_sound: bool
+
+    @property
+    def kept(self) -> bool:
+        """Whether every promise was."""
+        return not self.verdict.broken
+
+
+def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) -> Report:
+    """Check everything, once no dispatcher runs any more. Storage must be readable."""
+    storage = open_storage(cluster.storage)
+    try:
+        verified = verify(storage)
+        history = read_history(
+            (record.sequence, record.term, decode(record.sequence, record.data))
+            for record in storage.read()
+        )
+    finally:
+        storage.close()
+    records, lives = cluster.records(), cluster.lives
+    verdict = check(
+        history,
+        records,
+        lives,
+        elements=options.elements,
+        lost_with_a_trainer=LOST_WITH_A_TRAINER,
+        wall_s=time.time() - time.monotonic(),
+    )
+    verdict.broken += [f"the journal: {problem.message}" for problem in verified.problems]
+    blocks = deliveries(records)
+    kinds = [(_kind(done, cluster, history), done) for done in cluster.done]
+    done = [(kind, done) for kind, done in kinds if done.name is not None]
+    return Report(
+        options=options,
+        faults_s=round(ended_s - began_s, 1),
+        hits=[Hit(round(d.at_s - began_s, 2), kind, d.name or "") for kind, d in done],
+        faults=dict(sorted(Counter(kind for kind, _ in done).items())),
+        missed=len(kinds) - len(done),
+        ended_by_themselves=[
+            f"{life.name}: {life.last_words}" for life in lives.values() if life.ended_by_itself
+        ],
+        verdict=verdict,
+        waits=waits_by_kind(done, blocks),
+        throughput=throughput(blocks, began_s),
+        journal_events=history.events,
+        journal_terms=history.terms,
+        journal_sound=verified.ok,
+    )
+
+
+def _kind(done: Done, cluster: Cluster, history: History) -> str:
+    """The fault's kind; of several dispatchers it matters which one led."""
+    fault = done.fault
+    if fault.role != "dispatcher" or len(cluster.addresses) == 1:
+        return fault.kind
+    leads = history.leader_at(done.at_ms) == cluster.addresses[fault.number]
+    return f"{fault.action} {'leader' if leads else 'standby'}"
+
+
+def render(report: Report) -> Any:
+    """The report as something that rich prints."""
+    from rich.console import Group
+    from rich.table import Table
+
+    verdict, options = report.verdict, report.options
+    found = Table(show_header=False, title=f"forebay chaos, seed {options.seed}",
+                  title_justify="left")  # fmt: skip
+    cluster = f"{options.dispatchers} dispatchers, {options.workers} workers, "
+    found.add_row("cluster", f"{cluster}{options.trainers} trainers on {options.storage}")
+    found.add_row(
+        "faults",
+        f"{len(report.hits)} in {report.faults_s:.0f} s; {report.missed} more found nobody",
+    )
+    found.add_row("ended by themselves", "\n".join(report.ended_by_themselves) or "none")
+    found.add_row("epochs", f"{verdict.epochs} of {options.elements} elements")
+    found.add_row("delivered", str(verdict.delivered))
+    found.add_row("delivered twice", str(verdict.twice))
+    for excuse, count in sorted(verdict.lost.items()):
+        found.add_row("lost, as allowed", f"{count}: {excuse}")
+    found.add_row("lost otherwise", str(verdict.lost_unexplained))
+    journal = f"{report.journal_events} events in {report.journal_terms} terms, "
+    found.add_row("journal", journal + ("sound" if report.journal_sound else "NOT SOUND"))
+    waits = Table("fault", "hits", "p50", "p99", "longest", title_justify="left",
+                  title="trainers' longest wait after it, seconds")  # fmt: skip
+    for kind, count in report.faults.items():
+        w = report.waits.get(kind)
+        times = [f"{s:.2f}" for s in (w.p50_s, w.p99_s, w.longest_s)] if w else ["–"] * 3
+        waits.add_row(kind, str(count), *times)
+    return Group(found, waits)

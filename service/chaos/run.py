@@ -1,0 +1,78 @@
+"""A run: start the cluster, hit it, let it settle, and judge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ...storage import open_storage
+from ..errors import InvalidArgument
+from .cluster import SETTLE_S, Cluster, Options
+from .plan import Fault, make_plan
+from .report import Report, judge
+
+Tell = Callable[[str], None]
+"""Called with what happens, in words, as it happens."""
+
+
+def run_chaos(options: Options, directory: Path, tell: Tell = lambda _: None) -> Report:
+    """Run it, with everything that it writes in `directory`. Use the main thread.
+
+    When it returns or raises, no process of it is left. Raises ForebayError if the cluster
+    cannot be started, and StorageError if its journal cannot be read at the end.
+    """
+    _require_empty(options.storage)
+    plan = make_plan(
+        options.seed, options.duration_s, options.kill_every_s, options.members, options.only
+    )
+    cluster = Cluster(options, directory)
+    try:
+        tell("starting")
+        cluster.start()
+        began_s = time.monotonic()
+        _inject(cluster, plan, began_s, tell)
+        _wait_until(cluster, began_s + options.duration_s)
+        ended_s = time.monotonic()
+        tell("settling")
+        settled = cluster.settle()
+        for role in ("trainer", "worker", "dispatcher"):
+            cluster.stop(role)
+        report = judge(cluster, options, began_s, ended_s)
+        if not settled:
+            report.verdict.broken.append(
+                f"the last epoch had not ended {SETTLE_S:.0f} s after the last fault"
+            )
+        return report
+    finally:
+        cluster.close()
+
+
+def _inject(cluster: Cluster, plan: list[Fault], began_s: float, tell: Tell) -> None:
+    for fault in plan:
+        _wait_until(cluster, began_s + fault.at_s)
+        cluster.hit(fault)
+        missed = "" if cluster.done[-1].name else " (it is away)"
+        tell(f"{fault.at_s:6.1f} s  {fault.kind} {fault.number}{missed}")
+
+
+def _wait_until(cluster: Cluster, at_s: float) -> None:
+    timeout_s = at_s - time.monotonic()
+    if timeout_s > 0:
+        cluster.wait(lambda: False, timeout_s)
+
+
+def _require_empty(url: str) -> None:
+    if url in ("files", "redis"):
+        return
+    if url.startswith("memory:"):
+        raise InvalidArgument("--storage memory: is lost with the first dispatcher; name another")
+    storage = open_storage(url)
+    try:
+        if storage.extent().last > 0:
+            raise InvalidArgument(
+                f"{url} holds a journal already: chaos needs a storage of its own, so name "
+                "an empty directory, or an unused prefix"
+            )
+    finally:
+        storage.close()

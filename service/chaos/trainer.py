@@ -1,0 +1,116 @@
+"""A trainer of chaos: reads a shared job, epoch after epoch, and writes down what it gets.
+
+It is what `forebay.service.read` does, with less credit, so that little can be in its buffers
+when it is killed. It goes on with the epoch that its last process was in. SIGTERM makes it leave;
+SIGUSR1 cuts every connection that it has, to workers and dispatchers. Every other epoch it
+takes its time, so that workers run ahead of it, and faults find full buffers.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..blocks import Block
+from ..client.consumer import Consumer
+from ..dispatcher_client import DispatcherClient
+from ..proto import forebay_pb2 as pb
+from .records import Ended, Got, Joined, Record, Recorder, Started, read_records
+
+CREDIT_BYTES = 256 << 10
+
+
+class Task(msgspec.Struct, frozen=True):
+    """What a trainer process is told."""
+
+    name: str  # of the process
+    service: str
+    dataset_id: str
+    records: str  # the path of its file
+    stop: str  # once this path exists, the present epoch is the last
+    pace_s: float  # for an element, in epochs of taking its time
+
+
+def main(task: Task) -> None:
+    path = pathlib.Path(task.records)
+    repetition = next_repetition(list(read_records(path)))
+    recorder = Recorder(path)
+    recorder.add(Started(task.name, time.monotonic()))
+    dispatcher = DispatcherClient(task.service)
+    try:
+        job = dispatcher.call_numbered(
+            pb.GetOrCreateJobRequest(
+                dataset_id=task.dataset_id, job_name="chaos", sharding="DYNAMIC"
+            ),
+            pb.GetOrCreateJobResponse,
+        )
+        # A repetition that was begun is ended, even if it is time to stop.
+        while repetition.begun or not os.path.exists(task.stop):
+            pace_s = task.pace_s if repetition.number % 2 == 0 else 0.0
+            _read(dispatcher, job.job_id, repetition.number, recorder, pace_s)
+            repetition = Repetition(repetition.number + 1)
+    finally:
+        dispatcher.close()
+        recorder.close()
+
+
+class Repetition(msgspec.Struct, frozen=True):
+    number: int
+    begun: bool = False
+
+
+def next_repetition(records: list[Record]) -> Repetition:
+    """Where a trainer goes on: with what it has joined and not ended."""
+    for record in reversed(records):
+        if isinstance(record, Joined):
+            return Repetition(record.repetition, begun=True)
+        if isinstance(record, Ended):
+            return Repetition(record.repetition + 1)
+    return Repetition(1)
+
+
+def _read(
+    dispatcher: DispatcherClient, job_id: int, repetition: int, recorder: Recorder, pace_s: float
+) -> None:
+    consumer = Consumer(dispatcher, job_id, repetition, credit_bytes=CREDIT_BYTES)
+    try:
+        recorder.add(Joined(repetition, consumer.consumer_id, time.monotonic()))
+        for block in consumer.blocks():
+            ids, damaged = _unpack(block)
+            recorder.add(Got(repetition, time.monotonic(), ids, damaged))
+            time.sleep(pace_s * block.count)
+        recorder.add(Ended(repetition, time.monotonic()))
+    finally:
+        consumer.close()
+
+
+def _unpack(block: Block) -> tuple[list[int], list[int]]:
+    """The ids of a block's elements, and those among them whose payload is another one's."""
+    ids, payload = (component.values for component in block.components)
+    assert isinstance(ids, np.ndarray) and isinstance(payload, np.ndarray)
+    whole = (payload == ids[:, None]).all(axis=1)
+    return ids.tolist(), ids[~whole].tolist()
+
+
+def _cut_connections(*_: Any) -> None:
+    """As if the network had done it: both ends find the connection closed."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            continue  # no connection
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGUSR1, _cut_connections)
+    main(msgspec.json.decode(sys.argv[1], type=Task))

@@ -1,0 +1,124 @@
+"""`forebay chaos`: a cluster on this machine under random faults, and what it promised."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+import shutil
+import tempfile
+from typing import TYPE_CHECKING
+
+import typer
+
+from ..errors import ForebayError
+
+if TYPE_CHECKING:
+    from ..chaos.report import Report
+
+ONLY = typer.Option([], help='A kind of fault, such as "kill worker"; repeatable. By default, all.')
+
+
+def chaos(
+    seed: int | None = typer.Option(
+        None, min=0, help="Of the plan of faults; a random one by default.", envvar="FOREBAY_SEED"
+    ),
+    minutes: float = typer.Option(
+        1.0, min=0.05, help="How long there are faults.", envvar="FOREBAY_MINUTES"
+    ),
+    storage: str = typer.Option(
+        "files", help='"files", "redis" (a server of its own), or the URL of an empty storage.',
+        envvar="FOREBAY_STORAGE",
+    ),
+    dispatchers: int = typer.Option(
+        2, min=1, help="One leads, the others stand by.", envvar="FOREBAY_DISPATCHERS"
+    ),
+    workers: int = typer.Option(2, min=1, envvar="FOREBAY_WORKERS"),
+    trainers: int = typer.Option(2, min=1, envvar="FOREBAY_TRAINERS"),
+    kill_every: float = typer.Option(
+        2.0, min=0.1, help="Seconds between faults, on average.", envvar="FOREBAY_KILL_EVERY"
+    ),
+    elements: int = typer.Option(
+        4000, min=1, help="Elements an epoch; two workers make 500 a second.",
+        envvar="FOREBAY_ELEMENTS",
+    ),
+    only: list[str] = ONLY,
+    out: str = typer.Option(
+        "", help="Keep logs, records and journal in this directory, which must not exist.",
+        envvar="FOREBAY_OUT",
+    ),
+    json_file: str = typer.Option(
+        "", "--json", help="Write the report to this file.", envvar="FOREBAY_JSON"
+    ),
+    plot: str = typer.Option(
+        "", help="Write throughput over time, with the faults marked, to this PNG.",
+        envvar="FOREBAY_PLOT",
+    ),
+) -> None:  # fmt: skip
+    """Run a cluster on this machine under random faults, and check what it promises.
+
+    Exits 1 if a promise was broken. The seed fixes the plan of faults, not how real processes
+    interleave: the same seed may find something at one time and not at another.
+    """
+    from rich.console import Console
+
+    from ..chaos.cluster import Options
+    from ..chaos.report import render
+    from ..chaos.run import run_chaos
+
+    options = Options(
+        seed=random.randrange(1 << 32) if seed is None else seed,
+        duration_s=60 * minutes,
+        kill_every_s=kill_every,
+        storage=storage,
+        dispatchers=dispatchers,
+        workers=workers,
+        trainers=trainers,
+        elements=elements,
+        only=tuple(only),
+    )
+    directory, keep = _make_directory(out), bool(out)
+    console = Console()
+    try:
+        with console.status("") as shown:
+            report = run_chaos(options, directory, lambda what: shown.update(f"chaos: {what}"))
+        keep = keep or not report.kept
+        console.print(render(report))
+        _write(report, json_file, plot)
+        for promise in report.verdict.broken:
+            console.print(f"BROKEN: {promise}", style="bold red", markup=False, soft_wrap=True)
+        if report.kept:
+            console.print("every promise was kept", style="bold")
+    finally:
+        if keep:
+            console.print(f"logs, records and journal: {directory}", markup=False)
+        else:
+            shutil.rmtree(directory)
+    raise typer.Exit(0 if report.kept else 1)
+
+
+def _make_directory(out: str) -> pathlib.Path:
+    if not out:
+        return pathlib.Path(tempfile.mkdtemp(prefix="forebay-chaos-"))
+    try:
+        pathlib.Path(out).mkdir(parents=True)
+    except OSError as error:
+        raise ForebayError(f"--out {out} cannot be made: {error}; name a new directory") from None
+    return pathlib.Path(out)
+
+
+def _write(report: Report, json_file: str, plot: str) -> None:
+    import msgspec
+
+    from ..chaos.plot import write_plot
+
+    if json_file:
+        text = msgspec.json.format(msgspec.json.encode(report), indent=2)
+        try:
+            pathlib.Path(json_file).write_bytes(text + b"\n")
+        except OSError as error:
+            raise ForebayError(f"--json {json_file} cannot be written: {error}") from None
+    if plot:
+        try:
+            write_plot(report, pathlib.Path(plot))
+        except ForebayError as error:
+            print(f"no plot: {error}")

@@ -1,0 +1,56 @@
+"""A batch as it is kept: one TFRecord frame, on files and in Redis alike.
+
+So its bytes carry their own checksum, their format, their term and their place in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from google.protobuf.message import DecodeError
+
+from .errors import NewerFormat
+from .proto.segment_pb2 import Batch
+from .tfrecord import frame
+
+BATCH_FORMAT = 1
+
+
+class UnfitBatch(Exception):
+    """Bytes that are no batch, or not the one that must follow. The message says which."""
+
+
+def encode_batch(term: int, first_sequence: int, records: Sequence[bytes]) -> bytes:
+    """The records, one at least, as a frame."""
+    batch = Batch(format=BATCH_FORMAT, term=term, first_sequence=first_sequence, records=records)
+    return frame(batch.SerializeToString())
+
+
+def decode_batch(data: bytes, where: str) -> Batch:
+    """The batch in `data`, a frame's content.
+
+    `where` begins the message of a NewerFormat. Raises UnfitBatch, NewerFormat.
+    """
+    try:
+        batch = Batch.FromString(data)
+    except DecodeError as error:
+        raise UnfitBatch(f"holds no batch of records: {error}") from None
+    if batch.format > BATCH_FORMAT:
+        raise NewerFormat(
+            f"{where}: format {batch.format} is newer than {BATCH_FORMAT}, the newest that this "
+            "version knows; upgrade Forebay"
+        )
+    return batch
+
+
+def check_follows(batch: Batch, sequence: int, term: int) -> None:
+    """Whether the batch begins with the record `sequence`, and its term is not before `term`.
+
+    Raises UnfitBatch.
+    """
+    count = len(batch.records)
+    if batch.first_sequence != sequence or not count or not batch.format:
+        what = f"{count} records from {batch.first_sequence}, format {batch.format}"
+        raise UnfitBatch(f"{what}, where record {sequence} must follow")
+    if batch.term < term:
+        raise UnfitBatch(f"term {batch.term} comes after term {term}")

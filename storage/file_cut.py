@@ -1,0 +1,96 @@
+"""The repair of a log on local files: what is behind a record is moved aside."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+from .durable import make_directory, sync_directory, write_atomically
+from .errors import Corrupt, Missing
+from .file_opening import Term, in_use, lock_log, opening_alone
+from .layout import Layout, LogDirectory
+from .segments import Position, Scan
+
+
+def cut(
+    layout: Layout, scan_log: Callable[[LogDirectory], Scan | None], after: int, owner: str
+) -> str:
+    """Storage.cut. `scan_log` begins a pass at or before the batch with the record `after + 1`.
+
+    Raises Locked, Missing, NewerFormat, OSError.
+    """
+    with opening_alone(layout):
+        where = layout.log()
+        try:
+            lock = lock_log(where, owner)
+        except BlockingIOError:
+            raise in_use(layout, where) from None
+        term = Term.read(layout.term)
+        if term is not None:  # without a lease, so that nobody may think this one silent
+            Term(term.number, term.last).write(layout.term)
+    try:
+        scan = scan_log(where)
+        if scan is None:
+            raise Missing(f"{layout.path}: there is no log to cut")
+        end = _end(scan, after)
+        aside = _make_aside(layout)
+        moved_bytes = _cut(where, end, aside)
+        last = end.sequence - 1
+        if term is not None and term.last > last:
+            Term(term.number, last).write(layout.term)
+        if where.condemned.exists():  # at last: until here, the cut must be made again
+            _move(where.condemned, aside)
+    finally:
+        lock.release()
+    return (
+        f"the log ends at record {last} now; {moved_bytes} bytes of "
+        f"{where.segment(end.segment).name} from byte {end.offset}, and all later segments and "
+        f"snapshots, were moved to {aside}"
+    )
+
+
+def _end(scan: Scan, after: int) -> Position:
+    """Where the last batch ends that is not behind `after`."""
+    end = scan.position
+    try:
+        for batch in scan:
+            if batch.first_sequence + len(batch.records) - 1 > after:
+                break
+            end = scan.position
+    except Corrupt:
+        pass  # which is why it is cut
+    return end
+
+
+def _make_aside(layout: Layout) -> Path:
+    numbers = (layout.cuts / str(n) for n in itertools.count(1))
+    aside = next(path for path in numbers if not path.exists())
+    make_directory(aside)
+    return aside
+
+
+def _cut(where: LogDirectory, end: Position, aside: Path) -> int:
+    """Move what is behind `end`; return how many bytes of its own segment that was.
+
+    What goes on after the cut must never be taken for what is moved: so snapshots go first,
+    then segments from the end. A crash in between leaves a log to be cut again.
+    """
+    for sequence in where.list_snapshots():
+        if sequence >= end.sequence:
+            _move(where.snapshot(sequence), aside)
+    for segment in reversed(where.list_segments()):
+        if segment.first > end.segment:
+            _move(segment.path, aside)
+    path = where.segment(end.segment)
+    data = path.read_bytes()
+    write_atomically(aside / f"{path.name}.from-byte-{end.offset}", data[end.offset :])
+    # Not truncated: it may be a file of a superseded log as well, which somebody still reads.
+    write_atomically(path, data[: end.offset])
+    return len(data) - end.offset
+
+
+def _move(path: Path, aside: Path) -> None:
+    path.rename(aside / path.name)
+    sync_directory(aside)
+    sync_directory(path.parent)

@@ -1,0 +1,367 @@
+"""Becoming the writer of a storage in a directory.
+
+The writer is who holds the lock of the log's directory and has written TERM last. A lock ends
+with its process. So whoever gets the lock knows that nobody is left who writes there, and goes
+on where the log ends. Whoever does not get it, and has seen no sign of life for as long as the
+holder's lease, *displaces* the holder:
+
+1. It replaces TERM. The displaced writer looks at TERM before it acknowledges anything, so
+   from here on it acknowledges nothing.
+2. It makes a directory of its own: a copy of the last segment, and links to all the rest. What
+   was acknowledged before step 1 is in there.
+3. It names that directory `takeover-<term>`, and from then on this is where the log lies.
+
+The displaced writer may wake up between any two of its instructions. Whatever it still does, it
+does in the directory that it knows, where nobody looks any more: finish an append or take one
+back, begin a segment, trim, rename a snapshot, condemn the log. It cannot reach what the new
+directory has: of the linked files it writes to none (it writes to its last segment only, and
+that one was copied), and blobs are named by their content, and never removed.
+
+Who opens may stall as well, and be displaced in its turn. TERM and the name of a takeover change
+only under the lock of OPENING, which is held for moments, and only by who finds TERM as it
+has left it. So terms are never given twice, and a log that is out of date never becomes the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from .durable import (
+    TEMPORARY,
+    FileLock,
+    HeldFile,
+    copy,
+    link,
+    make_directory,
+    remove,
+    sync_directory,
+    temporary,
+    write_atomically,
+)
+from .errors import Corrupt, Locked, StorageError
+from .file_writer import FileWriter, Place
+from .layout import FORMAT, Layout, LogDirectory
+from .segments import Position, Scan
+
+log = logging.getLogger(__name__)
+
+_TERM = re.compile(rb"(\d+)(?: (\d+)(?: (\d+)(?: (\S+))?)?)?\n")
+_OPENING_SECONDS = 5.0
+
+
+class Term(NamedTuple):
+    """What TERM says of the latest writer."""
+
+    number: int
+    last: int = 0  # what the log had as the term began
+    lease_ms: int | None = None  # None: not to be displaced as long as it lives
+    place: str = ""
+
+    @classmethod
+    def read(cls, path: Path) -> Term | None:
+        """None if there is none that can be read. Raises OSError."""
+        try:
+            found = _TERM.fullmatch(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        if found is None:
+            return None
+        lease_ms = None if found[3] is None else int(found[3])
+        return cls(int(found[1]), int(found[2] or 0), lease_ms, unquote((found[4] or b"").decode()))
+
+    def write(self, path: Path) -> None:
+        words = [str(self.number), str(self.last)]
+        if self.lease_ms is not None:
+            words += [str(self.lease_ms), quote(self.place)]
+        write_atomically(path, f"{' '.join(words).strip()}\n".encode())
+
+
+class Sighting:
+    """The last sign of life that was seen of a writer, and when it was seen first."""
+
+    def __init__(self) -> None:
+        self._sign: tuple[int, int, int] | None = None
+        self._first_seen_s = 0.0  # monotonic
+
+    def silent_s(self, path: Path) -> float:
+        """How long the file `path` is known to have been untouched."""
+        status = os.stat(path)
+        sign = status.st_dev, status.st_ino, status.st_mtime_ns
+        now_s = time.monotonic()
+        if sign != self._sign:
+            self._sign, self._first_seen_s = sign, now_s
+        return now_s - self._first_seen_s
+
+
+@contextmanager
+def opening_alone(layout: Layout) -> Iterator[None]:
+    """Nobody else changes who the writer is. Raises Locked if somebody hangs in doing that."""
+    until_s = time.monotonic() + _OPENING_SECONDS
+    while True:
+        try:
+            lock = FileLock(layout.opening)
+            break
+        except BlockingIOError:
+            if time.monotonic() > until_s:
+                raise Locked(
+                    f"{layout.path} is being opened by another process, which does not get on; "
+                    "stop that first, or choose another storage"
+                ) from None
+            time.sleep(0.01)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def lock_log(where: LogDirectory, owner: str) -> FileLock:
+    """Take the lock of a log's directory. Raises BlockingIOError while another has it, OSError."""
+    lock = FileLock(where.lock)
+    lock.sign(f"process {os.getpid()}, {owner}")
+    return lock
+
+
+def in_use(layout: Layout, where: LogDirectory) -> Locked:
+    """The error that says who holds the lock."""
+    return Locked(
+        f"{layout.path} is in use by {_holder(where)}; stop that first, or choose another storage"
+    )
+
+
+def _holder(where: LogDirectory) -> str:
+    holder = where.lock.read_text(errors="replace").strip() if where.lock.exists() else ""
+    return holder or "another process"
+
+
+def open_writer(
+    layout: Layout,
+    sighting: Sighting,
+    scan_tail: Callable[[LogDirectory, Callable[[], None]], Scan | None],
+    segment_bytes: int,
+    owner: str,
+    lease_ms: int,
+    place: str,
+) -> FileWriter:
+    """Storage.open_writer. `scan_tail` finds a log's end, and calls what it is given meanwhile.
+
+    Raises Locked, NewerFormat, Corrupt, OSError.
+    """
+    opening = _Opening(layout, owner, lease_ms, place)
+    try:
+        opening.take_place(sighting)
+        where = opening.prepare()
+        end, segment = opening.recover(scan_tail(where, opening.touch))
+        return opening.finish(end, segment, segment_bytes)
+    except BaseException as error:
+        lost = opening.abandon(error)
+        if lost and isinstance(error, Exception):
+            raise in_use(layout, layout.log()) from error  # which explains whatever went wrong
+        raise
+
+
+class _Opening:
+    """One try to become the writer."""
+
+    def __init__(self, layout: Layout, owner: str, lease_ms: int, place: str) -> None:
+        self._layout = layout
+        self._owner = owner
+        self._lease_ms = lease_ms
+        self._place = place
+        self._format = FORMAT
+        self._old = self._log = layout.log()
+        self._predecessor = ""  # who is displaced
+        self._lock: FileLock | None = None
+        self._term: HeldFile | None = None  # as it must still be at the end
+        self._segment: int | None = None
+
+    def take_place(self, sighting: Sighting) -> None:
+        """Take the lock; or step 1, if the time has come. Raises Locked."""
+        with opening_alone(self._layout):
+            self._format = self._make_storage()
+            self._old = self._log = self._layout.log()
+            try:
+                self._lock = lock_log(self._log, self._owner)
+            except BlockingIOError:
+                self._displace(sighting)
+            self._term = HeldFile(self._layout.term)
+
+    def _make_storage(self) -> int:
+        """Make what is not there yet; return the format that is."""
+        layout = self._layout
+        found = layout.read_format()
+        if not found:
+            write_atomically(layout.format, f"forebay storage {FORMAT}\n".encode())
+        where = layout.log()
+        for directory in (where.snapshots, layout.blobs, where.segments):
+            make_directory(directory)
+        return found or FORMAT
+
+    def _displace(self, sighting: Sighting) -> None:
+        term = Term.read(self._layout.term)
+        if term is None or term.lease_ms is None:
+            raise in_use(self._layout, self._log)
+        if self._place and self._place == term.place:
+            why = f"which must have ended, as this process has its place {term.place!r}"
+        elif sighting.silent_s(self._layout.term) * 1000 >= term.lease_ms:
+            why = f"which gave no sign of life for its lease of {term.lease_ms} ms"
+        else:
+            raise in_use(self._layout, self._log)
+        self._predecessor = _holder(self._log)
+        log.warning("%s: taking over from %s, %s", self._layout.path, self._predecessor, why)
+        term = Term(term.number + 1, term.last, self._lease_ms, self._place)
+        term.write(self._layout.term)
+
+    def touch(self) -> None:
+        """Give a sign of life."""
+        if self._term is not None:
+            self._term.touch()
+
+    def prepare(self) -> LogDirectory:
+        """The log's directory, as one that nobody else writes to: step 2."""
+        old = self._old
+        if old.condemned.exists():
+            reason = old.condemned.read_text(errors="replace")
+            raise Corrupt(f"{old.condemned}: {reason}", str(old.condemned))
+        if not self._predecessor:
+            return old
+        new = LogDirectory(temporary(self._layout.path), old.term)
+        for directory in (new.path, new.segments, new.snapshots):
+            directory.mkdir()
+        self._log = new
+        self._lock = lock_log(new, self._owner)
+        self._take_segments(old, new)
+        for sequence in old.list_snapshots():
+            try:
+                link(old.snapshot(sequence), new.snapshot(sequence), self.touch)
+            except FileNotFoundError:
+                continue  # it has just been deleted
+        sync_directory(new.snapshots)
+        sync_directory(new.path)
+        return new
+
+    def _take_segments(self, old: LogDirectory, new: LogDirectory) -> None:
+        segments = old.list_segments()
+        while segments:
+            try:
+                copy(segments[-1].path, new.segment(segments[-1].first), self.touch)
+                break
+            except FileNotFoundError:
+                trimmed, segments = segments, old.list_segments()
+                if trimmed == segments:
+                    raise
+        # From the last one down: the displaced writer may be trimming, from the first one up.
+        for segment in reversed(segments[:-1]):
+            try:
+                link(segment.path, new.segment(segment.first), self.touch)
+            except FileNotFoundError:
+                break
+
+    def recover(self, scan: Scan | None) -> tuple[Position, int | None]:
+        """Make what was read durable, and remove what is behind it.
+
+        Returns the log's end and the descriptor of its last segment.
+        """
+        where = self._log
+        end = scan.position if scan else Position(1, 0, 1, 0)
+        newest = max(where.list_snapshots(), default=0)
+        if newest >= end.sequence:
+            path = where.snapshot(newest)
+            raise Corrupt(
+                f"{path}: the log ends at record {end.sequence - 1}, before this snapshot, so "
+                "records were lost; restore them from a backup, or repair the journal",
+                str(path),
+            )
+        self._check_term(end)
+        if scan:
+            path = where.segment(end.segment)
+            self._segment = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            if scan.torn_bytes:
+                what = "left out %d bytes of an append that was not done"
+                if not self._predecessor:
+                    what = "removed %d bytes of an append that a crash cut off"
+                segment = self._old.segment(end.segment)
+                log.warning(f"%s: byte %d: {what}", segment, end.offset, scan.torn_bytes)
+                os.ftruncate(self._segment, end.offset)
+            os.fsync(self._segment)  # what was read may not have been durable yet
+            sync_directory(where.segments)
+        return end, self._segment
+
+    def _check_term(self, end: Position) -> Term:
+        path = self._layout.term
+        found = Term.read(path)
+        if found is None and end.sequence == 1 and not path.exists():
+            found = Term(0)
+        if found is None or found.number < end.term:
+            content = path.read_bytes() if path.exists() else b""
+            raise Corrupt(
+                f"{path}: byte 0: {content[:40]!r} is not the latest term, which is at least "
+                f"{end.term}; write into it a number that no writer can have had",
+                str(path),
+            )
+        last = end.sequence - 1
+        if found.last > last:
+            segments = self._log.segments
+            raise Corrupt(
+                f"{segments}: the log ends at record {last}, and held {found.last} when term "
+                f"{found.number} began, so records were lost; restore the segments from a backup",
+                str(segments),
+            )
+        return found
+
+    def finish(self, end: Position, segment: int | None, segment_bytes: int) -> FileWriter:
+        """Step 3; then TERM says who the writer is."""
+        layout = self._layout
+        assert self._lock is not None and self._term is not None
+        with opening_alone(layout):
+            if self._lost_place():
+                raise in_use(layout, layout.log())
+            if self._format < FORMAT:
+                write_atomically(layout.format, f"forebay storage {FORMAT}\n".encode())
+            number = self._check_term(end).number
+            if self._predecessor:
+                published = layout.takeover(number)
+                os.rename(self._log.path, published.path)
+                self._log = published
+                sync_directory(layout.path)
+            else:
+                number += 1
+            Term(number, end.sequence - 1, self._lease_ms, self._place).write(layout.term)
+            before, self._term = self._term, HeldFile(layout.term)
+            before.close()
+            for directory in (layout.path, self._log.snapshots, layout.blobs):
+                for leftover in directory.glob(f"{TEMPORARY}*"):
+                    remove(leftover)
+        place = Place(layout, self._log, self._lock, self._term, number, self._lease_ms)
+        return FileWriter(place, segment_bytes, end, segment)
+
+    def abandon(self, error: BaseException) -> bool:
+        """Undo what can be undone; return whether another has taken the place."""
+        lost = self._lost_place()
+        if self._term is not None:
+            self._term.close()
+        if self._segment is not None:
+            os.close(self._segment)
+        if self._lock is not None:
+            self._lock.release()
+        if self._log.path.name.startswith(TEMPORARY):
+            remove(self._log.path)
+            _rename_in(error, self._log.path, self._old.path)  # it is still there
+        return lost
+
+    def _lost_place(self) -> bool:
+        return self._term is not None and not self._term.is_current()
+
+
+def _rename_in(error: BaseException, path: Path, name: Path) -> None:
+    if isinstance(error, StorageError):
+        error.args = (str(error).replace(str(path), str(name)),)
+    if isinstance(error, Corrupt):
+        error.file = error.file.replace(str(path), str(name))

@@ -1,0 +1,120 @@
+"""What a Redis URL says: where the server is, whose journal it is, and how sure to be of it.
+
+redis://[[user]:password@]host[:port][/db]
+rediss://…                                        the same over TLS
+unix://[[user]:password@]/path/of/the/socket[?db=n]
+redis+sentinel://[[user]:password@]host[:port][,host[:port]…]/service[/db]
+
+These parameters are ours; all others are redis-py's own (`socket_timeout`, `ssl_ca_certs` …):
+
+prefix          what the names of all keys begin with                        forebay
+retry_s         how long an append waits for a Redis that is away, seconds   60
+wait_replicas   how many replicas must have an append before it counts       0
+wait_aof        1: it counts when Redis has synced it, whatever appendfsync  0
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
+
+from .errors import StorageUnusable
+
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
+SENTINEL_PORT = 26379
+
+_PREFIX = re.compile(r"[!-~]{1,200}")
+_USER = re.compile(r"(://[^:/?#]*:).*@")
+_HINT = "; what is special in a password is percent-encoded"
+_SECRET = re.compile(r"([?&][^=&]*password=)[^&]*")
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    """A Redis URL, taken apart."""
+
+    url: str  # with no password in it
+    server: str  # the URL for redis-py; with Sentinel, only what it says of user and parameters
+    sentinels: tuple[tuple[str, int], ...]  # (host, port); none without Sentinel
+    service: str  # the name by which the Sentinels know it
+    prefix: str
+    retry_s: float
+    wait_replicas: int
+    wait_aof: bool
+
+
+def redact(url: str) -> str:
+    """`url` without its passwords. Removes too much rather than too little."""
+    return _SECRET.sub(r"\1***", _USER.sub(r"\1***@", url, count=1))
+
+
+def parse_redis_url(url: str) -> RedisAddress:
+    """Raises StorageUnusable, naming the part that is wrong."""
+    try:
+        parts = urlsplit(url)
+        sentinels, service, server = _locate(parts)
+        rest = dict(parse_qsl(parts.query, keep_blank_values=True))
+        prefix = rest.pop("prefix", "forebay")
+        if not _PREFIX.fullmatch(prefix):
+            raise ValueError(f"prefix={prefix!r} is not 1 to 200 printable ASCII characters")
+        retry_s = _number(rest, "retry_s", 60)
+        wait_replicas = _integer(rest, "wait_replicas", 100)
+        wait_aof = bool(_integer(rest, "wait_aof", 1))
+    except ValueError as error:
+        raise StorageUnusable(f"storage {redact(url)}: {error}") from None
+    return RedisAddress(
+        url=redact(url),
+        server=f"{server}?{urlencode(rest)}",
+        sentinels=sentinels,
+        service=service,
+        prefix=prefix,
+        retry_s=retry_s,
+        wait_replicas=wait_replicas,
+        wait_aof=wait_aof,
+    )
+
+
+def _locate(parts: SplitResult) -> tuple[tuple[tuple[str, int], ...], str, str]:
+    """The Sentinels, their service, and the URL for redis-py, but for its parameters."""
+    userinfo, _, hosts = parts.netloc.rpartition("@")
+    server = f"{parts.scheme}://{parts.netloc}{parts.path}"
+    path = parts.path.strip("/")
+    if parts.scheme == "unix":
+        if hosts or not path:
+            raise ValueError("names no socket of this host; write unix:///path/of/the/socket")
+        return (), "", server
+    if parts.scheme != "redis+sentinel":
+        if not _host_and_port(hosts) or (not path.isdigit() and path):
+            raise ValueError(f"write redis://host:port/db, where db is a number or left out{_HINT}")
+        return (), "", server
+    service, _, db = path.partition("/")
+    sentinels = tuple(filter(None, map(_host_and_port, hosts.split(","))))
+    if not service or not (db.isdigit() or not db) or len(sentinels) <= hosts.count(","):
+        raise ValueError(f"write redis+sentinel://host:port,host:port/service/db{_HINT}")
+    netloc = f"{userinfo}@unknown" if userinfo else "unknown"
+    return sentinels, unquote(service), f"redis://{netloc}/{db}"
+
+
+def _host_and_port(text: str) -> tuple[str, int] | None:
+    """None if it is none. Not said in words: it may be part of a password."""
+    try:
+        parts = urlsplit(f"//{text}")
+        port = parts.port
+    except ValueError:
+        return None
+    return (parts.hostname, port or SENTINEL_PORT) if parts.hostname else None
+
+
+def _number(values: dict[str, str], name: str, default: float) -> float:
+    text = values.pop(name, str(default))
+    if not re.fullmatch(r"\d{1,9}(\.\d*)?", text):
+        raise ValueError(f"{name}={text!r} is not a number of seconds")
+    return float(text)
+
+
+def _integer(values: dict[str, str], name: str, most: int) -> int:
+    text = values.pop(name, "0")
+    if not text.isdigit() or int(text) > most:
+        raise ValueError(f"{name}={text!r} is not a whole number from 0 to {most}")
+    return int(text)

@@ -1,0 +1,213 @@
+"""Commands to one Redis, and what its failures mean.
+
+Below the level of redis-py's own client: each call is one write of some commands and one read
+of their replies, on one connection, tried once. Who may try again, and for how long, is for the
+caller to say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from redis import exceptions as redis_errors
+from redis.backoff import NoBackoff
+from redis.connection import ConnectionPool, parse_url
+from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError, Sentinel
+
+from .errors import StorageUnusable, Unavailable
+from .redis_address import RedisAddress
+
+TIMEOUT_S = 5.0  # for one connection, or one reply, unless the URL has socket_timeout
+CONFIRM_MS = 1000  # at most, for replicas and the disk to confirm a write, before it is retried
+
+_PASSING = {  # what Redis answers while something is going on, and what that is
+    "BUSY": "it runs a script that does not end",
+    "CLUSTERDOWN": "its cluster is down",
+    "LOADING": "it is loading its data",
+    "MASTERDOWN": "its primary is away",
+    "MISCONF": "it cannot write to its disk; mend that",
+    "NOREPLICAS": "it has too few replicas (min-replicas-to-write)",
+    "OOM": "it is out of memory; raise maxmemory",
+    "READONLY": "it is a replica, which cannot be written; name the primary",
+    "TRYAGAIN": "it is moving keys",
+}
+_PASSING_CODE = re.compile(rf"\b({'|'.join(_PASSING)})\b")
+
+
+class Script:
+    """A Lua script. What it does is done as a whole, or not at all."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+class RedisClient:
+    """Connections to the Redis of an address, made when they are needed. Thread-safe."""
+
+    def __init__(self, address: RedisAddress) -> None:
+        """Connects to nothing yet. Raises StorageUnusable for parameters that do not exist."""
+        self.address = address
+        self.sentinel: Sentinel | None = None
+        self._closed = False
+        try:
+            options: dict[str, Any] = {"socket_timeout": TIMEOUT_S} | parse_url(address.server)
+            if not options["socket_timeout"] > 0:
+                raise ValueError("socket_timeout=0 would wait for ever; give some seconds")
+            # One attempt a call; the same replies from each version of redis-py.
+            options |= {"retry": Retry(NoBackoff(), 0), "protocol": 2, "decode_responses": False}
+            options.setdefault("socket_connect_timeout", options["socket_timeout"])
+            self._pool = self._make_pool(options)
+            self._pool.make_connection()  # which checks the options, and does not connect yet
+        except (TypeError, ValueError) as error:
+            raise StorageUnusable(f"storage {address.url}: {error}; mend the parameters") from None
+        # What follows a write on its connection, whose last write these are about.
+        confirm_ms = min(CONFIRM_MS, int(options["socket_timeout"] * 500) or 1)
+        self.confirmations: list[tuple[Any, ...]] = []
+        if address.wait_replicas:
+            self.confirmations.append(("WAIT", address.wait_replicas, confirm_ms))
+        if address.wait_aof:
+            self.confirmations.append(("WAITAOF", 1, 0, confirm_ms))
+
+    def _make_pool(self, options: dict[str, Any]) -> ConnectionPool:
+        if not self.address.sentinels:
+            return ConnectionPool(**options)
+        del options["host"]
+        password = options.pop("sentinel_password", None)
+        self.sentinel = Sentinel(
+            self.address.sentinels,
+            sentinel_kwargs={
+                name: value
+                for name, value in options.items()
+                if name.startswith("socket_") or name in ("retry", "protocol")
+            }
+            | {"password": password},
+            **options,
+        )
+        pool: ConnectionPool = self.sentinel.master_for(self.address.service).connection_pool
+        return pool
+
+    def close(self) -> None:
+        """Drop all connections; those that are in use, when they are done. Idempotent."""
+        self._closed = True
+        self._pool.disconnect(inuse_connections=False)
+        if self.sentinel is not None:
+            self.sentinel.close()
+
+    def run(self, *command: Any) -> Any:
+        """The reply to one command. Raises StorageUnusable, or Unavailable which is one."""
+        with self.failures():
+            return _first(self._exchange([command]))
+
+    def run_together(self, *commands: tuple[Any, ...]) -> list[Any]:
+        """The replies to commands between which no other client's are executed."""
+        with self.failures():
+            replies = self._exchange([("MULTI",), *commands, ("EXEC",)])
+            for reply in replies:
+                _first([reply])
+            together: list[Any] = replies[-1]
+            return [_first([reply]) for reply in together]
+
+    def run_script(
+        self, script: Script, keys: tuple[str, ...], args: tuple[Any, ...], confirm: bool = False
+    ) -> Any:
+        """What the script returns.
+
+        With `confirm` it is also kept by as many replicas, and on disk, as the address asks
+        for; if not in time, Unavailable is raised although it was done.
+        """
+        arguments = (len(keys), *keys, *args)
+        confirmations = self.confirmations if confirm else []
+        with self.failures():
+            replies = self._exchange([("EVALSHA", script.sha, *arguments), *confirmations])
+            if isinstance(replies[0], redis_errors.NoScriptError):  # new, or restarted
+                replies = self._exchange([("EVAL", script.text, *arguments), *confirmations])
+            result = _first(replies)
+            self._check_confirmed(replies[1:])
+            return result
+
+    def _check_confirmed(self, replies: list[Any]) -> None:
+        for reply in replies:
+            _first([reply])
+            if isinstance(reply, list):
+                if not reply[0]:
+                    raise Unavailable(f"{self.address.url}: Redis has not synced its AOF in time")
+            elif reply < self.address.wait_replicas:
+                raise Unavailable(
+                    f"{self.address.url}: {reply} replicas have confirmed in time, and "
+                    f"wait_replicas={self.address.wait_replicas} are needed"
+                )
+
+    def _exchange(self, commands: list[tuple[Any, ...]]) -> list[Any]:
+        connection = self._pool.get_connection()
+        done = False
+        try:
+            connection.send_packed_command(connection.pack_commands(commands))
+            replies = [_reply(connection.read_response) for _ in commands]
+            done = True
+            return replies
+        finally:
+            if not done or self._closed:  # a reply may still come, and be taken for another one's
+                connection.disconnect()
+            self._pool.release(connection)
+
+    @contextmanager
+    def failures(self) -> Iterator[None]:
+        """Makes storage errors of redis-py's."""
+        try:
+            yield
+        except (redis_errors.RedisError, OSError) as error:
+            raise self._explain(error) from error
+
+    def _explain(self, error: Exception) -> StorageUnusable:
+        url = self.address.url
+        if isinstance(error, redis_errors.AuthenticationError):
+            return StorageUnusable(
+                f"{url}: Redis refuses the user or the password ({error}); give the right ones: "
+                "redis://user:password@host"
+            )
+        if isinstance(error, redis_errors.NoPermissionError):
+            return StorageUnusable(f"{url}: {error}; allow it in the user's ACL")
+        if isinstance(error, redis_errors.ReadOnlyError):
+            return Unavailable(f"{url}: {_PASSING['READONLY']}")
+        if isinstance(error, redis_errors.OutOfMemoryError):
+            return Unavailable(f"{url}: {_PASSING['OOM']}")
+        if isinstance(error, redis_errors.BusyLoadingError):
+            return Unavailable(f"{url}: {_PASSING['LOADING']}")
+        if isinstance(error, redis_errors.MovedError | redis_errors.ClusterCrossSlotError):
+            return StorageUnusable(f"{url} is a Redis Cluster; name a Redis that is none")
+        if isinstance(error, MasterNotFoundError):
+            return Unavailable(
+                f"{url}: no Sentinel knows a primary that is up; do they run, and is the "
+                f"service called {self.address.service!r}?"
+            )
+        if isinstance(error, redis_errors.ConnectionError | redis_errors.TimeoutError | OSError):
+            why = str(error).rstrip(".")
+            return Unavailable(f"{url}: {why}; is Redis running, and reachable from here?")
+        passing = _PASSING_CODE.search(str(error))
+        if passing:
+            return Unavailable(f"{url}: {_PASSING[passing[1]]}")
+        if str(error).startswith("WRONGTYPE"):
+            return StorageUnusable(
+                f"{url}: keys of the prefix {self.address.prefix!r} hold something else; give "
+                "the journal a prefix of its own (?prefix=name)"
+            )
+        return StorageUnusable(f"{url}: Redis answers: {error}")
+
+
+def _reply(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except redis_errors.ResponseError as error:
+        return error  # one command's; the next one's reply follows
+
+
+def _first(replies: list[Any]) -> Any:
+    if isinstance(replies[0], Exception):
+        raise replies[0]
+    return replies[0]

@@ -1,0 +1,185 @@
+"""The writer of a storage in Redis.
+
+Each change is one script that compares the term first, so a writer that was displaced changes
+nothing. When Redis is away, appends and blobs wait for it, and are tried again: a script that
+was executed, and whose reply was lost, recognises its own work.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import tenacity
+
+from .base import Writer, blob_digest
+from .batches import encode_batch
+from .errors import (
+    AppendFailed,
+    Corrupt,
+    Fenced,
+    OutOfSequence,
+    StorageError,
+    StorageUnusable,
+    Unavailable,
+)
+from .redis_client import RedisClient, Script
+from .redis_log import Keys
+from .redis_scripts import (
+    APPEND,
+    CLOSE,
+    CONDEMN,
+    CONFIRM,
+    DELETE_SNAPSHOT,
+    RENEW,
+    TRIM,
+    WRITE_BLOB,
+    WRITE_SNAPSHOT,
+)
+from .tfrecord import frame
+
+log = logging.getLogger(__name__)
+
+CONDEMNED = (
+    "restore Redis's data from a backup that has them, or accept their loss by a repair of the "
+    "journal"
+)
+
+
+class RedisWriter(Writer):
+    """The writer of a RedisStorage.
+
+    Beside what `Writer` says, each method raises Corrupt when Redis has come back with less
+    than was acknowledged. `close` may be called while another thread appends, and ends its
+    waiting for a Redis that is away.
+    """
+
+    def __init__(
+        self,
+        client: RedisClient,
+        keys: Keys,
+        term: int,
+        token: str,
+        last_sequence: int,
+        lease_ms: int,
+    ) -> None:
+        """`client` is this writer's from now on, and closed with it."""
+        self.term = term
+        self.last_sequence = last_sequence
+        self.lease_ms = lease_ms
+        self._client = client
+        self._keys = keys
+        self._token = token
+        self._url = client.address.url
+        self._failed = ""  # why no append can follow
+        self._closed = threading.Event()
+
+    def confirm(self) -> None:
+        """Wait until all that was written is as durable as the URL asks; as long as `append`."""
+        if self._client.confirmations:
+            self._run_patiently(CONFIRM)
+
+    def append(self, records: Sequence[bytes]) -> int:
+        self._check_open()
+        if self._failed:
+            raise AppendFailed(f"an earlier append failed: {self._failed}")
+        if not records:
+            return self.last_sequence
+        last = self.last_sequence + len(records)
+        batch = encode_batch(self.term, self.last_sequence + 1, records)
+        self._failed = "it was interrupted"  # until it is known to be durable
+        try:
+            self._run_patiently(APPEND, last, batch)
+        except StorageUnusable as error:
+            self._failed = str(error)
+            raise AppendFailed(f"an append was given up: {error}") from error
+        except (Fenced, Corrupt):
+            self._failed = ""  # Redis says so each time
+            raise
+        self._failed = ""
+        self.last_sequence = last
+        return last
+
+    def renew(self) -> None:
+        self._run(RENEW)
+
+    def condemn(self, reason: str) -> None:
+        self._run(CONDEMN, reason)
+        self._failed = reason
+
+    def write_snapshot(self, sequence: int, data: bytes) -> None:
+        self._check_open()
+        if not 1 <= sequence <= self.last_sequence:
+            raise OutOfSequence(
+                f"a snapshot at {sequence} does not fit a log that ends at {self.last_sequence}"
+            )
+        self._run(WRITE_SNAPSHOT, sequence, frame(data))
+
+    def delete_snapshot(self, sequence: int) -> None:
+        self._run(DELETE_SNAPSHOT, sequence)
+
+    def trim(self, before: int) -> None:
+        self._run(TRIM, before)
+
+    def write_blob(self, data: bytes) -> str:
+        digest = blob_digest(data)
+        self._run_patiently(WRITE_BLOB, digest, data)
+        return digest
+
+    def close(self) -> None:
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        try:
+            self._client.run_script(CLOSE, self._keys, (self.term, self._token))
+        except StorageError as error:
+            log.warning("the writer's place is free only when its lease is out: %s", error)
+        self._client.close()
+
+    def _run_patiently(self, script: Script, *args: Any) -> None:
+        """Run a script, which may be repeated, until Redis answers; but no longer than said."""
+        retry_s = self._client.address.retry_s
+        self._check_open()
+        try:
+            self._send(script, *args)
+            return
+        except Unavailable as error:
+            log.warning("waiting for Redis, for up to %g s: %s", retry_s, error)
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(Unavailable),
+            wait=tenacity.wait_exponential(0.02, max=1) + tenacity.wait_random(0, 0.1),
+            stop=tenacity.stop_after_delay(retry_s) | tenacity.stop_when_event_set(self._closed),
+            sleep=tenacity.sleep_using_event(self._closed),
+            reraise=True,
+        )
+        retrying(self._send, script, *args)
+        log.info("%s: Redis is back; nothing was lost, and the journal goes on", self._url)
+
+    def _run(self, script: Script, *args: Any) -> None:
+        self._check_open()
+        self._send(script, *args)
+
+    def _send(self, script: Script, *args: Any) -> None:
+        arguments = (self.term, self._token, self.last_sequence, *args)
+        result = self._client.run_script(script, self._keys, arguments, confirm=script is not RENEW)
+        match result:
+            case [b"ok"]:
+                return
+            case [b"fenced"]:
+                raise Fenced(
+                    f"{self._url}: another writer has taken over from term {self.term}; this one "
+                    "must stop"
+                )
+            case [b"corrupt", bytes() as reason]:
+                raise Corrupt(f"{self._url}: {reason.decode()}; {CONDEMNED}")
+            case [b"no snapshot", newest]:
+                raise OutOfSequence(
+                    f"{self._url}: no trimming before {args[0]}: the newest snapshot is at {newest}"
+                )
+        raise StorageUnusable(f"{self._url}: a script returned {result!r}")
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise Fenced(f"{self._url}: the writer of term {self.term} gave up its place")

@@ -1,0 +1,275 @@
+"""The ledger can fail: it finds each broken promise, and no excuse goes further than it should."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.chaos.history import read_history
+from forebay.service.chaos.ledger import (
+    NOBODY_READ,
+    TRAINER_GONE,
+    WORKER_GIVEN_UP,
+    WORKER_KILLED,
+    Verdict,
+    check,
+)
+from forebay.service.chaos.members import Life
+from forebay.service.chaos.records import Ended, Got, Joined, Record, Started
+
+ELEMENTS = 10
+HELD = 2  # elements that a trainer can take with it, of one worker
+JOB, ITERATION, WORKERS, TASKS = 1, 2, (10, 11), (20, 21)
+
+
+class Run:
+    """One epoch of ten elements: worker 0 has those below five, worker 1 the others."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[int, ev.Event]] = []  # with their term
+        self.lives = {
+            name: Life(name, name[:-3], int(name[-3]), 0.0, ended_s=100.0, code=0)
+            for name in ("worker0.1", "worker1.1", "trainer0.1", "trainer1.1")
+        }
+        self.lease_ids = itertools.count(100)
+        self.term = 0
+        self.elect(1)
+        self.add(iteration_created=ev.IterationCreated(
+            iteration_id=ITERATION, job_id=JOB, repetition=1))  # fmt: skip
+        for number, (worker, task) in enumerate(zip(WORKERS, TASKS, strict=True)):
+            self.add(worker_registered=ev.WorkerRegistered(
+                worker_id=worker, tags=[f"worker{number}.1"]))  # fmt: skip
+            self.add(task_created=ev.TaskCreated(
+                task_id=task, iteration_id=ITERATION, worker_id=worker))  # fmt: skip
+        self.leases = [self.lease(0, 0, 5), self.lease(1, 5, 5)]
+
+    def add(self, at_s: float = 1.0, **event: Any) -> None:
+        self.events.append((self.term, ev.Event(time_ms=int(at_s * 1000), **event)))
+
+    def elect(self, term: int) -> None:
+        self.term = term
+        self.add(leader_elected=ev.LeaderElected(term=term, address="d:1"))
+
+    def lease(self, worker: int, first: int, count: int, at_s: float = 1.0) -> int:
+        lease_id = next(self.lease_ids)
+        self.add(at_s, splits_leased=ev.SplitsLeased(
+            lease_id=lease_id, iteration_id=ITERATION, task_id=TASKS[worker],
+            first=first, count=count))  # fmt: skip
+        return lease_id
+
+    def finish(self) -> None:
+        self.add(iteration_finished=ev.IterationFinished(iteration_id=ITERATION))
+
+    def verdict(self, *trainers: list[Record], finished: bool = True) -> Verdict:
+        if finished:
+            self.finish()
+        records = [(n, term, event) for n, (term, event) in enumerate(self.events, 1)]
+        return check(
+            read_history(records),
+            trainers,
+            self.lives,
+            elements=ELEMENTS,
+            lost_with_a_trainer=HELD,
+        )
+
+
+def reader(
+    number: int, *ids: int, name: str = "", ended_s: float | None = 50.0, joined_s: float = 1.0
+) -> list[Record]:
+    """A trainer that got these; None: it never saw the epoch's end."""
+    records: list[Record] = [
+        Started(name or f"trainer{number}.1", 0.0),
+        Joined(1, 30 + number, joined_s),
+        Got(1, 2.0, list(ids)),
+    ]
+    return records if ended_s is None else [*records, Ended(1, ended_s)]
+
+
+def broken(verdict: Verdict) -> str:
+    """The one promise that was broken."""
+    (promise,) = verdict.broken
+    return promise
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run()
+
+
+def test_all_is_well(run: Run) -> None:
+    verdict = run.verdict(reader(0, 0, 1, 2, 5, 6), reader(1, 3, 4, 7, 8, 9))
+    assert verdict == Verdict([], 1, 10, 0, 0, {}, 0)
+
+
+class TestDelivery:
+    def test_twice_at_two_trainers(self, run: Run) -> None:
+        verdict = run.verdict(reader(0, *range(10)), reader(1, 4))
+        assert "epoch 1: 1 elements (4) delivered more than once" in broken(verdict)
+        assert verdict.twice == 1
+
+    def test_twice_at_one_trainer(self, run: Run) -> None:
+        verdict = run.verdict(reader(0, *range(10), 4, 4, 5))
+        assert verdict.twice == 3 and "2 elements (4, 5)" in broken(verdict)
+
+    def test_before_and_after_a_restart_of_the_trainer(self, run: Run) -> None:
+        run.lives["trainer0.2"] = Life("trainer0.2", "trainer", 0, 10.0)
+        first = reader(0, 0, 1, ended_s=None)
+        verdict = run.verdict([*first, *reader(0, *range(1, 10), name="trainer0.2")])
+        assert "delivered more than once" in broken(verdict)
+
+    def test_never_leased(self, run: Run) -> None:
+        verdict = run.verdict(reader(0, *range(11)))
+        assert "(10) delivered that were leased to nobody" in broken(verdict)
+
+    def test_of_no_epoch(self, run: Run) -> None:
+        stray: list[Record] = [Joined(2, 77, 1.0), Got(2, 2.0, [3]), Ended(2, 3.0)]
+        verdict = run.verdict([*reader(0, *range(10)), *stray])
+        assert "epoch 2" in broken(verdict) and "not in the journal" in broken(verdict)
+
+    def test_damaged(self, run: Run) -> None:
+        records = reader(0, *range(10))
+        records[2] = Got(1, 2.0, list(range(10)), [7])
+        verdict = run.verdict(records)
+        assert "(7) damaged" in broken(verdict) and verdict.damaged == 1
+
+
+class TestLosses:
+    def test_without_excuse(self, run: Run) -> None:
+        verdict = run.verdict(reader(0, *range(9)))
+        assert "1 elements (9) lost: they were leased to worker1.1" in broken(verdict)
+        assert verdict.lost_unexplained == 1 and verdict.lost == {}
+
+    def test_a_killed_worker_excuses_its_own(self, run: Run) -> None:
+        run.lives["worker1.1"].killed_s = 20.0
+        verdict = run.verdict(reader(0, 0, 1, 2, 3, 4))
+        assert verdict.broken == [] and verdict.lost == {WORKER_KILLED: 5}
+
+    def test_a_killed_worker_does_not_excuse_the_others(self, run: Run) -> None:
+        run.lives["worker0.1"].killed_s = 20.0
+        verdict = run.verdict(reader(0, *range(9)))
+        assert verdict.lost_unexplained == 1
+
+    def test_a_worker_killed_after_the_epoch_was_read_is_no_excuse(self, run: Run) -> None:
+        run.lives["worker1.1"].killed_s = 51.0
+        assert run.verdict(reader(0, *range(9))).lost_unexplained == 1
+
+    def test_a_worker_told_to_stop_is_no_excuse(self, run: Run) -> None:
+        run.lives["worker1.1"].terminated_s = 20.0
+        run.lives["worker1.1"].ended_s = 25.0
+        assert run.verdict(reader(0, *range(9))).lost_unexplained == 1
+
+    def test_a_worker_told_to_stop_after_the_epoch_was_read_is_none_either(self, run: Run) -> None:
+        run.lives["worker1.1"].terminated_s = 60.0
+        assert run.verdict(reader(0, *range(9))).lost_unexplained == 1
+
+    def test_a_worker_that_stopped_while_nobody_read(self, run: Run) -> None:
+        run.lives["worker1.1"].terminated_s = 20.0
+        run.lives["worker1.1"].ended_s = 25.0
+        run.lives["trainer0.1"].ended_s = 21.0
+        run.lives["trainer0.2"] = Life("trainer0.2", "trainer", 0, 22.0)
+        first = reader(0, *range(6), ended_s=None)
+        verdict = run.verdict([*first, *reader(0, name="trainer0.2", joined_s=24.0)])
+        assert verdict.broken == []
+        assert verdict.lost == {TRAINER_GONE: HELD, NOBODY_READ: 2}
+
+    def test_a_trainer_excuses_what_its_buffers_hold_and_no_more(self, run: Run) -> None:
+        run.lives["trainer1.1"].ended_s = 30.0
+        trainers = reader(0, 0, 1, 2, 3, 4, 5, 6, 7), reader(1, ended_s=None)
+        assert run.verdict(*trainers).lost == {TRAINER_GONE: HELD}
+        trainers = reader(0, 0, 1, 2, 3, 4, 5, 6), reader(1, ended_s=None)
+        verdict = run.verdict(*trainers)
+        assert verdict.lost == {TRAINER_GONE: HELD} and verdict.lost_unexplained == 1
+
+    def test_of_each_worker_a_trainer_can_hold_some(self, run: Run) -> None:
+        trainers = reader(0, 0, 1, 2, 5, 6, 7), reader(1, ended_s=None)
+        assert run.verdict(*trainers).lost == {TRAINER_GONE: 2 * HELD}
+
+    def test_a_trainer_that_left_before_the_lease_is_no_excuse(self, run: Run) -> None:
+        run.add(lease_returned=ev.LeaseReturned(lease_id=run.leases[1], count=1))
+        run.lease(0, 9, 1, at_s=40.0)
+        run.lives["trainer1.1"].ended_s = 30.0
+        trainers = reader(0, *range(9)), reader(1, ended_s=None)
+        assert run.verdict(*trainers).lost_unexplained == 1
+
+    def test_a_trainer_that_left_another_epoch_is_no_excuse(self, run: Run) -> None:
+        run.add(iteration_created=ev.IterationCreated(
+            iteration_id=ITERATION + 1, job_id=JOB, repetition=2))  # fmt: skip
+        other: list[Record] = [Started("trainer1.1", 0.0), Joined(2, 31, 1.0)]
+        verdict = run.verdict(reader(0, *range(9)), other)
+        assert verdict.lost_unexplained == 1
+
+    def test_a_worker_given_up_needs_to_have_been_paused(self, run: Run) -> None:
+        lost = ev.WorkerLost(worker_id=WORKERS[1], reason="no sign of life")
+        run.add(40.0, worker_lost=lost)
+        assert run.verdict(reader(0, *range(9))).lost_unexplained == 1
+        run.lives["worker1.1"].pauses = [(30.0, 39.0)]
+        assert run.verdict(reader(0, *range(9)), finished=False).lost == {WORKER_GIVEN_UP: 1}
+
+    def test_never_handed_out(self, run: Run) -> None:
+        run.add(lease_returned=ev.LeaseReturned(lease_id=run.leases[1], count=2))
+        run.lives["worker1.1"].killed_s = 20.0  # which has nothing to do with it
+        verdict = run.verdict(reader(0, *range(8)))
+        assert "finished without handing them out" in broken(verdict)
+        assert verdict.lost_unexplained == 2
+
+
+class TestJournal:
+    def test_a_split_leased_twice(self, run: Run) -> None:
+        run.lease(0, 9, 1)
+        assert "(9) leased again" in broken(run.verdict(reader(0, *range(10))))
+
+    def test_a_split_handed_back_may_be_leased_again(self, run: Run) -> None:
+        run.add(lease_returned=ev.LeaseReturned(lease_id=run.leases[1], count=1))
+        run.lease(0, 9, 1)
+        assert run.verdict(reader(0, *range(10))).broken == []
+
+    def test_what_was_begun_was_not_handed_back(self, run: Run) -> None:
+        run.add(lease_returned=ev.LeaseReturned(lease_id=run.leases[1], count=1))
+        run.lease(0, 8, 1)
+        assert any("(8) leased again" in b for b in run.verdict(reader(0, *range(10))).broken)
+
+    def test_an_epoch_that_never_finished(self, run: Run) -> None:
+        verdict = run.verdict(reader(0, *range(4), ended_s=None), finished=False)
+        assert "epoch 1 never finished: 6 elements (4, 5, 6, 7, 8, …)" in broken(verdict)
+
+    def test_a_term_that_does_not_grow(self, run: Run) -> None:
+        run.elect(3)
+        run.elect(3)
+        assert "term 3 follows term 3" in broken(run.verdict(reader(0, *range(10))))
+
+    def test_an_event_of_a_term_that_has_passed(self, run: Run) -> None:
+        run.elect(3)
+        run.term = 1
+        run.add(consumer_left=ev.ConsumerLeft(consumer_id=1))
+        run.term = 3
+        assert "of term 1 was written in term 3" in broken(run.verdict(reader(0, *range(10))))
+
+    def test_a_gap(self, run: Run) -> None:
+        run.finish()
+        records = [(n, t, e) for n, (t, e) in enumerate(run.events, 1)]
+        assert len(read_history([*records[:-1], (99, *records[-1][1:])]).broken) == 1
+
+
+class TestProcesses:
+    @pytest.mark.parametrize("name", ["worker0.1", "trainer1.1"])
+    def test_one_that_ends_by_itself(self, run: Run, name: str) -> None:
+        run.lives[name].code = 1
+        assert f"{name} ended by itself, with 1" in broken(run.verdict(reader(0, *range(10))))
+
+    def test_one_that_was_killed_did_not(self, run: Run) -> None:
+        run.lives["worker0.1"].code = -9
+        run.lives["worker0.1"].killed_s = 20.0
+        assert run.verdict(reader(0, *range(10))).broken == []
+
+    def test_one_that_stops_badly(self, run: Run) -> None:
+        life = run.lives["worker0.1"]
+        life.terminated_s, life.code = 20.0, 1
+        assert "told to stop, and ended with 1" in broken(run.verdict(reader(0, *range(10))))
+
+    def test_one_that_does_not_stop(self, run: Run) -> None:
+        life = run.lives["worker0.1"]
+        life.terminated_s, life.killed_s, life.code, life.stuck = 20.0, 60.0, -9, True
+        assert "had to be killed" in broken(run.verdict(reader(0, *range(10))))

@@ -1,0 +1,126 @@
+"""The proxy passes bytes on, and cuts and stalls when it is told to."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from forebay.service.chaos.proxy import Proxies
+from forebay.service.processes import free_port
+
+TIMEOUT_S = 30
+
+
+@pytest.fixture
+def echo() -> Iterator[int]:
+    """The port of a server that sends back what it is sent."""
+
+    def serve(connection: socket.socket) -> None:
+        with connection:
+            try:
+                while data := connection.recv(1 << 16):
+                    connection.sendall(data)
+            except ConnectionError:  # that is what is tested
+                pass
+
+    def accept() -> None:
+        while True:
+            try:
+                connection = listener.accept()[0]
+            except OSError:  # closed
+                return
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+@pytest.fixture
+def proxies() -> Iterator[Proxies]:
+    running = Proxies()
+    yield running
+    running.close()
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
+
+
+def ask(connection: socket.socket, question: bytes) -> bytes:
+    connection.sendall(question)
+    answer = b""
+    while len(answer) < len(question) and (data := connection.recv(1 << 16)):
+        answer += data
+    return answer
+
+
+def test_it_passes_on_and_cuts(proxies: Proxies, echo: int) -> None:
+    port = proxies.add("a", echo)
+    with connect(port) as one, connect(port) as two:
+        question = bytes(range(256)) * 4000
+        assert ask(one, question) == question and ask(two, b"x") == b"x"
+        proxies.cut("a")
+        for connection in (one, two):
+            with pytest.raises(ConnectionResetError):
+                connection.recv(1)
+    with connect(port) as three:
+        assert ask(three, b"again") == b"again"
+
+
+def test_it_passes_the_end_on(proxies: Proxies, echo: int) -> None:
+    with connect(proxies.add("a", echo)) as connection:
+        connection.sendall(b"last")
+        connection.shutdown(socket.SHUT_WR)
+        assert b"".join(iter(lambda: connection.recv(10), b"")) == b"last"
+
+
+def test_it_stalls_and_loses_nothing(proxies: Proxies, echo: int) -> None:
+    port, other = proxies.add("a", echo), proxies.add("b", echo)
+    with connect(port) as stalled, connect(other) as free:
+        assert ask(stalled, b"x") == b"x"
+        proxies.stall("a", 600)
+        stalled.setblocking(False)
+        stalled.send(b"held")
+        assert ask(free, b"y") == b"y"
+        with pytest.raises(BlockingIOError):
+            stalled.recv(1)
+        stalled.settimeout(TIMEOUT_S)
+        proxies.stall("a", 0)
+        assert ask(stalled, b"") == b"" and stalled.recv(4) == b"held"
+
+
+def test_it_loses_answers_and_then_cuts(proxies: Proxies, echo: int) -> None:
+    port = proxies.add("a", echo)
+    with connect(port) as connection:
+        assert ask(connection, b"x") == b"x"
+        proxies.mute("a", 0.2)
+        with pytest.raises(ConnectionResetError):
+            assert ask(connection, b"question") == b"not even this"
+    with connect(port) as again:
+        assert ask(again, b"y") == b"y"
+
+
+def test_nobody_there(proxies: Proxies, echo: int) -> None:
+    port = proxies.add("a", free_port())
+    with pytest.raises(ConnectionResetError), connect(port) as connection:
+        connection.recv(1)
+
+
+def test_it_closes_while_connections_are_open(echo: int) -> None:
+    proxies = Proxies()
+    port = proxies.add("a", echo)
+    with connect(port) as connection:
+        assert ask(connection, b"x") == b"x"
+        proxies.close()
+        with pytest.raises(ConnectionResetError):
+            connection.recv(1)
+    proxies.close()
+    with pytest.raises(ConnectionRefusedError):
+        connect(port)

@@ -1,0 +1,64 @@
+"""What trainers write down survives them, and tells the next process where to go on."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from forebay.service.chaos.records import (
+    Ended,
+    Got,
+    Joined,
+    Record,
+    Recorder,
+    Started,
+    read_records,
+)
+from forebay.service.chaos.trainer import Repetition, next_repetition
+
+RECORDS: tuple[Record, ...] = (
+    Started("trainer0.1", 1.0),
+    Joined(1, 30, 2.0),
+    Got(1, 3.0, [4, 5], [5]),
+    Ended(1, 4.0),
+)
+
+
+def test_round_trip(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "records"
+    assert list(read_records(path)) == []
+    recorder = Recorder(path)
+    for record in RECORDS:
+        recorder.add(record)
+    assert list(read_records(path)) == list(RECORDS), "at once: its writer may be killed"
+    recorder.close()
+
+
+def test_cut_at_every_byte(tmp_path: pathlib.Path) -> None:
+    """What was written whole counts, and the next process can go on."""
+    path = tmp_path / "records"
+    recorder = Recorder(path)
+    stops = []
+    for record in RECORDS:
+        recorder.add(record)
+        stops.append(path.stat().st_size)
+    recorder.close()
+    data = path.read_bytes()
+    again = Started("trainer0.2", 9.0)
+    for cut in range(len(data) + 1):
+        path.write_bytes(data[:cut])
+        recorder = Recorder(path)
+        recorder.add(again)
+        recorder.close()
+        whole = sum(stop - 1 <= cut for stop in stops)  # a newline is no news
+        assert list(read_records(path)) == [*RECORDS[:whole], again]
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(0, Repetition(1)), (1, Repetition(1)), (2, Repetition(1, begun=True)),
+     (3, Repetition(1, begun=True)), (4, Repetition(2))],
+)  # fmt: skip
+def test_where_a_trainer_goes_on(count: int, expected: Repetition) -> None:
+    assert next_repetition(list(RECORDS[:count])) == expected

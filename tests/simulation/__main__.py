@@ -1,0 +1,67 @@
+"""`python -m tests.simulation`: run many seeds, or replay one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from concurrent.futures import ProcessPoolExecutor
+
+from .kernel import Violation
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many to run (default: 1000)")
+    parser.add_argument("--from", type=int, default=0, dest="first", help="the first one")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument("--seed", type=int, help="run only this one, and say what comes of it")
+    parser.add_argument("--trace", action="store_true", help="with --seed: print what happens")
+    given = parser.parse_args()
+    if given.seed is not None:
+        return _replay(given.seed, given.trace)
+    begun = time.monotonic()
+    failed = 0
+    seeds = range(given.first, given.first + given.seeds)
+    with ProcessPoolExecutor(given.jobs) as pool:
+        for seed, failure in pool.map(try_seed, seeds, chunksize=10):
+            if failure:
+                failed += 1
+                print(f"seed {seed}: {failure}\n  python -m tests.simulation --seed {seed} --trace")
+    print(f"{len(seeds)} seeds, {failed} violations, {time.monotonic() - begun:.0f} s")
+    return 1 if failed else 0
+
+
+def try_seed(seed: int) -> tuple[int, str]:
+    """The seed, and what was violated, if anything was."""
+    from .patches import simulated
+    from .run import simulate
+
+    with simulated():
+        try:
+            simulate(seed)
+        except Violation as violation:
+            return seed, str(violation)
+        except Exception:  # noqa: BLE001 - the simulator's own fault; the other seeds go on
+            return seed, traceback.format_exc()
+    return seed, ""
+
+
+def _replay(seed: int, verbose: bool) -> int:
+    from .patches import simulated
+    from .run import simulate
+    from .scenario import draw
+
+    print(draw(seed))
+    with simulated():
+        try:
+            print(simulate(seed, verbose=verbose))
+        except Violation as violation:
+            print(f"seed {seed}: {violation}")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""The simulated machines' programs: what runs in each process, and who starts it again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from forebay.service import graphs
+from forebay.service.client import reader as client
+from forebay.service.client.options import ShardingPolicy
+from forebay.service.dispatcher_client import DispatcherClient
+from forebay.service.errors import NotFound, Unavailable
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.worker import tasks, worker
+
+from .kernel import Kernel, Process, kernel
+from .pipeline import GRAPH, Executor, Pipeline, elements_of
+from .threads import SimpleQueue
+
+RESTART_S = 0.5
+
+
+class Node:
+    """A program that is kept running: its process, and the next one when that is over."""
+
+    def __init__(self, this: Kernel, name: str, host: str) -> None:
+        self.kernel = this
+        self.name = name
+        self.host = host
+        self.process: Process | None = None
+        self.processes: list[Process] = []
+        self.done = False  # its work is finished, and it is not started again
+        self.disturbed = False  # it was killed, paused or cut off
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.alive
+
+    def start(self) -> None:
+        if self.alive or self.done:
+            return
+        self.process = Process(self.kernel, f"{self.name}.{len(self.processes)}", self.host)
+        self.processes.append(self.process)
+        self.kernel.trace("start", self.process.name)
+        self.process.spawn("main", self._run)
+
+    def _run(self) -> None:
+        mine = self.process
+        self.main()
+        assert mine is not None
+        self.kernel.trace("exit", mine.name)
+        mine.kill()
+        if not self.done:
+            self.kernel.at(RESTART_S * self.kernel.rng.random(), self.start)
+
+    def main(self) -> None:
+        raise NotImplementedError
+
+    def kill(self, *, vanish: bool = False) -> None:
+        """SIGKILL; with `vanish` its host is gone as well, and nobody says goodbye for it."""
+        if self.alive and self.process is not None:
+            self.disturbed = True
+            self.process.vanished = vanish
+            self.killed(self.process)
+            self.process.kill()
+
+    def killed(self, process: Process) -> None:
+        """For subclasses: keep the books."""
+
+    def pause(self) -> None:
+        if self.alive and self.process is not None and not self.process.paused:
+            self.disturbed = True
+            self.process.pause()
+
+    def resume(self) -> None:
+        if self.process is not None and self.process.paused:
+            self.process.resume()
+
+
+class WorkerNode(Node):
+    """A worker's place."""
+
+    def __init__(self, this: Kernel, name: str, host: str, options: worker.WorkerOptions) -> None:
+        super().__init__(this, name, host)
+        self.options = options
+        self._commands: SimpleQueue = SimpleQueue()
+        self._worker: worker.Worker | None = None
+
+    def start(self) -> None:
+        if not self.alive:
+            self._commands = SimpleQueue()
+        super().start()
+
+    def main(self) -> None:
+        self._worker = running = worker.Worker(self.options)
+        try:
+            running.start()
+        except Unavailable:
+            return  # it exits, and is started again
+        drain = self._commands.get()
+        # It does not wait for consumers that have not come yet, so these lose what it has begun.
+        unread = [task_id for task_id in running._tasks if not running._is_read(task_id)]
+        self.kernel.oracle.unread.update(unread if drain else [])
+        give_up_s = self.kernel.now + self.options.drain_timeout_ms / 1000
+        running.stop(drain=drain)
+        if not drain or self.kernel.now >= give_up_s:  # it need not have delivered everything
+            self.kernel.oracle.dead_uids.add(running._uid)
+        assert self.process is not None
+        left = [f"{t.name} in {t.where()}" for t in self.process.threads if t.name != "main"]
+        if left:
+            self.kernel.fail(f"{self.name} was stopped, and left the threads {left}")
+
+    def killed(self, process: Process) -> None:
+        if self._worker is not None:
+            self.kernel.oracle.dead_uids.add(self._worker._uid)
+
+    def stop(self, *, drain: bool) -> None:
+        """SIGTERM, which drains, or stopping without."""
+        if self.alive:
+            self.kernel.trace("stop", self.name, drain)
+            self._commands.put(drain)
+
+
+class Trainer(Node):
+    """A training program: reads the job's epochs through the product's client."""
+
+    def __init__(self, this: Kernel, name: str, host: str, job: Job) -> None:
+        super().__init__(this, name, host)
+        self.job = job
+        self.epoch = 1
+        self.reading = False
+
+    def main(self) -> None:
+        job = self.job
+        reader = client.Reader(job.service, job.dataset_id(), job.policy, job.name)
+        reader._repetitions = itertools.count(self.epoch)
+        while self.epoch <= job.epochs:
+            self.reading = True
+            try:
+                self._read(reader)
+            except NotFound:
+                return  # it was given up: it begins again
+            self.reading = False
+            self.kernel.trace("epoch", self.name, self.epoch)
+            self.epoch += 1
+        self.done = True
+
+    def _read(self, reader: client.Reader) -> None:
+        rng, oracle = self.kernel.rng, self.kernel.oracle
+        dynamic = self.job.policy is ShardingPolicy.DYNAMIC
+        for block in reader.iterate():
+            for element in elements_of(block):
+                oracle.deliver(self.name, element, dynamic)
+            self.job.seen.add(element.iteration_id)
+            if self.job.step_s:
+                self.kernel.sleep(self.job.step_s * rng.uniform(0.1, 2))
+
+    def killed(self, process: Process) -> None:
+        if self.reading:
+            self.kernel.oracle.excused_consumers += 1
+
+
+class Job:
+    """What the trainers of a run read together."""
+
+    def __init__(
+        self,
+        service: str,
+        pipeline: Pipeline,
+        policy: ShardingPolicy,
+        name: str | None,
+        epochs: int,
+        step_s: float,
+    ) -> None:
+        self.service = service
+        self.pipeline = pipeline
+        self.policy = policy
+        self.name = name
+        self.epochs = epochs
+        self.step_s = step_s  # a trainer's time for a block
+        self.seen: set[int] = set()  # iterations of which a trainer had an element
+
+    def dataset_id(self) -> str:
+        """Registers it; every trainer does, as in life."""
+        dispatcher = DispatcherClient(self.service)
+        try:
+            request = pb.RegisterDatasetRequest(graph=GRAPH, sources=self.pipeline.sources())
+            return dispatcher.call(request, pb.RegisterDatasetResponse).dataset_id
+        finally:
+            dispatcher.close()
+
+
+@contextmanager
+def computing(pipeline: Pipeline, credit_bytes: int) -> Iterator[None]:
+    """Have workers compute this pipeline, and trainers grant so much credit."""
+    before = tasks.make_executor, worker.load, client.CREDIT_BYTES
+    sanitized = graphs.sanitize(GRAPH)
+
+    def make_executor(_: Any, graph: bytes, feed: Any) -> Executor:
+        if graph != sanitized:
+            kernel().fail("a worker got another graph than was registered")
+        return Executor(pipeline, feed)
+
+    tasks.make_executor = make_executor  # type: ignore[assignment]
+    worker.load = lambda: None
+    client.CREDIT_BYTES = credit_bytes
+    try:
+        yield
+    finally:
+        tasks.make_executor, worker.load, client.CREDIT_BYTES = before  # type: ignore[assignment]

@@ -1,0 +1,357 @@
+"""What must be true in every run, checked as it happens: the oracle sees all and knows no mercy.
+
+It keeps the log as the storage has it, folds it into a state of its own, and keeps books of
+splits, answers and elements beside it that owe nothing to the product's code. Each record that
+is stored, each answer that leaves a dispatcher and each element that reaches a trainer is held
+against them. `account` says at the end why every missing element may be missing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from forebay.journal.codec import decode
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core.apply import apply
+from forebay.service.core.state import State, encode_state
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.storage import Record
+
+from .calls import Call
+from .kernel import Kernel, Process, Violation
+
+GOODBYE = "it said goodbye"
+
+
+class Element(NamedTuple):
+    """What a simulated pipeline makes of a split."""
+
+    task_id: int
+    iteration_id: int
+    provider: int
+    repetition: int
+    split: int
+
+
+@dataclass
+class Lease:
+    lease_id: int
+    task_id: int
+    place: tuple[int, int, int]  # iteration, provider, repetition
+    first: int
+    count: int
+
+
+@dataclass
+class Books:
+    """What the journal's events say, kept apart from the state that the product makes of them."""
+
+    jobs: set[int] = field(default_factory=set)
+    datasets: set[str] = field(default_factory=set)
+    consumers: dict[int, int] = field(default_factory=dict)  # iteration, by consumer
+    left: dict[int, str] = field(default_factory=dict)  # why, by consumer
+    workers: dict[int, int] = field(default_factory=dict)  # uid, by worker
+    lost_workers: dict[int, str] = field(default_factory=dict)  # why, by worker
+    tasks: dict[int, tuple[int, int]] = field(default_factory=dict)  # iteration, worker
+    completed: set[int] = field(default_factory=set)  # tasks
+    finished: set[int] = field(default_factory=set)  # iterations
+    collected: set[int] = field(default_factory=set)
+    leases: dict[int, Lease] = field(default_factory=dict)
+    holder: dict[tuple[int, int, int, int], Lease] = field(default_factory=dict)  # by split
+    waived: set[tuple[int, int, int, int]] = field(default_factory=set)  # returned too late
+    repetition: dict[tuple[int, int], int] = field(default_factory=dict)
+
+
+class Oracle:
+    """One a run."""
+
+    def __init__(self, this: Kernel) -> None:
+        self.records: list[Record] = []
+        self.state = State()
+        self.books = Books()
+        self.term = 0
+        self.delivered: dict[Any, str] = {}  # the consumer, by element
+        self.element_count = 0
+        self.answers: dict[tuple[str, int], tuple[Any, ...]] = {}
+        self.counts: Counter[str] = Counter()
+        self.dead_uids: set[int] = set()  # workers whose process was killed
+        self.hand_back_may_fail = False  # because the dispatcher may be out of reach for long
+        self.not_handed_back: set[int] = set()  # tasks whose drained worker could not
+        self.unread: set[int] = set()  # tasks that nobody read yet as their worker was drained
+        self.excused_consumers = 0  # that were killed, or given up, with elements on their way
+        self._kernel = this
+
+    # -- the log -----------------------------------------------------------------------------
+
+    def opened(self, term: int) -> None:
+        """A writer has begun a term."""
+        if term <= self.term:
+            raise Violation(f"term {term} began after term {self.term}")
+        self.term = term
+        self._kernel.trace("term", term)
+
+    def stored(self, term: int, first: int, records: Sequence[bytes]) -> None:
+        """A batch is durable."""
+        if first != len(self.records) + 1:
+            self._kernel.fail(f"record {first} of term {term} follows {len(self.records)}")
+            return
+        if self.records and term < self.records[-1].term:
+            self._kernel.fail(f"a batch of term {term} follows one of {self.records[-1].term}")
+            return
+        for sequence, data in enumerate(records, first):
+            self.records.append(Record(sequence, term, data))
+            event = decode(sequence, data)
+            kind = event.WhichOneof("event") or ""
+            self.counts[kind] += 1
+            self._kernel.trace("event", sequence, term, kind)
+            self._kernel.note(lambda event=event: " ".join(str(event).split()))
+            try:
+                self._enter(event, kind)
+                apply(self.state, event)
+            except Violation as violation:
+                self._kernel.fail(f"event {sequence}: {violation}")
+                return
+            except Exception as bug:
+                self._kernel.crashed(f"applying event {sequence}: {event}", bug)
+                return
+
+    def found(self, first: int, log: Iterable[Record]) -> None:
+        """Somebody recovered from a log that is durable, from `first` on. All of it must be there;
+        what nobody was told of may be as well.
+        """
+        last = first - 1
+        for record in log:
+            last = record.sequence
+            if last > len(self.records):
+                self.stored(record.term, last, [record.data])
+            elif self.records[last - 1] != record:
+                self._kernel.fail(f"record {last} is not what was acknowledged")
+                return
+        if last < len(self.records):
+            self._kernel.fail(f"records {last + 1} to {len(self.records)} were lost")
+
+    def _enter(self, event: ev.Event, kind: str) -> None:
+        entry = getattr(self, f"_{kind}", None)
+        if entry is not None:
+            entry(getattr(event, kind))
+
+    def _leader_elected(self, event: ev.LeaderElected) -> None:
+        if event.term <= self.state.term:
+            raise Violation(f"term {event.term} was elected after {self.state.term}")
+
+    def _dataset_registered(self, event: ev.DatasetRegistered) -> None:
+        self.books.datasets.add(event.dataset_id)
+
+    def _job_created(self, event: ev.JobCreated) -> None:
+        self.books.jobs.add(event.job_id)
+
+    def _iteration_finished(self, event: ev.IterationFinished) -> None:
+        self.books.finished.add(event.iteration_id)
+
+    def _iteration_collected(self, event: ev.IterationCollected) -> None:
+        self.books.collected.add(event.iteration_id)
+
+    def _consumer_joined(self, event: ev.ConsumerJoined) -> None:
+        self.books.consumers[event.consumer_id] = event.iteration_id
+
+    def _consumer_left(self, event: ev.ConsumerLeft) -> None:
+        self.books.left[event.consumer_id] = event.reason
+        if event.reason != GOODBYE:
+            self.excused_consumers += 1
+
+    def _worker_registered(self, event: ev.WorkerRegistered) -> None:
+        self.books.workers[event.worker_id] = event.uid
+
+    def _worker_lost(self, event: ev.WorkerLost) -> None:
+        self.books.lost_workers[event.worker_id] = event.reason
+
+    def _task_created(self, event: ev.TaskCreated) -> None:
+        self.books.tasks[event.task_id] = (event.iteration_id, event.worker_id)
+
+    def _task_completed(self, event: ev.TaskCompleted) -> None:
+        self.books.completed.add(event.task_id)
+
+    def _splits_leased(self, event: ev.SplitsLeased) -> None:
+        books = self.books
+        place = (event.iteration_id, event.provider, event.repetition)
+        lease = Lease(event.lease_id, event.task_id, place, event.first, event.count)
+        if event.lease_id in books.leases:
+            raise Violation(f"lease {event.lease_id} was given twice")
+        books.leases[event.lease_id] = lease
+        for split in range(event.first, event.first + event.count):
+            if (held := books.holder.get((*place, split))) is not None:
+                raise Violation(f"split {split} of {place} is leased by {held} and by {lease}")
+            books.holder[*place, split] = lease
+
+    def _lease_returned(self, event: ev.LeaseReturned) -> None:
+        books = self.books
+        lease = books.leases[event.lease_id]
+        stop = lease.first + lease.count
+        for split in range(stop - event.count, stop):
+            del books.holder[*lease.place, split]
+            if books.repetition.get(lease.place[:2], 0) > lease.place[2]:
+                books.waived.add((*lease.place, split))  # its repetition is over
+
+    def _repetition_started(self, event: ev.RepetitionStarted) -> None:
+        self.books.repetition[event.iteration_id, event.provider] = event.repetition
+
+    # -- answers -----------------------------------------------------------------------------
+
+    def answered(self, server: Process, call: Call, reply: bytes, term_before: int) -> None:
+        """A dispatcher lets an answer go. `term_before` was the term as it heard the question."""
+        term = server.local.get("term", 0)
+        if term < term_before:
+            raise Violation(
+                f"{server.name} answered {call.method} in term {term}, when it was asked in "
+                f"term {term_before}"
+            )
+        name = call.method.rpartition("/")[2]
+        response = getattr(pb, f"{name}Response").FromString(reply)
+        request = getattr(pb, f"{name}Request").FromString(call.request)
+        facts = list(self._facts(name, request, response))
+        for what, known in facts:
+            if not known:
+                raise Violation(
+                    f"{server.name} answered {name} with {what}, which the journal does not say"
+                )
+        self._same_answer(name, request, response)
+        self.counts[f"answer {name}"] += 1
+        self.check_state(server)
+
+    def _facts(self, name: str, request: Any, response: Any) -> Iterable[tuple[str, bool]]:
+        """(statement, whether the journal says so) for everything that an answer says."""
+        books = self.books
+        if "journal" in response.DESCRIPTOR.fields_by_name:
+            last = response.journal.sequence
+            yield f"sequence {last}", last <= len(self.records)
+        match name:
+            case "RegisterDataset":
+                yield response.dataset_id, response.dataset_id in books.datasets
+            case "GetOrCreateJob":
+                yield f"job {response.job_id}", response.job_id in books.jobs
+            case "JoinIteration":
+                joined = (response.consumer_id, response.iteration_id)
+                yield f"consumer {joined}", joined in books.consumers.items()
+            case "WorkerHeartbeat":
+                registered = books.workers.get(response.worker_id)
+                yield f"worker {response.worker_id}", registered == request.uid
+                for task in response.tasks:
+                    owner = books.tasks.get(task.task_id)
+                    yield f"task {task.task_id}", owner == (task.iteration_id, response.worker_id)
+            case "ConsumerHeartbeat":
+                iteration = books.consumers.get(request.consumer_id, 0)
+                if response.finished:
+                    yield f"the end of iteration {iteration}", iteration in books.finished
+                for task in response.tasks:
+                    known = books.tasks.get(task.task_id, (0, 0))[0] == iteration
+                    yield f"task {task.task_id}", known
+                    if task.completed:
+                        ended = task.task_id in books.completed
+                        yield f"the end of task {task.task_id}", ended
+            case "LeaseSplits" if response.lease_id:
+                lease = books.leases.get(response.lease_id)
+                told = (request.task_id, response.first, response.count)
+                same = lease is not None and (lease.task_id, lease.first, lease.count) == told
+                yield f"lease {response.lease_id} of {told}", same
+
+    def _same_answer(self, name: str, request: Any, response: Any) -> None:
+        if "request" not in request.DESCRIPTOR.fields_by_name or not request.request.number:
+            return
+        number = request.request.number
+        if name == "LeaseSplits":
+            if not response.lease_id:
+                number = -number  # "no splits" decides nothing: splits may have come back since
+            caller = f"task {request.task_id} provider {request.provider}"
+            answer: tuple[Any, ...] = (response.lease_id,)
+            if number < 0 and (caller, -number) in self.answers:
+                raise Violation(f"request {-number} of {caller}: a lease, and then none")
+        else:
+            caller, answer = request.request.caller, tuple(v for _, v in response.ListFields())
+        if self.answers.setdefault((caller, number), answer) != answer:
+            before = self.answers[caller, number]
+            raise Violation(f"request {number} of {caller}: answered {before}, then {answer}")
+
+    def believed(self, call: Call) -> None:
+        """A client has got an answer."""
+        self.counts["believed"] += 1
+
+    def check_state(self, server: Process) -> None:
+        """If the dispatcher's state is wholly in the journal, it must be what the journal says."""
+        dispatcher = server.local.get("dispatcher")
+        if dispatcher is None or server.local.get("term") != self.term:
+            return
+        live = dispatcher.state
+        settled = dispatcher.position().sequence == live.sequence == self.state.sequence
+        if settled and self._kernel.rng.random() < 0.05:
+            self.require_same(live, f"{server.name}'s state")
+
+    def require_same(self, state: State, whose: str) -> None:
+        self.counts["states compared"] += 1
+        if state != self.state:
+            raise Violation(
+                f"{whose} at {state.sequence} differs from the replayed one:\n"
+                f"{encode_state(state)!r}\n{encode_state(self.state)!r}"
+            )
+
+    # -- elements ----------------------------------------------------------------------------
+
+    def deliver(self, consumer: str, element: Element, dynamic: bool) -> None:
+        """A trainer has taken an element."""
+        key = element[1:] if dynamic else element
+        if (other := self.delivered.get(key)) is not None:
+            raise Violation(f"{element} came to {other} and to {consumer}")
+        if dynamic:
+            lease = self.books.holder.get(key)  # type: ignore[arg-type]
+            if lease is None or lease.task_id != element.task_id:
+                raise Violation(f"{element} came to {consumer}, but its split is of {lease}")
+        self.delivered[key] = consumer
+        self.element_count += 1
+
+    def account(
+        self, iteration_id: int, *, dynamic: bool, wanted: Iterable[tuple[int, int, int]],
+        on_their_way: int,
+    ) -> int:  # fmt: skip
+        """Every split's element of a finished iteration was delivered, or may be missing. Returns
+        how many are. At most `on_their_way` went down with each consumer.
+        """
+        tasks = [0]
+        if not dynamic:
+            tasks = [t for t, (i, _) in self.books.tasks.items() if i == iteration_id]
+            tasks = [t for t in tasks if t in self.books.completed]
+        missing, with_consumers = 0, 0
+        for task_id in tasks:
+            for place in wanted:
+                key = (iteration_id, *place)
+                if (key if dynamic else (task_id, *key)) in self.delivered:
+                    continue
+                missing += 1
+                lease = self.books.holder.get(key)  # type: ignore[arg-type]
+                task_of = lease.task_id if lease is not None else task_id
+                if key in self.books.waived or (task_of and self._died(task_of)):
+                    continue
+                if dynamic and lease is None:
+                    raise Violation(f"nobody was ever given the split {key}")
+                with_consumers += 1
+                if with_consumers > on_their_way * self.excused_consumers:
+                    raise Violation(
+                        f"{key}, leased as {lease}, was never delivered; its worker lived, and "
+                        f"{self.excused_consumers} consumers can explain only "
+                        f"{on_their_way * self.excused_consumers} such elements"
+                    )
+        return missing
+
+    def _died(self, task_id: int) -> bool:
+        """Whether the task's worker was killed, or given up by the dispatcher, or could not reach it
+        to hand back what it had leased.
+        """
+        if task_id in self.not_handed_back and self.hand_back_may_fail:
+            return True
+        if task_id in self.unread:
+            return True
+        worker_id = self.books.tasks[task_id][1]
+        if self.books.workers[worker_id] in self.dead_uids:
+            return True
+        return self.books.lost_workers.get(worker_id, GOODBYE) != GOODBYE

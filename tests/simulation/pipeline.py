@@ -1,0 +1,123 @@
+"""The simulated computation: splits become elements that say where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.blocks import Block, Component
+from forebay.service.errors import ForebayError, PipelineError
+from forebay.service.proto import graph_pb2
+
+from .kernel import kernel
+from .oracle import Element
+from .threads import Event
+
+TASK_THREAD = "forebay-task-"
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What the dataset of a run is."""
+
+    splits: int  # of each provider, in each repetition
+    providers: int
+    repetitions: int
+    split_s: float  # of work, typically
+    block_elements: int  # at most
+    alternate: bool  # between providers, as zip does, rather than one after the other
+
+    def places(self) -> list[tuple[int, int, int]]:
+        """(provider, repetition, split) of every element."""
+        return [
+            (provider, repetition, split)
+            for repetition in range(self.repetitions)
+            for provider in range(self.providers)
+            for split in range(self.splits)
+        ]
+
+    def sources(self) -> list[ev.SplitSource]:
+        return [ev.SplitSource(count=self.splits) for _ in range(self.providers)]
+
+
+class Feed(Protocol):
+    def next_range(self, provider: int, repetition: int) -> tuple[int, int] | None: ...
+
+
+class Executor:
+    """service.executors.Executor for a Pipeline."""
+
+    def __init__(self, pipeline: Pipeline, feed: Feed | None) -> None:
+        self._pipeline = pipeline
+        self._feed = feed
+        self._cancelled = Event()
+        current = kernel().current
+        assert current is not None and current.name.startswith(TASK_THREAD)
+        self._task_id = int(current.name.removeprefix(TASK_THREAD))
+        self._iteration_id = kernel().oracle.books.tasks[self._task_id][0]
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def blocks(self) -> Iterator[Block]:
+        rng, pipeline = kernel().rng, self._pipeline
+        waiting: list[Element] = []
+        try:
+            for element in self._elements():
+                if self._cancelled.wait(pipeline.split_s * rng.uniform(0.1, 2)):
+                    return
+                waiting.append(element)
+                if len(waiting) >= rng.randint(1, pipeline.block_elements):
+                    yield _block(waiting)
+                    waiting = []
+        except ForebayError as error:  # as TensorFlow passes on what a feed raises
+            raise PipelineError("UNKNOWN", str(error)) from error
+        if waiting:
+            yield _block(waiting)
+
+    def _elements(self) -> Iterator[Element]:
+        for repetition in range(self._pipeline.repetitions):
+            open_ends = list(range(self._pipeline.providers))
+            while open_ends:
+                provider = open_ends[0]
+                found = self._next_range(provider, repetition)
+                if found is None:
+                    open_ends.remove(provider)
+                    continue
+                if self._pipeline.alternate:
+                    open_ends.append(open_ends.pop(0))
+                for split in range(found[0], found[0] + found[1]):
+                    yield Element(self._task_id, self._iteration_id, provider, repetition, split)
+
+    def _next_range(self, provider: int, repetition: int) -> tuple[int, int] | None:
+        if self._feed is not None:
+            return self._feed.next_range(provider, repetition)
+        done: set[tuple[int, int]] = self.__dict__.setdefault("_done", set())
+        if (provider, repetition) in done:
+            return None
+        done.add((provider, repetition))
+        return 0, self._pipeline.splits
+
+
+def _block(elements: list[Element]) -> Block:
+    return Block(len(elements), (Component(np.array(elements, np.int64)),))
+
+
+def elements_of(block: Block) -> list[Element]:
+    values = block.components[0].values
+    assert isinstance(values, np.ndarray)
+    return [Element(*row) for row in values.tolist()]
+
+
+def _graph() -> bytes:
+    graph = graph_pb2.GraphDef()
+    graph.node.add(name="source", op="RangeDataset")
+    graph.node.add(name="result", op="_Retval", input=["source:0"])
+    return graph.SerializeToString()
+
+
+GRAPH = _graph()

@@ -1,0 +1,279 @@
+"""A storage behind the network, as a database is: slow, sometimes out of reach, fencing writers.
+
+It keeps the contract of storage/base.py. A call is a message there and one back; if either is
+lost, its outcome is unknown, and a request may still arrive after its sender is dead. Each
+dispatcher has a RemoteStorage; they share one Server, which outlives them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from forebay.storage import (
+    AppendFailed,
+    Corrupt,
+    Extent,
+    Fenced,
+    Holdings,
+    Locked,
+    Missing,
+    OutOfSequence,
+    Record,
+    Storage,
+    StorageError,
+    Writer,
+    blob_digest,
+)
+from forebay.storage.base import LEASE_MS
+
+from .kernel import Kernel, kernel
+from .threads import WaitingRoom, process, time
+
+T = TypeVar("T")
+
+TIMEOUT_S = 1.0
+
+
+class Server:
+    """What is stored, and who may write. Acts in no time; all else is the way to it."""
+
+    def __init__(self, this: Kernel) -> None:
+        self.delay_s = this.rng.choice([1e-4, 1e-3, 1e-2])
+        self.lost = 0.0  # how likely a request or its answer is lost
+        self.fences = True  # a storage that does not: to prove that this shows
+        self.down = False
+        self.records: list[Record] = []
+        self.first = 1
+        self.snapshots: dict[int, bytes] = {}
+        self.blobs: dict[str, bytes] = {}
+        self.term = 0
+        self.lease_ms = 0
+        self.place = ""
+        self.held = False  # the present writer has not closed
+        self.beats = 0  # signs of life of all writers
+        self.condemned = ""
+        self._kernel = this
+
+    @property
+    def next(self) -> int:
+        return self.first + len(self.records)
+
+    def check(self, term: int) -> None:
+        if self.fences and (term != self.term or not self.held):
+            raise Fenced(f"term {term} is over; the storage is at {self.term}")
+
+    def append(self, term: int, after: int, records: Sequence[bytes]) -> int:
+        self.check(term)
+        if self.fences and after + 1 != self.next:
+            raise Fenced(f"the log ends at {self.next - 1}, not at {after}")
+        first = self.next
+        self.records += [Record(n, term, data) for n, data in enumerate(records, first)]
+        self._kernel.oracle.stored(term, first, records)
+        return self.next - 1
+
+    def trim(self, term: int, before: int) -> None:
+        self.check(term)
+        if before > self.first:
+            if max(self.snapshots, default=0) < before - 1:
+                raise OutOfSequence(f"no snapshot allows trimming before {before}")
+            self.records = self.records[before - self.first :]
+            self.first = before
+
+
+class RemoteStorage(Storage):
+    """One process's connection to the server."""
+
+    def __init__(self, server: Server) -> None:
+        self.url = "remote:"
+        self.server = server
+        self._seen: tuple[int, int] = (0, 0)  # term and beats, when somebody last looked
+        self._seen_since_s = 0.0
+
+    def ask(self, act: Callable[[], T], error: type[StorageError] = StorageError) -> T:
+        """Have the server do something; wait for its answer. Raises what it raises."""
+        server, this = self.server, kernel()
+        room = WaitingRoom()
+        answers: list[T | StorageError] = []
+
+        def arrive() -> None:
+            if server.down:
+                return
+            try:
+                answer: T | StorageError = act()
+            except StorageError as refusal:
+                answer = refusal
+            if this.rng.random() >= server.lost:
+                this.at(self._delay(), reply, answer)
+
+        def reply(answer: T | StorageError) -> None:
+            answers.append(answer)
+            room.notify_all()
+
+        if this.rng.random() >= server.lost:
+            this.at(self._delay(), arrive)
+        if not answers:
+            room.wait(TIMEOUT_S)
+        if not answers:
+            raise error(f"{self.url} does not answer")
+        if isinstance(answers[0], StorageError):
+            raise answers[0]
+        return answers[0]
+
+    def _delay(self) -> float:
+        rng = kernel().rng
+        return self.server.delay_s * (rng.uniform(10, 300) if rng.random() < 0.02 else rng.random())
+
+    def open_writer(self, owner: str, *, lease_ms: int = LEASE_MS, place: str = "") -> RemoteWriter:
+        server = self.server
+        looked_s = time.monotonic()  # before: a sign of life may come while the answer travels
+        mine = self._seen
+        term, beats, held, held_ms, held_place = self.ask(
+            lambda: (server.term, server.beats, server.held, server.lease_ms, server.place)
+        )
+        if (term, beats) != mine:
+            self._seen, self._seen_since_s = (term, beats), time.monotonic()
+        silent_ms = 1000 * (looked_s - self._seen_since_s)
+        if held and silent_ms < held_ms and not (place and place == held_place):
+            raise Locked(f"{self.url} is in use, in term {term}")
+
+        def take() -> tuple[int, int]:
+            if server.condemned:
+                raise Corrupt(server.condemned)
+            if (server.term, server.beats) != (term, beats):
+                raise Locked(f"{self.url}: somebody was faster")
+            server.term += 1
+            server.beats += 1
+            server.held, server.lease_ms, server.place = True, lease_ms, place
+            server._kernel.oracle.opened(server.term)
+            return server.term, server.next - 1
+
+        mine_term, last = self.ask(take)
+        process().local["term"] = mine_term
+        return RemoteWriter(self, mine_term, last, lease_ms)
+
+    def read(self, after: int = 0) -> Iterator[Record]:
+        server = self.server
+
+        def read() -> list[Record]:
+            if after + 1 < server.first:
+                raise Missing(f"{self.url}: records before {server.first} were trimmed")
+            return server.records[after + 1 - server.first :]
+
+        return iter(self.ask(read))
+
+    def first_sequence(self) -> int:
+        return self.ask(lambda: self.server.first)
+
+    def extent(self) -> Extent:
+        return self.ask(lambda: Extent(self.server.first, self.server.next - 1))
+
+    def snapshots(self) -> list[int]:
+        return self.ask(lambda: sorted(self.server.snapshots))
+
+    def read_snapshot(self, sequence: int) -> bytes:
+        return self.ask(lambda: _find(self.server.snapshots, sequence))
+
+    def read_blob(self, digest: str) -> bytes:
+        return self.ask(lambda: _find(self.server.blobs, digest))
+
+    def holdings(self) -> Holdings:
+        raise NotImplementedError
+
+    def close(self) -> None: ...
+
+
+K = TypeVar("K")
+
+
+def _find(things: dict[K, bytes], key: K) -> bytes:
+    if key not in things:
+        raise Missing(f"there is no {key}")
+    return things[key]
+
+
+class RemoteWriter(Writer):
+    """The writer of a term. Whether it still is one, the server says each time."""
+
+    def __init__(self, storage: RemoteStorage, term: int, last_sequence: int, lease_ms: int) -> None:
+        self.term = term
+        self.last_sequence = last_sequence
+        self.lease_ms = lease_ms
+        self._storage = storage
+        self._server = storage.server
+        self._failed = ""
+        self._closed = False
+
+    def renew(self) -> None:
+        def beat() -> None:
+            self._server.check(self.term)
+            self._server.beats += 1
+
+        self._open()
+        self._storage.ask(beat)
+
+    def append(self, records: Sequence[bytes]) -> int:
+        self._open()
+        if self._failed:
+            raise AppendFailed(f"an earlier append failed: {self._failed}")
+        if not records:
+            return self.last_sequence
+        self._failed = "its outcome is unknown"
+        after, batch = self.last_sequence, list(records)
+        append = lambda: self._server.append(self.term, after, batch)  # noqa: E731
+        self.last_sequence = self._storage.ask(append, AppendFailed)
+        self._failed = ""
+        return self.last_sequence
+
+    def write_snapshot(self, sequence: int, data: bytes) -> None:
+        self._open()
+        if not 1 <= sequence <= self.last_sequence:
+            raise OutOfSequence(f"no snapshot at {sequence} of {self.last_sequence} records")
+        self._change(lambda: self._server.snapshots.__setitem__(sequence, data))
+
+    def delete_snapshot(self, sequence: int) -> None:
+        self._open()
+        self._change(lambda: self._server.snapshots.pop(sequence, b""))
+
+    def trim(self, before: int) -> None:
+        self._open()
+        self._storage.ask(lambda: self._server.trim(self.term, before))
+
+    def write_blob(self, data: bytes) -> str:
+        self._open()
+        digest = blob_digest(data)
+        self._change(lambda: self._server.blobs.__setitem__(digest, data))
+        return digest
+
+    def condemn(self, reason: str) -> None:
+        def condemn() -> None:
+            self._server.condemned = reason
+
+        self._open()
+        self._change(condemn)
+        kernel().fail(f"{process().name} condemned the storage: {reason}")
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+
+        def release() -> None:
+            if self._server.term == self.term:
+                self._server.held = False
+
+        try:
+            self._storage.ask(release)
+        except StorageError:
+            pass  # its lease will run out
+
+    def _change(self, act: Callable[[], object]) -> None:
+        def checked() -> None:
+            self._server.check(self.term)
+            act()
+
+        self._storage.ask(checked)
+
+    def _open(self) -> None:
+        if self._closed:
+            raise Fenced(f"the writer of term {self.term} gave up its place")

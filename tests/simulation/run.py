@@ -1,0 +1,340 @@
+"""One run: build the cluster, let it work through the faults, heal them, and require the end."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.service.dispatcher.options import DispatcherOptions
+from forebay.service.worker import WorkerOptions
+
+from . import dispatchers
+from .disk import Disk
+from .kernel import Kernel, Violation, running
+from .network import Network, Weather
+from .nodes import Job, Node, Trainer, WorkerNode, computing
+from .oracle import Oracle
+from .scenario import Fault, Scenario, draw
+
+END_S = 900.0
+"""Of virtual time after the faults are healed: by then the job must have finished. The longest
+that anything waits is a consumer's timeout."""
+
+STOP_S = 120.0
+MEMORY = Path("/dev/shm")
+
+
+@dataclass
+class Outcome:
+    """What a run came to."""
+
+    digest: str
+    steps: int
+    seconds: float  # of virtual time
+    elements: int
+    missing: int
+    events: int
+
+
+class Run:
+    """One run of a scenario. A context manager, because it takes place in the product's modules."""
+
+    def __init__(self, this: Kernel, scenario: Scenario, directory: Path | None) -> None:
+        self.kernel = this
+        self.scenario = scenario
+        self.network = this.network = Network(this, scenario.weather)
+        self.oracle = this.oracle = Oracle(this)
+        self.storages = dispatchers.Storages(this, directory)
+        self.disk = this.disk = None if directory is None else Disk(this, directory)
+        hosts = [f"10.0.0.{i}" for i in range(1, 10)]
+        self.dispatchers = [
+            dispatchers.DispatcherNode(
+                this, f"dispatcher-{i}", hosts[0 if scenario.files else i], self._options(i, hosts)
+            )
+            for i in range(scenario.dispatchers)
+        ]
+        service = ",".join(f"{d.host}:{d.options.port}" for d in self.dispatchers)
+        self.workers = [
+            WorkerNode(this, f"worker-{i}", hosts[2 + i], self._worker_options(i, hosts, service))
+            for i in range(scenario.workers)
+        ]
+        self.job = Job(
+            service, scenario.pipeline, scenario.policy, "job" if scenario.named else None,
+            scenario.epochs, scenario.step_s,
+        )  # fmt: skip
+        self.trainers = [
+            Trainer(this, f"trainer-{i}", hosts[(2 if scenario.neighbours else 5) + i], self.job)
+            for i in range(scenario.trainers)
+        ]
+        self.nodes: list[Node] = [*self.dispatchers, *self.workers, *self.trainers]
+        self._healed = False
+
+    def _options(self, i: int, hosts: list[str]) -> DispatcherOptions:
+        scenario = self.scenario
+        return DispatcherOptions(
+            storage="simulated:",
+            host=hosts[0 if scenario.files else i],
+            port=5050 + i,
+            standby=scenario.dispatchers > 1,
+            leader_lease_ms=scenario.lease_ms,
+            worker_timeout_ms=scenario.worker_timeout_ms,
+            client_timeout_ms=scenario.client_timeout_ms,
+            reconnect_grace_ms=scenario.reconnect_grace_ms,
+            snapshot_events=scenario.snapshot_events,
+            retention_hours=scenario.retention_hours,
+        )
+
+    def _worker_options(self, i: int, hosts: list[str], service: str) -> WorkerOptions:
+        return WorkerOptions(
+            dispatcher=service,
+            host=hosts[2 + i],
+            port=6000,
+            data_port=7000 if self.scenario.same_ports else 0,
+            output_bytes=self.scenario.output_bytes,
+        )
+
+    # -- the course of a run -----------------------------------------------------------------
+
+    def go(self) -> Outcome:
+        this, rng = self.kernel, self.kernel.rng
+        this.preemption = self.scenario.preemption
+        harmless = {"drain worker", "pause trainer", "kill trainer", "cut connections"}
+        self.oracle.hand_back_may_fail = self.scenario.weather.lost > 0 or any(
+            fault.kind not in harmless for fault in self.scenario.faults
+        )
+        for node in self.nodes:
+            this.at(rng.choice([0, rng.uniform(0, self.scenario.work_s / 2)]), node.start)
+        for fault in self.scenario.faults:
+            this.at(fault.at_s, this.after_steps, fault.steps, lambda f=fault: self._strike(f))
+        healing_s = max((f.at_s + f.for_s for f in self.scenario.faults), default=0.0)
+        this.at(healing_s + 0.1, self._heal)
+        if not this.run(self._finished, healing_s + END_S + 20 * self.scenario.work_s):
+            waiting = [node.name for node in self.trainers if not node.done]
+            raise Violation(f"{waiting} did not come to the end of the job:\n{self._where()}")
+        self._heal()
+        missing = self._account()
+        self._stop()
+        self._examine()
+        return Outcome(
+            this.digest(), this.steps, this.now, self.oracle.element_count, missing,
+            len(self.oracle.records),
+        )  # fmt: skip
+
+    def _finished(self) -> bool:
+        return all(trainer.done for trainer in self.trainers)
+
+    def _account(self) -> int:
+        scenario, pipeline = self.scenario, self.scenario.pipeline
+        most = scenario.credit_bytes // 512 + 2  # blocks, with one worker's process
+        on_their_way = most * pipeline.block_elements * sum(len(w.processes) for w in self.workers)
+        books = self.oracle.books
+        for node, lost in ((self.workers, books.lost_workers), (self.trainers, books.left)):
+            if scenario.weather.lost == 0 and not any(n.disturbed for n in self.nodes):
+                # A late heartbeat may make a worker known again that has left, for a while.
+                fine = {"it said goodbye", "another process took its address"}
+                reasons = set(lost.values()) - fine
+                if reasons:
+                    raise Violation(f"one of {node} was given up without a cause: {reasons}")
+        return sum(
+            self.oracle.account(
+                iteration_id,
+                dynamic=scenario.policy.name == "DYNAMIC",
+                wanted=pipeline.places(),
+                on_their_way=on_their_way,
+            )
+            for iteration_id in sorted(self.job.seen & books.finished)
+            if scenario.named or iteration_id not in self._abandoned()
+        )
+
+    def _abandoned(self) -> set[int]:
+        """Anonymous iterations whose only trainer did not read them to their end."""
+        books = self.oracle.books
+        return {
+            iteration
+            for consumer, iteration in books.consumers.items()
+            if books.left.get(consumer) != "it said goodbye"
+        }
+
+    def _stop(self) -> None:
+        """Everybody ends in an orderly way."""
+        for node in self.nodes:
+            node.done = True  # not to be started again
+        for worker in self.workers:
+            worker.stop(drain=self.kernel.rng.random() < 0.5)
+        if not self.kernel.run(lambda: not any(w.alive for w in self.workers), STOP_S):
+            raise Violation(f"a worker does not stop:\n{self._where()}")
+        for dispatcher in self.dispatchers:
+            dispatcher.terminate()
+        if not self.kernel.run(lambda: not any(d.alive for d in self.dispatchers), STOP_S):
+            raise Violation(f"a dispatcher does not stop:\n{self._where()}")
+
+    def _examine(self) -> None:
+        examiner = Examiner(self.kernel, "examiner", self.dispatchers[0].host, self.storages)
+        examiner.start()
+        if not self.kernel.run(lambda: examiner.done, STOP_S):
+            raise Violation("the storage cannot be read")
+
+    def _where(self) -> str:
+        """Who is where, for the message of a run that does not end."""
+        lines = []
+        for node in self.nodes:
+            lines.append(f"{node.name}: {'alive' if node.alive else 'dead'}")
+            if node.alive and node.process is not None:
+                lines += [f"  {thread.name}: {thread.where()}" for thread in node.process.threads]
+        return "\n".join(lines)
+
+    # -- faults ------------------------------------------------------------------------------
+
+    def _strike(self, fault: Fault) -> None:
+        if self._healed:
+            return
+        what, _, whom = fault.kind.partition(" ")
+        rng, this = self.kernel.rng, self.kernel
+        this.trace("fault", fault.kind)
+        nodes: dict[str, Iterable[Node]] = {
+            "dispatcher": self.dispatchers, "worker": self.workers, "trainer": self.trainers,
+        }  # fmt: skip
+        node = rng.choice(list(nodes.get(whom, self.nodes)))
+        match fault.kind:
+            case "power failure":
+                self._power_failure(fault.for_s)
+            case "partition":
+                self._partition(fault.for_s)
+            case "cut connections":
+                for stream in [s for s in self.network.streams if rng.random() < 0.7]:
+                    stream.reset()
+            case "storage trouble":
+                self._trouble(True)
+                this.at(fault.for_s, self._trouble, False)
+            case "storage slow":
+                self._slow(10 ** rng.uniform(-2, 0.3))
+                this.at(fault.for_s, self._slow, 0.0)
+            case "stop dispatcher":
+                assert isinstance(node, dispatchers.DispatcherNode)
+                node.terminate()
+            case "drain worker":
+                assert isinstance(node, WorkerNode)
+                node.stop(drain=True)
+            case _ if what == "kill":
+                node.kill()
+                this.at(fault.for_s, node.start)
+            case _:
+                node.pause()
+                if isinstance(node, dispatchers.DispatcherNode):
+                    node.fall_silent()
+                this.at(fault.for_s, node.resume)
+
+    def _power_failure(self, for_s: float) -> None:
+        """Of the host of the first dispatcher, and of the storage's disk."""
+        host = self.dispatchers[0].host
+        for node in self.nodes:
+            if node.host == host:
+                node.resume()
+                node.kill(vanish=True)
+                self.kernel.at(for_s, node.start)
+        if self.disk is not None:
+            self.disk.lose_power()
+
+    def _partition(self, for_s: float) -> None:
+        rng = self.kernel.rng
+        hosts = list(dict.fromkeys(node.host for node in self.nodes))
+        lonely = rng.choice(hosts)
+        others = rng.choice([hosts, [rng.choice(hosts)]])
+        for other in others:
+            self.network.cut(lonely, other)
+        for node in self.nodes:
+            node.disturbed |= for_s > 1 and (node.host == lonely or node.host in others)
+        for dispatcher in self.dispatchers:
+            dispatcher.fall_silent()
+        self.kernel.at(for_s, self.network.heal)
+
+    def _trouble(self, begins: bool) -> None:
+        rng = self.kernel.rng
+        if self.disk is not None:
+            self.disk.trouble = rng.choice([0.05, 1]) if begins else 0
+        else:
+            self.storages.remote.down = begins and rng.random() < 0.4
+            self.storages.remote.lost = rng.choice([0.05, 0.5]) if begins else 0
+
+    def _slow(self, more_s: float) -> None:
+        if self.disk is not None:
+            self.disk.stall_s = more_s / 10
+        else:
+            self.storages.remote.delay_s = max(self.storages.remote.delay_s, more_s / 5) \
+                if more_s else 1e-3  # fmt: skip
+
+    def _heal(self) -> None:
+        """From now on nothing goes wrong any more."""
+        if self._healed:
+            return
+        self._healed = True
+        self.kernel.trace("heal")
+        calm = self.network.weather
+        self.network.weather = Weather(calm.delay_s, pipe_bytes=calm.pipe_bytes)
+        self.network.heal()
+        self._trouble(False)
+        self._slow(0)
+        for node in self.nodes:
+            node.resume()
+            node.start()
+
+
+class Examiner(Node):
+    """Reads the storage when everybody else has ended."""
+
+    def __init__(self, this: Kernel, name: str, host: str, storages: dispatchers.Storages) -> None:
+        super().__init__(this, name, host)
+        self._storages = storages
+
+    def main(self) -> None:
+        dispatchers.examine(self._storages)
+        self.done = True
+
+
+def simulate(seed: int, *, scenario: Scenario | None = None, verbose: bool = False) -> Outcome:
+    """Run a seed. Raises Violation. To be called within `patches.simulated`."""
+    scenario = scenario or draw(seed)
+    this = Kernel(seed, verbose=verbose)
+    with ExitStack() as stack:
+        stack.callback(gc.enable)
+        gc.disable()  # what it would finalize, and when, no seed rules
+        gc.freeze()
+        directory = None
+        if scenario.files:
+            place = MEMORY if MEMORY.is_dir() else None
+            directory = Path(tempfile.mkdtemp(prefix="forebay-simulation-", dir=place))
+            stack.callback(shutil.rmtree, directory)
+        stack.enter_context(computing(scenario.pipeline, scenario.credit_bytes))
+        stack.enter_context(running(this))
+        run = Run(this, scenario, directory)
+        stack.enter_context(dispatchers.on(run.storages))
+        stack.callback(_end, run)
+        return run.go()
+
+
+def _end(run: Run) -> None:
+    """Take the run apart. What its generators and coroutines say at their end means nothing."""
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda _: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for node in run.nodes:
+                for process in node.processes:
+                    process.kill()
+            if run.disk is not None:
+                run.disk.close()
+            run.kernel.close()  # before the loops: their threads are in it
+            for dispatcher in run.dispatchers:
+                for loop in dispatcher.loops:
+                    loop.abandon()
+            gc.collect()
+    finally:
+        sys.unraisablehook = hook

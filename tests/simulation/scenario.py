@@ -1,0 +1,137 @@
+"""A run from its seed: the cluster, its work, and the faults that befall it.
+
+Each seed draws which kinds of fault there are at all, so that some runs are all dispatcher kills
+and others have nothing but a bad network: mixed evenly, faults hide one another.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from forebay.service.client.options import ShardingPolicy
+
+from .network import Weather
+from .pipeline import Pipeline
+
+FAULTS = (
+    "kill dispatcher",
+    "stop dispatcher",
+    "pause dispatcher",
+    "power failure",
+    "kill worker",
+    "drain worker",
+    "pause worker",
+    "kill trainer",
+    "pause trainer",
+    "partition",
+    "cut connections",
+    "storage trouble",
+    "storage slow",
+)
+
+
+@dataclass
+class Fault:
+    """What happens, when (seconds from the start), and for how long."""
+
+    kind: str
+    at_s: float
+    for_s: float
+    steps: int  # further steps of threads, so that it may come between any two
+
+
+@dataclass
+class Scenario:
+    """Everything that is drawn before a run begins."""
+
+    files: bool
+    dispatchers: int
+    workers: int
+    trainers: int
+    policy: ShardingPolicy
+    named: bool
+    epochs: int
+    pipeline: Pipeline
+    step_s: float
+    credit_bytes: int
+    output_bytes: int
+    weather: Weather
+    preemption: float
+    lease_ms: int
+    worker_timeout_ms: int
+    client_timeout_ms: int
+    reconnect_grace_ms: int
+    snapshot_events: int
+    retention_hours: float
+    same_ports: bool  # a worker that is started again has its data port, too
+    neighbours: bool  # trainers are on the workers' hosts
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def work_s(self) -> float:
+        """How long it would take without faults, roughly."""
+        pipeline = self.pipeline
+        elements = len(pipeline.places()) * self.epochs
+        each = elements * (1 if self.policy is ShardingPolicy.OFF else 1 / self.workers)
+        return 0.5 + each * pipeline.split_s + elements * self.step_s / self.trainers
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    rng = random.Random(f"scenario {seed}")
+    block_elements = rng.choice([1, 3, 8, 40])
+    pipeline = Pipeline(
+        splits=int(10 ** rng.uniform(1.3, 2.4)),
+        providers=rng.choice([1, 1, 1, 2]),
+        repetitions=rng.choice([1, 1, 1, 1, 2]),
+        split_s=10 ** rng.uniform(-3.5, -1.3),
+        block_elements=block_elements,
+        alternate=rng.random() < 0.5,
+    )
+    bad = rng.random() < 0.4
+    scenario = Scenario(
+        files=rng.random() < 0.5,
+        dispatchers=rng.choice([1, 1, 2]),
+        workers=rng.randint(1, 3),
+        trainers=rng.randint(1, 3),
+        policy=ShardingPolicy.OFF if rng.random() < 0.12 else ShardingPolicy.DYNAMIC,
+        named=rng.random() < 0.8,
+        epochs=rng.choice([1, 1, 1, 2]),
+        pipeline=pipeline,
+        step_s=rng.choice([0, 0, 1e-3, 2e-2]),
+        credit_bytes=rng.choice([600, 3000, 20_000, 1 << 20]),
+        output_bytes=rng.choice([600, 5000, 1 << 20]),
+        weather=Weather(
+            delay_s=10 ** rng.uniform(-4, -2),
+            late=rng.choice([0, 0.01, 0.05]) if bad else 0,
+            lost=rng.choice([0, 0.01, 0.05]) if bad else 0,
+            doubled=rng.choice([0, 0.02, 0.1]) if bad else 0,
+            pipe_bytes=rng.choice([300, 4096, 64 << 10]),
+        ),
+        preemption=rng.choice([0, 0.02, 0.1]),
+        lease_ms=rng.choice([500, 2000]),
+        worker_timeout_ms=rng.choice([6_000, 20_000, 60_000]),
+        client_timeout_ms=rng.choice([20_000, 120_000]),
+        reconnect_grace_ms=rng.choice([2_000, 5_000]),
+        snapshot_events=rng.choice([10, 40, 50_000]),
+        retention_hours=rng.choice([0, 168]),
+        same_ports=rng.random() < 0.5,
+        neighbours=rng.random() < 0.4,
+    )
+    kinds = [kind for kind in FAULTS if rng.random() < 0.3]
+    if kinds and rng.random() < 0.95:
+        span = 1.2 * scenario.work_s + 0.5
+        scenario.faults = sorted(
+            (
+                Fault(
+                    kind=rng.choice(kinds),
+                    at_s=span * rng.random() ** 1.5,
+                    for_s=10 ** rng.uniform(-1.5, 1),
+                    steps=rng.choice([0, rng.randrange(30)]),
+                )
+                for _ in range(rng.randint(1, 8))
+            ),
+            key=lambda fault: fault.at_s,
+        )
+    return scenario

@@ -1,0 +1,439 @@
+"""A Redis that is killed, hangs, is full or read-only: appends wait, and none is lost or done
+twice."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forebay.storage import (
+    AppendFailed,
+    Fenced,
+    Locked,
+    StorageError,
+    Unavailable,
+    Writer,
+    open_storage,
+    redis_storage,
+)
+
+from ..redis_server import RedisServer, free_port, running_redis, wait_until
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with running_redis(tmp_path / "redis") as server:
+        yield server
+
+
+class Appender:
+    """Appends b"1", b"2", b"3" … in batches of changing size, until told to stop."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.acknowledged = 0
+        self.error: StorageError | None = None
+        self._writer = writer
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="appender")
+        self._thread.start()
+
+    def _work(self) -> None:
+        size = 0
+        try:
+            while not self._stop.is_set():
+                size = size % 7 + 1
+                begin = self.acknowledged + 1
+                self.acknowledged = self._writer.append(
+                    [b"%d" % number for number in range(begin, begin + size)]
+                )
+        except StorageError as error:
+            self.error = error
+
+    def wait_for_more(self) -> None:
+        before = self.acknowledged
+        wait_until("more is appended", lambda: self.acknowledged > before + 7 or self.error)
+        assert self.error is None
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+def read_numbers(url: str) -> list[int]:
+    return [int(record.data) for record in open_storage(url).read()]
+
+
+def expect_all_once(url: str, appender: Appender) -> None:
+    appender.stop()
+    assert appender.error is None
+    assert read_numbers(url) == list(range(1, appender.acknowledged + 1))
+
+
+# -- killed --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("appendfsync", ["always", "everysec"])
+def test_killed_at_random_moments(server: RedisServer, appendfsync: str) -> None:
+    server.configure("appendfsync", appendfsync)
+    moments = random.Random(2)
+    storage = open_storage(server.url, allow_volatile=appendfsync != "always")
+    appender = Appender(storage.open_writer("the test"))
+    try:
+        for _ in range(6):
+            appender.wait_for_more()
+            time.sleep(moments.uniform(0, 0.1))
+            server.kill()
+            acknowledged = appender.acknowledged
+            time.sleep(moments.uniform(0, 0.1))
+            server.start()
+            assert read_numbers(server.url)[:acknowledged] == list(range(1, acknowledged + 1))
+        appender.wait_for_more()
+    finally:
+        expect_all_once(server.url, appender)
+
+
+def test_it_says_that_it_waits_and_that_it_goes_on(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    appender = Appender(open_storage(server.url).open_writer("the test"))
+    try:
+        appender.wait_for_more()
+        server.kill()
+        wait_until("it is said", lambda: "waiting for Redis" in caplog.text)
+        server.start()
+        appender.wait_for_more()
+    finally:
+        appender.stop()
+    said = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert [level for level, _ in said] == ["WARNING", "INFO"]
+    assert said[0][1].startswith(f"waiting for Redis, for up to 60 s: {server.url}: ")
+    assert said[0][1].endswith("is Redis running, and reachable from here?")
+    assert "nothing was lost" in said[1][1]
+
+
+def test_an_append_is_given_up_in_the_end(server: RedisServer) -> None:
+    writer = open_storage(f"{server.url}?retry_s=0.3").open_writer("the test")
+    writer.append([b"1"])
+    server.kill()
+    with pytest.raises(AppendFailed, match="is Redis running"):
+        writer.append([b"2"])
+    server.start()
+    with pytest.raises(AppendFailed, match=r"an earlier append failed: .*is Redis running"):
+        writer.append([b"3"])
+    writer.renew()
+    writer.close()
+    following = open_storage(server.url).open_writer("the next")
+    assert following.append([b"2"]) == 2
+    assert read_numbers(server.url) == [1, 2]
+
+
+def test_closing_ends_the_waiting(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    writer = open_storage(f"{server.url}?retry_s=100000").open_writer("the test")
+    appender = Appender(writer)
+    appender.wait_for_more()
+    server.kill()
+    wait_until("it waits", lambda: "waiting for Redis, for up to 100000 s" in caplog.text)
+    writer.close()
+    appender.stop()
+    assert isinstance(appender.error, AppendFailed)
+    assert "free only when its lease is out" in caplog.text
+    with pytest.raises(Fenced):
+        writer.append([b"x"])
+
+
+def test_other_calls_fail_and_the_writer_goes_on(server: RedisServer) -> None:
+    storage = open_storage(f"{server.url}?retry_s=0.1")
+    writer = storage.open_writer("the test")
+    writer.append([b"1"])
+    server.kill()
+    calls: list[Callable[[], object]] = [
+        writer.renew,
+        lambda: writer.write_snapshot(1, b"s"),
+        lambda: writer.delete_snapshot(1),
+        lambda: writer.trim(1),
+        lambda: writer.write_blob(b"b"),
+        lambda: writer.condemn("no reason"),
+        lambda: list(storage.read()),
+        storage.extent,
+        storage.holdings,
+        lambda: open_storage(server.url).open_writer("another"),
+    ]
+    for call in calls:
+        with pytest.raises(Unavailable, match="reachable from here"):
+            call()
+    server.start()
+    for call in (writer.renew, lambda: writer.write_snapshot(1, b"s"), storage.extent):
+        call()
+    assert writer.append([b"2"]) == 2
+
+
+def test_blobs_wait_as_well(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    writer = open_storage(server.url).open_writer("the test")
+    digests: list[str] = []
+    server.kill()
+    thread = threading.Thread(target=lambda: digests.append(writer.write_blob(b"a graph")))
+    thread.start()
+    wait_until("it waits", lambda: "waiting for Redis" in caplog.text)
+    server.start()
+    thread.join(60)
+    assert open_storage(server.url).read_blob(digests[0]) == b"a graph"
+
+
+def test_a_writer_is_not_displaced_for_the_time_that_redis_was_away(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=1.0)
+    monkeypatch.setattr(redis_storage, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    open_storage(server.url).open_writer("the leader", lease_ms=1000)
+    standby = open_storage(server.url)
+    with pytest.raises(Locked):
+        standby.open_writer("the standby")
+    server.kill()
+    with pytest.raises(Unavailable):
+        standby.open_writer("the standby")
+    clock.now += 10
+    server.start()
+    with pytest.raises(Locked):
+        standby.open_writer("the standby")
+    clock.now += 1
+    standby.open_writer("the standby")
+
+
+# -- hanging, and cut connections ----------------------------------------------------------------
+
+
+def test_a_redis_that_hangs(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    storage = open_storage(f"{server.url}?socket_timeout=0.2")
+    appender = Appender(storage.open_writer("the test"))
+    try:
+        for i in range(3):
+            appender.wait_for_more()
+            server.pause()
+            wait_until("it waits", lambda: caplog.text.count("waiting for Redis") > i)  # noqa: B023
+            server.resume()  # and finds the same append in several connections
+        appender.wait_for_more()
+    finally:
+        expect_all_once(server.url, appender)
+
+
+class Proxy:
+    """Between a client and Redis: loses, on request, what one side says, and hangs up."""
+
+    def __init__(self, target_port: int) -> None:
+        self.lose_requests = 0  # so many of the next ones
+        self.lose_replies = 0
+        self.lost = 0
+        self._target_port = target_port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._sockets = [self._listener]
+        self._threads = [threading.Thread(target=self._accept, name="proxy")]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        for each in self._sockets:
+            _hang_up(each)
+        for thread in self._threads:
+            thread.join(60)
+        for each in self._sockets:
+            each.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            redis = socket.create_connection(("127.0.0.1", self._target_port))
+            self._sockets += [client, redis]
+            for source, target in ((client, redis), (redis, client)):
+                arguments = (source, target, source is client)
+                thread = threading.Thread(target=self._pass_on, args=arguments, name="proxy")
+                self._threads.append(thread)
+                thread.start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, requests: bool) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                if requests and b"EVAL" in data and self.lose_requests:
+                    self.lose_requests -= 1
+                    break
+                if not requests and b"\r\nok\r\n" in data and self.lose_replies:
+                    self.lose_replies -= 1
+                    break
+                target.sendall(data)
+            else:
+                return
+            self.lost += 1
+        except OSError:
+            pass
+        finally:
+            _hang_up(source)
+            _hang_up(target)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # the other side was faster
+
+
+@pytest.fixture
+def proxy(server: RedisServer) -> Iterator[Proxy]:
+    proxy = Proxy(server.port)
+    yield proxy
+    proxy.close()
+
+
+def test_an_append_whose_reply_was_lost_is_not_done_twice(
+    server: RedisServer, proxy: Proxy
+) -> None:
+    writer = open_storage(proxy.url).open_writer("the test")
+    for times in (1, 2, 5):
+        first = writer.last_sequence + 1
+        proxy.lose_replies = times
+        assert writer.append([b"%d" % first, b"%d" % (first + 1)]) == first + 1
+        proxy.lose_requests = times
+        assert writer.append([b"%d" % (first + 2)]) == first + 2
+    assert proxy.lost == 16
+    assert read_numbers(server.url) == list(range(1, 10))
+    proxy.lose_replies = 1
+    writer.write_blob(b"b")
+    proxy.lose_replies = 1
+    with pytest.raises(Unavailable):
+        writer.write_snapshot(3, b"s")
+    assert open_storage(server.url).snapshots() == [3]
+    assert proxy.lost == 18
+    assert writer.append([b"10"]) == 10
+
+
+def test_an_append_that_is_retried_after_a_takeover_is_fenced(
+    server: RedisServer, proxy: Proxy
+) -> None:
+    writer = open_storage(proxy.url).open_writer("the test", place="here")
+    proxy.lose_replies = 10**6
+    appender = Appender(writer)
+    wait_until("an append is repeated", lambda: proxy.lost > 2)
+    later = open_storage(server.url).open_writer("the next", place="here")
+    proxy.lose_replies = 0
+    wait_until("it is refused", lambda: appender.error)
+    appender.stop()
+    assert isinstance(appender.error, Fenced)
+    assert appender.acknowledged == 0
+    assert later.last_sequence == 1  # it was done, and nobody was told
+    assert later.append([b"2"]) == 2
+
+
+def test_a_takeover_whose_reply_was_lost(server: RedisServer, proxy: Proxy) -> None:
+    proxy.lose_replies = 1
+    storage = open_storage(proxy.url)
+    with pytest.raises(Unavailable):
+        storage.open_writer("the test", place="here")
+    assert storage.open_writer("the test", place="here").append([b"1"]) == 1
+
+
+# -- full, read-only, loading --------------------------------------------------------------------
+
+
+def test_out_of_memory(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    writer = open_storage(server.url).open_writer("the test")
+    with server.client() as client:
+        server.configure("maxmemory", client.info("memory")["used_memory"] + 200_000)
+    appender = Appender(writer)
+    try:
+        wait_until("it is full", lambda: "it is out of memory; raise maxmemory" in caplog.text)
+        server.configure("maxmemory", 0)
+        appender.wait_for_more()
+    finally:
+        expect_all_once(server.url, appender)
+
+
+def test_demoted_and_promoted(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    appender = Appender(open_storage(server.url).open_writer("the test"))
+    try:
+        appender.wait_for_more()
+        with server.client() as client:
+            client.replicaof("127.0.0.1", free_port())
+            wait_until("it is read-only", lambda: "a replica, which cannot be" in caplog.text)
+            client.replicaof("NO", "ONE")
+        appender.wait_for_more()
+    finally:
+        expect_all_once(server.url, appender)
+
+
+def test_a_redis_that_cannot_write_its_dump(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    appender = Appender(open_storage(server.url).open_writer("the test"))
+    try:
+        appender.wait_for_more()
+        with server.client() as client:
+            pid = client.info("server")["process_id"]
+            client.config_set("rdb-key-save-delay", 10_000_000)  # µs
+            client.config_set("save", "3600 1000000")
+            client.bgsave()
+            children = Path(f"/proc/{pid}/task/{pid}/children")
+            os.kill(
+                int(wait_until("it saves", lambda: children.read_text().split())[0]), signal.SIGKILL
+            )
+            wait_until("it is said", lambda: "it cannot write to its disk" in caplog.text)
+            client.config_set("save", "")
+        appender.wait_for_more()
+    finally:
+        expect_all_once(server.url, appender)
+
+
+def test_scripts_are_forgotten_by_a_flush(server: RedisServer) -> None:
+    writer = open_storage(server.url).open_writer("the test")
+    with server.client() as client:
+        for number in range(1, 4):
+            assert writer.append([b"%d" % number]) == number
+            client.script_flush()
+    assert read_numbers(server.url) == [1, 2, 3]
+
+
+# -- replicas ------------------------------------------------------------------------------------
+
+
+def is_online(replication: dict[str, Any]) -> bool:
+    return bool(replication.get("slave0", {}).get("state") == "online")
+
+
+def test_an_append_waits_for_replicas(
+    server: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"{server.url}?wait_replicas=1"
+    with running_redis(tmp_path / "replica", replicaof=f"127.0.0.1 {server.port}") as replica:
+        with server.client() as client:
+            wait_until("it replicates", lambda: is_online(client.info("replication")))
+        appender = Appender(open_storage(url).open_writer("the test"))
+        try:
+            appender.wait_for_more()
+            replica.pause()
+            wait_until("it waits", lambda: "0 replicas have confirmed in time" in caplog.text)
+            waited = appender.acknowledged
+            replica.resume()
+            appender.wait_for_more()
+            replica.kill()
+            wait_until("it waits", lambda: caplog.text.count("waiting for Redis") > 1)
+            acknowledged = appender.acknowledged
+            assert acknowledged > waited
+            replica.start()
+            appender.wait_for_more()
+        finally:
+            expect_all_once(url, appender)
+        assert read_numbers(replica.url)[:acknowledged] == list(range(1, acknowledged + 1))

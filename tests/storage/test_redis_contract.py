@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from forebay.storage import Storage, Writer
+from forebay.storage.redis_storage import RedisStorage
+
+from .contract import StorageContract
+
+
+class TestRedisStorage(StorageContract):
+    @pytest.fixture(autouse=True)
+    def server(self, redis_storage_url: str) -> None:
+        self.url = redis_storage_url
+        self.numbers = itertools.count()
+
+    def make(self) -> Storage:
+        # Hypothesis calls this many times in one test.
+        return RedisStorage(f"{self.url}:{next(self.numbers)}")
+
+    def reopen(self, storage: Storage) -> Storage:
+        return RedisStorage(storage.url)
+
+    def steal(self, storage: Storage) -> Writer:
+        assert isinstance(storage, RedisStorage)
+        storage._client.run("HSET", storage._keys.meta, "owner", "")
+        return storage.open_writer("a thief")

@@ -1,0 +1,87 @@
+"""Child processes end with their parent, and say why they could not start."""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+import subprocess
+import sys
+
+from forebay.service.processes import end, free_port, start, tail
+
+TIMEOUT_S = 30
+
+PARENT = """
+import pathlib, sys, time
+from forebay.service.processes import start
+child = start([sys.executable, "-c", "print('up', flush=True); import time; time.sleep(600)"],
+              pathlib.Path(sys.argv[1]), piped=True)
+child.stdout.readline()
+{also}
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, even if nobody has asked for its exit code."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def kill_parent(tmp_path: pathlib.Path, also: str = "") -> int:
+    """Start a child of a child, kill the parent, and return who is left."""
+    program = PARENT.format(also=also)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert not gone(pid)
+    parent.kill()
+    parent.wait(TIMEOUT_S)
+    parent.stdout.close()
+    return pid
+
+
+def wait_until_gone(pid: int) -> None:
+    subprocess.run(["tail", "--pid", str(pid), "-f", "/dev/null"], timeout=TIMEOUT_S, check=True)
+
+
+def test_a_child_ends_with_its_parent(tmp_path: pathlib.Path) -> None:
+    wait_until_gone(kill_parent(tmp_path))
+
+
+def test_even_one_that_is_paused(tmp_path: pathlib.Path) -> None:
+    wait_until_gone(kill_parent(tmp_path, "child.send_signal(19)"))
+
+
+def test_output_goes_to_the_log(tmp_path: pathlib.Path) -> None:
+    log = tmp_path / "log"
+    for number in range(3):
+        child = start([sys.executable, "-c", f"print({number})"], log)
+        assert child.wait(TIMEOUT_S) == 0
+    assert tail(log, 2) == "1\n2"
+    assert start(["no-such-command"], log).wait(TIMEOUT_S) == 1
+    assert "cannot run no-such-command" in tail(log, 1)
+
+
+def test_end(tmp_path: pathlib.Path) -> None:
+    polite = start(["sleep", "600"], tmp_path / "log")
+    end(polite)
+    assert polite.returncode == -signal.SIGTERM
+    end(polite)
+    deaf = "import signal; signal.signal(15, signal.SIG_IGN); print(1, flush=True); signal.pause()"
+    stubborn = start([sys.executable, "-c", deaf], tmp_path / "log", piped=True)
+    assert stubborn.stdout is not None and stubborn.stdout.readline()
+    end(stubborn, timeout_s=0.1)
+    assert stubborn.returncode == -signal.SIGKILL
+
+
+def test_a_free_port_is_free_and_stays_so() -> None:
+    ports = {free_port() for _ in range(20)}
+    assert len(ports) > 1
+    lowest = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(port < lowest for port in ports)
