@@ -18,6 +18,8 @@ from .proto.events_pb2 import Event
 from .snapshots import Retention, decode_snapshot, encode_snapshot, plan_retention
 
 BATCH_BYTES = 8 << 20
+FLUSH_S = 5.0
+"""For the last events to become durable, when a journal is closed."""
 
 
 class _Group:
@@ -128,6 +130,7 @@ class Journal:
     async def close(self) -> None:
         """Flush, then close the writer. Idempotent.
 
+        A storage that is away is given FLUSH_S; who waits for what is lost with it is told.
         Never raises for a failed journal: whoever waited for it was told.
         """
         if self._closed:
@@ -135,13 +138,13 @@ class Journal:
         self._closed = True
         if self.failed is None:
             try:
-                await self.wait_durable(self.sequence)
-            except StorageError:
-                pass  # on_failure has it
+                await asyncio.wait_for(self.wait_durable(self.sequence), FLUSH_S)
+            except (StorageError, TimeoutError):
+                pass  # on_failure has it, or will
         loop = asyncio.get_running_loop()
-        # Behind whatever is still under way: a snapshot, or an append that was given up.
-        await loop.run_in_executor(self._snapshots, int)
-        await loop.run_in_executor(self._appends, self._writer.close)
+        # Behind a snapshot that is under way; it ends an append that still waits.
+        await loop.run_in_executor(self._snapshots, self._writer.close)
+        await loop.run_in_executor(self._appends, int)
         for executor in self._own_executors:
             executor.shutdown()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .base import Extent, Holdings, Record, Storage, Writer, blob_digest
 from .errors import (
     AppendFailed,
+    Away,
     Corrupt,
     Fenced,
     ForebayError,
@@ -14,7 +15,6 @@ from .errors import (
     OutOfSequence,
     StorageError,
     StorageUnusable,
-    Unavailable,
     Volatile,
 )
 from .files import FileStorage
@@ -23,6 +23,7 @@ from .url import open_storage
 
 __all__ = [
     "AppendFailed",
+    "Away",
     "Corrupt",
     "Extent",
     "Fenced",
@@ -38,7 +39,6 @@ __all__ = [
     "Storage",
     "StorageError",
     "StorageUnusable",
-    "Unavailable",
     "Volatile",
     "Writer",
     "blob_digest",

@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 from .errors import StorageUnusable
 
-
 LEASE_MS = 2_000
 """How long a writer's place is respected without a sign of life, unless it says otherwise."""
 
@@ -157,8 +156,9 @@ class Writer(ABC):
         """Append the records as one atomic batch after `last_sequence`; return the new last.
 
         When it returns, the batch is durable and `last_sequence` has moved. After a crash
-        during the call the whole batch is there, or nothing of it. Raises Fenced (nothing
-        written), or AppendFailed (outcome unknown; every further append fails as well). A
+        during the call the whole batch is there, or nothing of it. Raises Fenced (the batch was
+        not acknowledged, and is only there if the later writer found it), Corrupt (acknowledged
+        records are gone), or AppendFailed (outcome unknown; every further append fails as well). A
         batch of no records changes nothing.
         """
 
@@ -202,4 +202,7 @@ class Writer(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give up the writer's place. Idempotent; a later append raises Fenced."""
+        """Give up the writer's place. Idempotent; a later append raises Fenced.
+
+        May be called while an append waits, which then ends soon, its outcome unknown.
+        """

@@ -3,7 +3,7 @@
 ForebayError
 ├── StorageError         the storage cannot do what was asked
 │   ├── StorageUnusable    wrong URL, not writable, not a storage   (the operator's fault)
-│   │   ├── Unavailable      away, loading, full: may be usable again, with nothing changed
+│   │   ├── Away             not reachable, loading, full: may be usable again, with nothing changed
 │   │   └── Volatile         its settings can lose acknowledged records
 │   ├── Locked             another writer holds it
 │   ├── Fenced             a later term exists: this writer must stop
@@ -32,7 +32,7 @@ class StorageUnusable(StorageError):
     """The URL is wrong, or what it names cannot be used as a storage."""
 
 
-class Unavailable(StorageUnusable):
+class Away(StorageUnusable):
     """The storage cannot be used now. It may be later: whoever can wait should try again."""
 
 

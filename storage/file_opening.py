@@ -336,7 +336,8 @@ class _Opening:
             Term(number, end.sequence - 1, self._lease_ms, self._place).write(layout.term)
             before, self._term = self._term, HeldFile(layout.term)
             before.close()
-            for directory in (layout.path, self._log.snapshots, layout.blobs):
+            where = self._log
+            for directory in (layout.path, where.segments, where.snapshots, layout.blobs):
                 for leftover in directory.glob(f"{TEMPORARY}*"):
                     remove(leftover)
         place = Place(layout, self._log, self._lock, self._term, number, self._lease_ms)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from redis.exceptions import RedisError
 
-from .errors import StorageUnusable, Unavailable
+from .errors import Away, StorageUnusable
 from .redis_client import RedisClient
 
 OLDEST = (6, 2)  # with XTRIM MINID and COPY
@@ -83,7 +83,7 @@ def _setting(client: RedisClient, name: str) -> str | None:
     """None if it may not be asked for."""
     try:
         reply = client.run("CONFIG", "GET", name)
-    except Unavailable:
+    except Away:
         raise
     except StorageUnusable:
         return None
@@ -125,4 +125,4 @@ def _replicas(client: RedisClient) -> int:
         except (RedisError, OSError):
             continue
         return int(state["num-slaves"])
-    raise Unavailable(f"{client.address.url}: no Sentinel answers; do they run?")
+    raise Away(f"{client.address.url}: no Sentinel answers; do they run?")

@@ -19,7 +19,7 @@ from redis.connection import ConnectionPool, parse_url
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
-from .errors import StorageUnusable, Unavailable
+from .errors import Away, StorageUnusable
 from .redis_address import RedisAddress
 
 TIMEOUT_S = 5.0  # for one connection, or one reply, unless the URL has socket_timeout
@@ -100,7 +100,7 @@ class RedisClient:
             self.sentinel.close()
 
     def run(self, *command: Any) -> Any:
-        """The reply to one command. Raises StorageUnusable, or Unavailable which is one."""
+        """The reply to one command. Raises StorageUnusable, or Away which is one."""
         with self.failures():
             return _first(self._exchange([command]))
 
@@ -119,7 +119,7 @@ class RedisClient:
         """What the script returns.
 
         With `confirm` it is also kept by as many replicas, and on disk, as the address asks
-        for; if not in time, Unavailable is raised although it was done.
+        for; if not in time, Away is raised although it was done.
         """
         arguments = (len(keys), *keys, *args)
         confirmations = self.confirmations if confirm else []
@@ -136,9 +136,9 @@ class RedisClient:
             _first([reply])
             if isinstance(reply, list):
                 if not reply[0]:
-                    raise Unavailable(f"{self.address.url}: Redis has not synced its AOF in time")
+                    raise Away(f"{self.address.url}: Redis has not synced its AOF in time")
             elif reply < self.address.wait_replicas:
-                raise Unavailable(
+                raise Away(
                     f"{self.address.url}: {reply} replicas have confirmed in time, and "
                     f"wait_replicas={self.address.wait_replicas} are needed"
                 )
@@ -174,24 +174,24 @@ class RedisClient:
         if isinstance(error, redis_errors.NoPermissionError):
             return StorageUnusable(f"{url}: {error}; allow it in the user's ACL")
         if isinstance(error, redis_errors.ReadOnlyError):
-            return Unavailable(f"{url}: {_PASSING['READONLY']}")
+            return Away(f"{url}: {_PASSING['READONLY']}")
         if isinstance(error, redis_errors.OutOfMemoryError):
-            return Unavailable(f"{url}: {_PASSING['OOM']}")
+            return Away(f"{url}: {_PASSING['OOM']}")
         if isinstance(error, redis_errors.BusyLoadingError):
-            return Unavailable(f"{url}: {_PASSING['LOADING']}")
+            return Away(f"{url}: {_PASSING['LOADING']}")
         if isinstance(error, redis_errors.MovedError | redis_errors.ClusterCrossSlotError):
             return StorageUnusable(f"{url} is a Redis Cluster; name a Redis that is none")
         if isinstance(error, MasterNotFoundError):
-            return Unavailable(
+            return Away(
                 f"{url}: no Sentinel knows a primary that is up; do they run, and is the "
                 f"service called {self.address.service!r}?"
             )
         if isinstance(error, redis_errors.ConnectionError | redis_errors.TimeoutError | OSError):
             why = str(error).rstrip(".")
-            return Unavailable(f"{url}: {why}; is Redis running, and reachable from here?")
+            return Away(f"{url}: {why}; is Redis running, and reachable from here?")
         passing = _PASSING_CODE.search(str(error))
         if passing:
-            return Unavailable(f"{url}: {_PASSING[passing[1]]}")
+            return Away(f"{url}: {_PASSING[passing[1]]}")
         if str(error).startswith("WRONGTYPE"):
             return StorageUnusable(
                 f"{url}: keys of the prefix {self.address.prefix!r} hold something else; give "

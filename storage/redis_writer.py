@@ -18,12 +18,12 @@ from .base import Writer, blob_digest
 from .batches import encode_batch
 from .errors import (
     AppendFailed,
+    Away,
     Corrupt,
     Fenced,
     OutOfSequence,
     StorageError,
     StorageUnusable,
-    Unavailable,
 )
 from .redis_client import RedisClient, Script
 from .redis_log import Keys
@@ -145,10 +145,10 @@ class RedisWriter(Writer):
         try:
             self._send(script, *args)
             return
-        except Unavailable as error:
+        except Away as error:
             log.warning("waiting for Redis, for up to %g s: %s", retry_s, error)
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(Unavailable),
+            retry=tenacity.retry_if_exception_type(Away),
             wait=tenacity.wait_exponential(0.02, max=1) + tenacity.wait_random(0, 0.1),
             stop=tenacity.stop_after_delay(retry_s) | tenacity.stop_when_event_set(self._closed),
             sleep=tenacity.sleep_using_event(self._closed),

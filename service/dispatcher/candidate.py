@@ -14,13 +14,13 @@ import time
 
 from ...journal.codec import decode
 from ...storage import (
+    Away,
     Corrupt,
     Locked,
     Missing,
     NewerFormat,
     Storage,
     StorageError,
-    StorageUnusable,
     Writer,
 )
 from ..core.apply import apply
@@ -91,7 +91,6 @@ class Candidate:
         self._address = address
         self._place = place
         self._follower = Follower(storage)
-        self._was_reached = False  # the storage, by this process
         self._complained = False
 
     def leader(self) -> str:
@@ -144,15 +143,14 @@ class Candidate:
             try:
                 return await self._open_writer(owner)
             except Locked as error:
-                self._was_reached = True
                 if not options.standby and time.monotonic() > give_up_s:
                     raise
                 if options.standby and str(error) != held_by:
                     held_by = str(error)
                     log.info("stands by: %s", held_by)
-            except StorageUnusable as error:
-                if not (options.standby and self._was_reached):
-                    raise  # a mistake of the operator's, rather than a storage that is away
+            except Away as error:
+                if not options.standby:
+                    raise
                 self._complain(error)
             if options.standby:
                 await self._follow()

@@ -58,7 +58,7 @@ class Dispatcher:
         self._snapshot_task: asyncio.Task[None] | None = None
         self._timer: asyncio.Task[None] | None = None
         self._journal.on_failure = self._journal_failed
-        self.leadership = Leadership(writer, on_lost=self._displaced)
+        self.leadership = Leadership(writer, on_lost=self._journal_failed)
         self.attendance = Attendance(self)
         self._keeper: asyncio.Task[None] | None = None
 

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from ...storage import Fenced, StorageError, Writer
+from ...storage import Corrupt, Fenced, StorageError, Writer
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class Leadership:
     """Of the dispatcher whose writer this is. Everything runs on one event loop."""
 
     def __init__(self, writer: Writer, on_lost: Callable[[StorageError], None]) -> None:
-        """`on_lost` is called when another has taken over."""
+        """`on_lost` is called when another has taken over, or the storage has lost records."""
         self._writer = writer
         self._on_lost = on_lost
         self._known_until = time.monotonic()  # seconds
@@ -50,7 +50,7 @@ class Leadership:
         while True:
             try:
                 await self._renew()
-            except Fenced:
+            except (Fenced, Corrupt):
                 return
             except StorageError as error:
                 if not self._complained:
@@ -77,7 +77,7 @@ class Leadership:
         begun = time.monotonic()
         try:
             await asyncio.to_thread(self._writer.renew)
-        except Fenced as error:
+        except (Fenced, Corrupt) as error:
             self._on_lost(error)
             raise
         self._known_until = begun + self._writer.lease_ms / 1000

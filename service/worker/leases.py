@@ -54,7 +54,7 @@ class LeaseFeed:
     def drain(self) -> None:
         """End the splits here, and hand back what was leased and not begun."""
         for provider in self._providers:
-            provider.draining = True
+            provider.draining.set()
         for provider in self._providers:
             provider.hand_back()
 
@@ -79,7 +79,7 @@ class _Provider:
         self._pool = pool
         self._closed = closed
         self._lock = threading.Lock()
-        self.draining = False
+        self.draining = threading.Event()
         self._repetition = 0
         self._requests = 0
         self._want = 1
@@ -94,7 +94,7 @@ class _Provider:
                 self._begun.append(self._working.lease_id)
                 self._adapt(self._working.count, time.monotonic() - self._working_since_s)
                 self._working = None
-            if self.draining:
+            if self.draining.is_set():
                 self._return_ahead()
                 return None
             if self._ahead is not None and repetition != self._repetition:
@@ -106,7 +106,7 @@ class _Provider:
             self._ahead = None
             if lease.end_of_splits:
                 return None
-            if self.draining:  # since it was asked for
+            if self.draining.is_set():  # since it was asked for
                 self._return(lease)
                 return None
             self._working, self._working_since_s = lease, time.monotonic()

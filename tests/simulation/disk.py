@@ -24,13 +24,14 @@ _SECTOR_BYTES = 512
 class Disk:
     """The disk of one host, below a directory of the real one that is kept in memory."""
 
+    lies = False  # does not do what sync asks for (broken.py)
+
     def __init__(self, this: Kernel, root: Path) -> None:
         self.root = root
         self.sync_s = this.rng.choice([1e-5, 3e-4, 5e-3, 0.05])  # typical
         self.trouble = 0.0  # how likely a sync fails
         self.stall_s = 0.0  # what each access takes more, while the disk is slow
         self.touches = 0
-        self.lies = False  # a disk that does not do what sync asks for: to prove that this shows
         self._kernel = this
         self._contents: dict[int, bytes] = {}  # of files, as they were synced, by inode
         self._entries: dict[int, dict[str, int]] = {}  # the same of directories: name → inode

@@ -145,8 +145,12 @@ class Kernel:
 
     def at(self, delay_s: float, act: Callable[..., None], *args: object) -> None:
         """Have `act` called, by nobody's thread, after some time."""
+        self.at_moment(self.now + max(0.0, delay_s), act, *args)
+
+    def at_moment(self, moment_s: float, act: Callable[..., None], *args: object) -> None:
+        """The same at a point in time. Of what has the same moment, the first comes first."""
         self._timer_count += 1
-        heapq.heappush(self._timers, (self.now + max(0.0, delay_s), self._timer_count, act, args))
+        heapq.heappush(self._timers, (moment_s, self._timer_count, act, args))
 
     def after_steps(self, steps: int, act: Callable[[], None]) -> None:
         """Have `act` called between two steps of threads, so many from now."""

@@ -38,10 +38,11 @@ TIMEOUT_S = 1.0
 class Server:
     """What is stored, and who may write. Acts in no time; all else is the way to it."""
 
+    fences = True  # refuses writers whose term is over (broken.py)
+
     def __init__(self, this: Kernel) -> None:
         self.delay_s = this.rng.choice([1e-4, 1e-3, 1e-2])
         self.lost = 0.0  # how likely a request or its answer is lost
-        self.fences = True  # a storage that does not: to prove that this shows
         self.down = False
         self.records: list[Record] = []
         self.first = 1

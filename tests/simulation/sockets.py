@@ -158,8 +158,8 @@ class Socket:
         pipe.in_flight += len(data)
         arrival = this.now + network.delay(self.host, self.peer_host)
         pipe.last_arrival = max(pipe.last_arrival, arrival)
-        this.at(
-            pipe.last_arrival - this.now,
+        this.at_moment(
+            pipe.last_arrival,
             network.when_joined,
             self.host,
             self.peer_host,
@@ -235,7 +235,7 @@ class Socket:
         network = _network()
         arrival = max(pipe.last_arrival, this.now + network.delay(self.host, self.peer_host))
         pipe.last_arrival = arrival
-        this.at(arrival - this.now, network.when_joined, self.host, self.peer_host, end)
+        this.at_moment(arrival, network.when_joined, self.host, self.peer_host, end)
 
     def close(self) -> None:
         if not self.closed:

@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from forebay.storage import AppendFailed, Corrupt, Fenced, Locked, Writer, file_opening
+from forebay.storage import (
+    AppendFailed,
+    Corrupt,
+    Fenced,
+    FileStorage,
+    Locked,
+    Missing,
+    Writer,
+    file_opening,
+)
 
 from .scenes import Content, Scene, content, storage_at, take_over
 from .stops import Stop, at_each_call, stopped
@@ -294,6 +303,46 @@ def test_an_opening_with_the_old_writer_awake_at_each_call(tmp_path: Path) -> No
         scene.follow()
         check_old_is_fenced(scene)
         check_life_goes_on(path, new, before)
+        return stop
+
+    at_each_call(tmp_path, run)
+
+
+# -- and so may a reader -------------------------------------------------------------------------
+
+
+LOOKS: dict[str, Callable[[FileStorage], object]] = {
+    "read": lambda storage: list(storage.read(10)),
+    "first sequence": FileStorage.first_sequence,
+    "extent": FileStorage.extent,
+    "snapshots": FileStorage.snapshots,
+    "snapshot": lambda storage: storage.read_snapshot(10),
+    "holdings": FileStorage.holdings,
+}
+
+
+@pytest.mark.parametrize("sequel", [go_on, trim])
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_reader_stopped_at_each_call(
+    tmp_path: Path, look: str, sequel: Callable[[Writer, Path], Writer]
+) -> None:
+    def see(storage: FileStorage) -> object:
+        try:
+            return LOOKS[look](storage)
+        except Missing:
+            return Missing
+
+    def run(path: Path, number: int) -> Stop:
+        Scene(path)
+        before = see(storage_at(path))
+
+        def displace() -> None:
+            sequel(take_over(path, "the new one"), path)
+
+        reader = storage_at(path)
+        with stopped(number, displace) as stop:
+            seen = see(reader)
+        assert seen in (before, see(storage_at(path)))
         return stop
 
     at_each_call(tmp_path, run)

@@ -431,7 +431,7 @@ def test_a_log_that_ends_before_its_snapshot_has_lost_records(path: Path) -> Non
 
 def test_half_written_files_of_a_crash_are_removed(path: Path) -> None:
     fill(path)
-    for directory in (path, path / "snapshots", path / "blobs"):
+    for directory in (path, path / "segments", path / "snapshots", path / "blobs"):
         (directory / ".tmp-1-1").write_text("half")
     storage = fill(path)
     assert not list(path.rglob(".tmp-*"))

@@ -19,10 +19,10 @@ import pytest
 
 from forebay.storage import (
     AppendFailed,
+    Away,
     Fenced,
     Locked,
     StorageError,
-    Unavailable,
     Writer,
     open_storage,
     redis_storage,
@@ -172,7 +172,7 @@ def test_other_calls_fail_and_the_writer_goes_on(server: RedisServer) -> None:
         lambda: open_storage(server.url).open_writer("another"),
     ]
     for call in calls:
-        with pytest.raises(Unavailable, match="reachable from here"):
+        with pytest.raises(Away, match="reachable from here"):
             call()
     server.start()
     for call in (writer.renew, lambda: writer.write_snapshot(1, b"s"), storage.extent):
@@ -202,7 +202,7 @@ def test_a_writer_is_not_displaced_for_the_time_that_redis_was_away(
     with pytest.raises(Locked):
         standby.open_writer("the standby")
     server.kill()
-    with pytest.raises(Unavailable):
+    with pytest.raises(Away):
         standby.open_writer("the standby")
     clock.now += 10
     server.start()
@@ -314,7 +314,7 @@ def test_an_append_whose_reply_was_lost_is_not_done_twice(
     proxy.lose_replies = 1
     writer.write_blob(b"b")
     proxy.lose_replies = 1
-    with pytest.raises(Unavailable):
+    with pytest.raises(Away):
         writer.write_snapshot(3, b"s")
     assert open_storage(server.url).snapshots() == [3]
     assert proxy.lost == 18
@@ -341,7 +341,7 @@ def test_an_append_that_is_retried_after_a_takeover_is_fenced(
 def test_a_takeover_whose_reply_was_lost(server: RedisServer, proxy: Proxy) -> None:
     proxy.lose_replies = 1
     storage = open_storage(proxy.url)
-    with pytest.raises(Unavailable):
+    with pytest.raises(Away):
         storage.open_writer("the test", place="here")
     assert storage.open_writer("the test", place="here").append([b"1"]) == 1
 

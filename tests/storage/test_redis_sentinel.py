@@ -11,9 +11,9 @@ import pytest
 
 from forebay.storage import (
     AppendFailed,
+    Away,
     Corrupt,
     StorageUnusable,
-    Unavailable,
     Volatile,
     open_storage,
 )
@@ -110,7 +110,7 @@ def test_too_few_confirmations_for_the_replicas_there_are(
 
 def test_a_service_that_no_sentinel_knows(servers: Replicated) -> None:
     url = servers.url.replace("/journal", "/other")
-    with pytest.raises(Unavailable, match="is the service called 'other'"):
+    with pytest.raises(Away, match="is the service called 'other'"):
         open_storage(url).open_writer("the test")
     with pytest.raises(StorageUnusable):
         list(open_storage(f"redis+sentinel://127.0.0.1:{free_port()}/journal").read())

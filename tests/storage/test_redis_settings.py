@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.storage import StorageUnusable, Unavailable, Volatile, open_storage
+from forebay.storage import Away, StorageUnusable, Volatile, open_storage
 from forebay.storage.redis_address import parse_redis_url, redact
 from forebay.storage.redis_checks import _check_usable
 from forebay.storage.redis_client import RedisClient
@@ -143,7 +143,7 @@ def test_a_user_that_may_not_write(server: RedisServer) -> None:
                                "+config", "+select", "+client")  # fmt: skip
     with pytest.raises(StorageUnusable, match=r"allow it in the user's ACL") as error:
         open_storage(server.url.replace("//", "//eve:secret@")).open_writer("the test")
-    assert not isinstance(error.value, Unavailable | Volatile)
+    assert not isinstance(error.value, Away | Volatile)
 
 
 def test_wait_aof_needs_a_server_that_has_it(server: RedisServer) -> None:
@@ -161,7 +161,7 @@ def test_wait_aof_needs_a_server_that_has_it(server: RedisServer) -> None:
 def test_what_was_not_synced_in_time_is_not_acknowledged() -> None:
     client = RedisClient(parse_redis_url("redis://127.0.0.1?wait_aof=1"))
     client._check_confirmed([[1, 0]])
-    with pytest.raises(Unavailable, match="has not synced its AOF in time"):
+    with pytest.raises(Away, match="has not synced its AOF in time"):
         client._check_confirmed([[0, 0]])
 
 
@@ -218,14 +218,14 @@ def test_passwords(server: RedisServer) -> None:
             with pytest.raises(StorageUnusable, match="refuses the user or the passw") as error:
                 wrong.open_writer("the test")
             assert "secret" not in str(error.value)
-            assert not isinstance(error.value, Unavailable)
+            assert not isinstance(error.value, Away)
             with pytest.raises(StorageUnusable):
                 list(wrong.read())
 
 
 def test_nobody_there() -> None:
     url = f"redis://:secret@127.0.0.1:{free_port()}"
-    with pytest.raises(Unavailable, match="is Redis running, and reachable from here") as error:
+    with pytest.raises(Away, match="is Redis running, and reachable from here") as error:
         open_storage(url).open_writer("the test")
     assert "secret" not in str(error.value)
 
