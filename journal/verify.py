@@ -54,6 +54,8 @@ def verify(storage: Storage) -> Report:
     snapshots = storage.snapshots()
     blobs: dict[str, int] = {}  # digest: the event that names it first
     _verify_log(storage, report, blobs)
+    if reason := storage.condemned():
+        report.add(f"{storage.url}: {reason}")
     held = storage.holdings()
     if report.last < report.first and held.segments and not held.torn_bytes and report.ok:
         report.add(f"{storage.url}: the log holds no records, and a journal begins with one")

@@ -121,6 +121,10 @@ class Storage(ABC):
     def holdings(self) -> Holdings:
         """How much of what is kept here. Counts what is corrupt as well."""
 
+    @abstractmethod
+    def condemned(self) -> str:
+        """Why no writer may begin (`Writer.condemn`); "" if one may."""
+
     def cut(self, after: int, owner: str) -> str:
         """Move what is behind the record `after` aside, with its snapshots, and say where to.
 

@@ -227,8 +227,7 @@ class _Opening:
     def prepare(self) -> LogDirectory:
         """The log's directory, as one that nobody else writes to: step 2."""
         old = self._old
-        if old.condemned.exists():
-            reason = old.condemned.read_text(errors="replace")
+        if reason := old.why_condemned():
             raise Corrupt(f"{old.condemned}: {reason}", str(old.condemned))
         if not self._predecessor:
             return old

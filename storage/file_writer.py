@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .base import Writer, blob_digest
+from .batches import encode_batch
 from .durable import (
     FileLock,
     HeldFile,
@@ -32,8 +33,7 @@ from .durable import (
 )
 from .errors import AppendFailed, Fenced, OutOfSequence, StorageError
 from .layout import Layout, LogDirectory
-from .proto.segment_pb2 import Batch
-from .segments import BATCH_FORMAT, Position
+from .segments import Position
 from .tfrecord import frame
 
 log = logging.getLogger(__name__)
@@ -71,21 +71,21 @@ class FileWriter(Writer):
         self._roll = False  # begin a new segment with the next append
         self._failed = ""  # why no append can follow
         self._closed = False
-        self._closing = threading.Lock()  # a renewal must not touch a descriptor that was closed
+        # Nobody may touch a descriptor that was closed, and perhaps opened again by another.
+        self._appending = threading.Lock()
+        self._closing = threading.Lock()
 
     def append(self, records: Sequence[bytes]) -> int:
+        with self._appending:
+            return self._append(records)
+
+    def _append(self, records: Sequence[bytes]) -> int:
         self._check_place()
         if self._failed:
             raise AppendFailed(f"an earlier append failed: {self._failed}")
         if not records:
             return self.last_sequence
-        batch = Batch(
-            format=BATCH_FORMAT,
-            term=self.term,
-            first_sequence=self.last_sequence + 1,
-            records=records,
-        )
-        data = frame(batch.SerializeToString())
+        data = encode_batch(self.term, self.last_sequence + 1, records)
         self._failed = "it was interrupted"  # until it is known to be durable
         try:
             if self._segment is None or self._is_full(len(data)):
@@ -161,7 +161,7 @@ class FileWriter(Writer):
         return digest
 
     def close(self) -> None:
-        with self._closing:
+        with self._appending, self._closing:
             if self._closed:
                 return
             self._closed = True

@@ -111,6 +111,9 @@ class FileStorage(Storage):
             blob_bytes=_bytes(blobs),
         )
 
+    def condemned(self) -> str:
+        return self._look(LogDirectory.why_condemned)
+
     def close(self) -> None:
         pass  # nothing stays open between calls
 

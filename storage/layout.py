@@ -58,6 +58,13 @@ class LogDirectory(NamedTuple):
     def condemned(self) -> Path:
         return self.path / "CONDEMNED"
 
+    def why_condemned(self) -> str:
+        """What CONDEMNED says; "" if there is none."""
+        try:
+            return self.condemned.read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
     @property
     def segments(self) -> Path:
         return self.path / "segments"

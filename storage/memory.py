@@ -83,6 +83,9 @@ class MemoryStorage(Storage):
                 blob_bytes=sum(map(len, self._blobs.values())),
             )
 
+    def condemned(self) -> str:
+        return self._condemned
+
     def close(self) -> None:
         pass
 

@@ -107,6 +107,10 @@ class RedisStorage(Storage):
             blob_bytes=sum(blobs),
         )
 
+    def condemned(self) -> str:
+        meta = self._meta()
+        return meta.condemned if meta else ""
+
     def close(self) -> None:
         self._client.close()
 

@@ -10,14 +10,11 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from google.protobuf.message import DecodeError
-
-from .errors import Corrupt, Missing, NewerFormat, StorageUnusable
+from .batches import UnfitBatch, check_follows, decode_batch
+from .errors import Corrupt, Missing, StorageUnusable
 from .layout import Segment
 from .proto.segment_pb2 import Batch
 from .tfrecord import FRAME_BYTES, BrokenFrame, is_torn, read_frames
-
-BATCH_FORMAT = 1
 
 
 class Position(NamedTuple):
@@ -73,21 +70,11 @@ class Scan:
         try:
             for offset, data in read_frames(fd, self.position.offset):
                 try:
-                    batch = Batch.FromString(data)
-                except DecodeError as error:
-                    raise _corrupt(segment, offset, f"holds no batch of records: {error}") from None
-                if batch.format > BATCH_FORMAT:
-                    raise NewerFormat(
-                        f"{segment.path}: byte {offset}: format {batch.format} is newer than "
-                        f"{BATCH_FORMAT}, the newest that this version knows; upgrade Forebay"
-                    )
-                count = len(batch.records)
-                if batch.first_sequence != sequence or not count or not batch.format:
-                    what = f"{count} records from {batch.first_sequence}, format {batch.format}"
-                    raise _corrupt(segment, offset, f"{what}, where record {sequence} must follow")
-                if batch.term < term:
-                    raise _corrupt(segment, offset, f"term {batch.term} comes after term {term}")
-                sequence += count
+                    batch = decode_batch(data, f"{segment.path}: byte {offset}")
+                    check_follows(batch, sequence, term)
+                except UnfitBatch as error:
+                    raise _corrupt(segment, offset, str(error)) from None
+                sequence += len(batch.records)
                 term = batch.term
                 self.previous = self.position
                 self.position = Position(

@@ -118,7 +118,7 @@ class Candidate:
     async def _begin(self, writer: Writer) -> Dispatcher:
         begun = time.monotonic()
         try:
-            await asyncio.to_thread(self._follower.catch_up)
+            await self._catch_up_as(writer)
             dispatcher = await Dispatcher.open(
                 self._storage, writer, self._follower.state, self._options, self._address
             )
@@ -132,6 +132,16 @@ class Candidate:
             self._follower.replayed, 1000 * (time.monotonic() - begun),
         )  # fmt: skip
         return dispatcher
+
+    async def _catch_up_as(self, writer: Writer) -> None:
+        """With signs of life, since a cold replay may take longer than a lease."""
+        replay = asyncio.create_task(asyncio.to_thread(self._follower.catch_up))
+        while not (await asyncio.wait([replay], timeout=writer.lease_ms / 4000))[0]:
+            try:
+                await asyncio.to_thread(writer.renew)
+            except Away as error:
+                self._complain(error)
+        await replay
 
     async def _wait_for_place(self) -> Writer:
         options = self._options

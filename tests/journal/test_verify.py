@@ -181,6 +181,16 @@ def test_a_journal_of_a_newer_format_is_not_judged(storage: FileStorage, digest:
             look(storage)
 
 
+def test_a_condemned_journal_is_not_fine(storage: FileStorage, digest: str) -> None:
+    writer = storage.open_writer("the test")
+    writer.condemn("events are gone")
+    writer.close()
+    (problem,) = verify(storage).problems
+    assert "events are gone" in problem.message
+    assert repair(storage, truncate_corrupt=True)
+    assert verify(storage).ok
+
+
 # -- repair ----------------------------------------------------------------------------------------
 
 

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
-from forebay.service.core import commands, decide
+import msgspec
+
+from forebay.service.core import commands, decide, ranges
+from forebay.service.core.state import State, encode_state
+from forebay.service.dispatcher import dispatcher
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.leadership import Leadership
 from forebay.service.transport.client import BlockClient
 from forebay.service.transport.sessions import Stream
-from forebay.service.worker.leases import LeaseFeed
+from forebay.service.worker.leases import _Provider
 from forebay.service.worker.worker import Worker
 
 from .disk import Disk
 from .remote import Server
-
-Broken = Callable[[], AbstractContextManager[None]]
 
 
 @contextmanager
@@ -55,15 +57,11 @@ def forgets_requests() -> AbstractContextManager[None]:
     def forgetful(state: Any, command: commands.Command, now_ms: int) -> Any:
         return decide._DECIDE[type(command)](state, command, now_ms)
 
-    from forebay.service.dispatcher import dispatcher
-
     return _replaced(dispatcher, "decide", forgetful)
 
 
 def leases_returned_splits_twice() -> AbstractContextManager[None]:
     """An `apply` that leaves a range that was handed back, and leased again, in the pool."""
-    from forebay.service.core import ranges
-
     return _replaced(ranges, "remove", lambda *_: None)
 
 
@@ -103,7 +101,7 @@ def forgets_what_was_sent() -> AbstractContextManager[None]:
 
 def keeps_splits_at_drain() -> AbstractContextManager[None]:
     """A worker that is told to stop, and hands nothing back."""
-    return _replaced(LeaseFeed, "drain", lambda _: None)
+    return _replaced(_Provider, "_return", lambda *_: None)
 
 
 def cuts_consumers_off_at_drain() -> AbstractContextManager[None]:
@@ -121,29 +119,35 @@ def storage_does_not_fence() -> AbstractContextManager[None]:
     return _replaced(Server, "fences", False)
 
 
-def snapshot_misses_events() -> AbstractContextManager[None]:
-    """A snapshot that claims to be of a later event than it is."""
-    write = Dispatcher._snapshot
+def snapshot_without_answers() -> AbstractContextManager[None]:
+    """A snapshot that leaves out what was answered last."""
 
-    async def late(self: Dispatcher, sequence: int, state: bytes, time_ms: int) -> None:
-        await write(self, sequence + 1, state, time_ms)
+    def encode(state: State) -> bytes:
+        return encode_state(msgspec.structs.replace(state, answers={}))
 
-    return _replaced(Dispatcher, "_snapshot", late)
+    return _replaced(dispatcher, "encode_state", encode)
 
 
-BROKEN: dict[str, Broken] = {
-    variant.__name__: variant
+class Variant(NamedTuple):
+    """A bug, and the faults under which it shows (none: those of the seed)."""
+
+    put_in: Callable[[], AbstractContextManager[None]]
+    faults: tuple[str, ...] = ()
+
+
+BROKEN: dict[str, Variant] = {
+    variant.put_in.__name__: variant
     for variant in (
-        answers_before_durable,
-        answers_unproven,
-        forgets_requests,
-        leases_returned_splits_twice,
-        resends_what_has_arrived,
-        forgets_what_was_sent,
-        keeps_splits_at_drain,
-        cuts_consumers_off_at_drain,
-        disk_lies,
-        storage_does_not_fence,
-        snapshot_misses_events,
+        Variant(answers_before_durable),
+        Variant(answers_unproven, ("pause dispatcher",)),
+        Variant(forgets_requests),
+        Variant(leases_returned_splits_twice, ("drain worker",)),
+        Variant(resends_what_has_arrived, ("cut connections",)),
+        Variant(forgets_what_was_sent, ("cut connections",)),
+        Variant(keeps_splits_at_drain, ("drain worker",)),
+        Variant(cuts_consumers_off_at_drain, ("drain worker",)),
+        Variant(disk_lies, ("power failure",)),
+        Variant(storage_does_not_fence, ("pause dispatcher", "storage slow")),
+        Variant(snapshot_without_answers, ("kill dispatcher",)),
     )
 }

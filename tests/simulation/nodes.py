@@ -101,7 +101,7 @@ class WorkerNode(Node):
             return  # it exits, and is started again
         drain = self._commands.get()
         # It does not wait for consumers that have not come yet, so these lose what it has begun.
-        unread = [task_id for task_id in running._tasks if not running._is_read(task_id)]
+        unread = [task_id for task_id in running._tasks if not running._blocks.is_read(task_id)]
         self.kernel.oracle.unread.update(unread if drain else [])
         give_up_s = self.kernel.now + self.options.drain_timeout_ms / 1000
         running.stop(drain=drain)

@@ -7,6 +7,7 @@ and others have nothing but a bad network: mixed evenly, faults hide one another
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forebay.service.client.options import ShardingPolicy
@@ -77,12 +78,12 @@ class Scenario:
         return 0.5 + each * pipeline.split_s + elements * self.step_s / self.trainers
 
 
-def draw(seed: int) -> Scenario:
-    """The scenario of a seed."""
+def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
+    """The scenario of a seed; with `only` these kinds of faults, whatever the seed says."""
     rng = random.Random(f"scenario {seed}")
     block_elements = rng.choice([1, 3, 8, 40])
     pipeline = Pipeline(
-        splits=int(10 ** rng.uniform(1.3, 2.4)),
+        splits=int(10 ** rng.uniform(1.3, 2.5)),
         providers=rng.choice([1, 1, 1, 2]),
         repetitions=rng.choice([1, 1, 1, 1, 2]),
         split_s=10 ** rng.uniform(-3.5, -1.3),
@@ -92,7 +93,7 @@ def draw(seed: int) -> Scenario:
     bad = rng.random() < 0.4
     scenario = Scenario(
         files=rng.random() < 0.5,
-        dispatchers=rng.choice([1, 1, 2]),
+        dispatchers=rng.choice([1, 2]),
         workers=rng.randint(1, 3),
         trainers=rng.randint(1, 3),
         policy=ShardingPolicy.OFF if rng.random() < 0.12 else ShardingPolicy.DYNAMIC,
@@ -119,8 +120,8 @@ def draw(seed: int) -> Scenario:
         same_ports=rng.random() < 0.5,
         neighbours=rng.random() < 0.4,
     )
-    kinds = [kind for kind in FAULTS if rng.random() < 0.3]
-    if kinds and rng.random() < 0.95:
+    kinds = [kind for kind in FAULTS if rng.random() < 0.35]
+    if kinds := list(only) or kinds:
         span = 1.2 * scenario.work_s + 0.5
         scenario.faults = sorted(
             (
@@ -130,7 +131,7 @@ def draw(seed: int) -> Scenario:
                     for_s=10 ** rng.uniform(-1.5, 1),
                     steps=rng.choice([0, rng.randrange(30)]),
                 )
-                for _ in range(rng.randint(1, 8))
+                for _ in range(rng.randint(1, 12))
             ),
             key=lambda fault: fault.at_s,
         )
