@@ -6,7 +6,7 @@ READY := .venv/.ready
 SOURCES := .pkg/forebay tests scripts benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos test check bench format protos constraints clean
+.PHONY: help setup demo chaos test simulate check bench format protos constraints clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -26,6 +26,9 @@ chaos: $(READY) ## kill everything at random, and check the promises; ARGS="--mi
 test: $(READY) ## run the tests; ARGS="-k name" chooses among them
 	@scripts/redis
 	$(BIN)/pytest -n 2 --dist worksteal $(ARGS)
+
+simulate: $(READY) ## run 10,000 seeds of the simulation; ARGS="--seed 7 --trace" replays one
+	$(BIN)/python -m tests.simulation $(or $(ARGS),--seeds 10000)
 
 check: $(READY) ## lint, types, import direction, generated files, the built wheel
 	$(BIN)/ruff check .

@@ -49,11 +49,15 @@ def sync_directory(path: Path) -> None:
 
 def make_directory(path: Path) -> None:
     """Make a directory and the missing ones above it, durably."""
-    if path.is_dir():
-        return
-    make_directory(path.parent)
-    path.mkdir(exist_ok=True)
-    sync_directory(path.parent)
+    there = path.is_dir()
+    if not there:
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+    try:
+        sync_directory(path.parent)  # in any case: who made it may have ended before doing so
+    except PermissionError:
+        if not there:
+            raise
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import redis
+
+from forebay.service.processes import free_port
 
 PROGRAMS = ("redis-server", "valkey-server")
 WAIT_S = 30.0  # for anything that a server does
@@ -38,12 +39,6 @@ def wait_until(what: str, condition: Callable[[], Any]) -> Any:
             return result
         assert time.monotonic() < give_up, f"waited for {WAIT_S} s until {what}"
         time.sleep(0.02)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 class RedisServer:

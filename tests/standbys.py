@@ -60,6 +60,7 @@ def leader_of(dispatcher: DispatcherProcess) -> int | None:
     return term
 
 
-def leads(dispatcher: DispatcherProcess, term: int | None = None) -> bool:
+def leads(dispatcher: DispatcherProcess, term: int = 1) -> bool:
+    """Whether it leads, in this term or, as a busy machine may silence a leader, a later one."""
     found = leader_of(dispatcher)
-    return found is not None and term in (None, found)
+    return found is not None and found >= term

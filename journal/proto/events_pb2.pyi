@@ -247,12 +247,14 @@ class WorkerRegistered(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[TransferServer, _Mapping]]] = ..., stock: bool = ..., replaced_uid: _Optional[int] = ...) -> None: ...
 
 class WorkerLost(_message.Message):
-    __slots__ = ("worker_id", "reason")
+    __slots__ = ("worker_id", "reason", "left")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     reason: str
-    def __init__(self, worker_id: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    left: bool
+    def __init__(self, worker_id: _Optional[int] = ..., reason: _Optional[str] = ..., left: bool = ...) -> None: ...
 
 class TaskCreated(_message.Message):
     __slots__ = ("task_id", "iteration_id", "worker_id", "sweeps")

@@ -255,7 +255,7 @@ class Cluster:
                 if starting:
                     raise ForebayError(
                         f"no trainer got an element for {timeout_s:.0f} s; the logs in "
-                        f"{self._directory} say more (give --out to keep them)"
+                        f"{self._directory} say more"
                     )
                 return False
             time.sleep(TICK_S)

@@ -76,21 +76,24 @@ def chaos(
         elements=elements,
         only=tuple(only),
     )
-    directory, keep = _make_directory(out), bool(out)
+    directory, keep = _make_directory(out), True
     console = Console()
     try:
         with console.status("") as shown:
             report = run_chaos(options, directory, lambda what: shown.update(f"chaos: {what}"))
-        keep = keep or not report.kept
+        keep = bool(out) or not report.kept
         console.print(render(report))
         _write(report, json_file, plot)
         for promise in report.verdict.broken:
             console.print(f"BROKEN: {promise}", style="bold red", markup=False, soft_wrap=True)
         if report.kept:
             console.print("every promise was kept", style="bold")
+    except KeyboardInterrupt:
+        keep = bool(out)
+        raise
     finally:
-        if keep:
-            console.print(f"logs, records and journal: {directory}", markup=False)
+        if keep and any(directory.iterdir()):
+            console.print(f"logs, records and journal: {directory}", markup=False, soft_wrap=True)
         else:
             shutil.rmtree(directory)
     raise typer.Exit(0 if report.kept else 1)

@@ -15,6 +15,7 @@ from . import ranges
 from .splits import source_size
 from .state import (
     MAX_ANSWERS,
+    MAX_DEPARTED,
     Answer,
     Consumer,
     Dataset,
@@ -28,8 +29,8 @@ from .state import (
     lease_caller,
 )
 
-MAX_CUT_IDS = 10**6
-"""More ids than a repair may have forgotten."""
+MAX_CUT_IDS = 10**12
+"""More ids than a repair can have cut off, even if the journal was corrupt at its beginning."""
 
 
 def apply(state: State, event: ev.Event) -> None:
@@ -169,6 +170,9 @@ def _worker_lost(state: State, event: ev.WorkerLost) -> None:
     worker = state.workers.pop(event.worker_id)
     if state.worker_at.get(worker.address) == worker.worker_id:
         del state.worker_at[worker.address]
+    if event.left:
+        state.departed.append(worker.uid)
+        del state.departed[:-MAX_DEPARTED]
     for task_id in [t.task_id for t in state.tasks.values() if t.worker_id == worker.worker_id]:
         task = state.tasks.pop(task_id)
         iteration = state.iterations[task.iteration_id]

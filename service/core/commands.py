@@ -87,6 +87,7 @@ class LoseWorker(Command, frozen=True, kw_only=True):
 
     worker_id: int
     reason: str
+    left: bool = False  # it said goodbye, so its process does not come back
 
 
 class CompleteTask(Command, frozen=True, kw_only=True):

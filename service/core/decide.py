@@ -263,6 +263,11 @@ def _finished(iteration: Iteration, now_ms: int) -> ev.Event:
 def _register_worker(state: State, command: c.RegisterWorker, now_ms: int) -> Decision:
     if not command.address:
         raise InvalidArgument("a worker without an address; give it one that clients can reach")
+    if command.uid in state.departed:  # a heartbeat that was overtaken by the goodbye
+        raise FailedPrecondition(
+            f"the worker process {command.uid} at {command.address} has said goodbye; start "
+            "another one"
+        )
     events: list[ev.Event] = []
     ids = _Ids(state)
     known = state.workers.get(state.worker_at.get(command.address, 0))
@@ -299,14 +304,16 @@ def _lose_worker(state: State, command: c.LoseWorker, now_ms: int) -> Decision:
     worker = state.workers.get(command.worker_id)
     if worker is None:
         return Decision([], None)
-    return Decision(_worker_lost(state, worker, command.reason, _Ids(state), now_ms), None)
+    ids = _Ids(state)
+    events = _worker_lost(state, worker, command.reason, ids, now_ms, left=command.left)
+    return Decision(events, None)
 
 
 def _worker_lost(
-    state: State, worker: Worker, reason: str, ids: _Ids, now_ms: int
+    state: State, worker: Worker, reason: str, ids: _Ids, now_ms: int, left: bool = False
 ) -> list[ev.Event]:
     events = list(_lost_leases(state, sorted(worker.tasks), now_ms))
-    lost = ev.WorkerLost(worker_id=worker.worker_id, reason=reason)
+    lost = ev.WorkerLost(worker_id=worker.worker_id, reason=reason, left=left)
     events.append(ev.Event(time_ms=now_ms, worker_lost=lost))
     others = [w for w in state.workers if w != worker.worker_id]
     for task_id in sorted(worker.tasks):

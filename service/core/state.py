@@ -21,6 +21,10 @@ MAX_ANSWERS = 1 << 17
 """Answers kept for retries, one a caller; the caller that was quiet longest goes first."""
 
 
+MAX_DEPARTED = 1000
+"""Goodbyes remembered. A late heartbeat of such a worker comes within seconds, if at all."""
+
+
 class Dataset(Struct):
     dataset_id: str
     definition_bytes: bytes  # ev.DatasetDefinition
@@ -129,6 +133,7 @@ class State(Struct):
     consumers: dict[int, Consumer] = {}
     workers: dict[int, Worker] = {}
     worker_at: dict[str, int] = {}  # address → worker id
+    departed: list[int] = []  # uids of workers that said goodbye, the latest last
     tasks: dict[int, Task] = {}
     leases: dict[int, Lease] = {}
     answers: dict[str, Answer] = {}  # by caller, least recently answered first

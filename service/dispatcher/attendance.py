@@ -1,6 +1,7 @@
 """Who is there: when workers and consumers were last heard of, and who is given up.
 
-That is not state: after a replay everybody counts as just seen. To give somebody up is a
+That is not state: after a replay everybody counts as seen so lately that those who live have time
+to be heard. To give somebody up is a
 decision like any other.
 """
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHECK_S = 0.5
+REDISCOVERIES = 3
+"""How many times `reconnect_grace_ms` a worker has to find a dispatcher that has just begun."""
 
 
 class Attendance:
@@ -29,6 +32,9 @@ class Attendance:
         self._dispatcher = dispatcher
         state, now = dispatcher.state, time.monotonic()
         self._seen: dict[int, float] = dict.fromkeys((*state.workers, *state.consumers), now)
+        for worker in state.workers.values():
+            if not worker.stock:  # it has lost its connection, and looks for us all the time
+                self._seen[worker.worker_id] -= self._early_s(REDISCOVERIES)
 
     def saw(self, member_id: int) -> float:
         """A worker or a consumer gave a sign of life; when that was, for `lost_touch`."""
@@ -39,12 +45,14 @@ class Attendance:
         """Its connection broke: it has `reconnect_grace_ms` to come back, unless it has."""
         if self._seen.get(member_id) != seen:
             return
-        state, options = self._dispatcher.state, self._dispatcher.options
-        timeout = options.worker_timeout_ms
         # A trainer whose connection was cut must not lose its place: it has the whole timeout.
-        if member_id in state.workers and timeout >= 0:
-            early = max(0, timeout - options.reconnect_grace_ms) / 1000
-            self._seen[member_id] = time.monotonic() - early
+        if member_id in self._dispatcher.state.workers:
+            self._seen[member_id] = time.monotonic() - self._early_s(1)
+
+    def _early_s(self, graces: int) -> float:
+        """How much of a worker's timeout is over for one that has `graces` to come back."""
+        options = self._dispatcher.options
+        return max(0, options.worker_timeout_ms - graces * options.reconnect_grace_ms) / 1000
 
     async def watch(self) -> None:
         """Give up who is silent for too long, and what nobody reads; until it is cancelled."""

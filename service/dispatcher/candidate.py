@@ -16,6 +16,7 @@ from ...journal.codec import decode
 from ...storage import (
     Away,
     Corrupt,
+    Fenced,
     Locked,
     Missing,
     NewerFormat,
@@ -27,6 +28,7 @@ from ..core.apply import apply
 from ..core.state import State
 from ..errors import Unavailable
 from .dispatcher import Dispatcher, recover
+from .leadership import RENEWALS_A_LEASE
 from .options import DispatcherOptions
 
 log = logging.getLogger(__name__)
@@ -102,18 +104,19 @@ class Candidate:
         """Wait for the writer's place, and lead.
 
         A standby waits for as long as it takes; others give up when they have seen that the
-        present leader is alive. Raises Locked, StorageUnusable, NewerFormat, Corrupt,
-        Unavailable.
+        present leader is alive. Raises Locked, StorageUnusable, NewerFormat, Corrupt;
+        who is no standby, Fenced and Unavailable as well.
         """
         while True:
             self._follower = Follower(self._storage)
             writer = await self._wait_for_place()
             try:
                 return await self._begin(writer)
-            except Unavailable as error:
+            except (Unavailable, Away, Fenced) as error:
                 if not self.standby:
                     raise
                 log.warning("could not begin to lead, and stands by again: %s", error)
+                await asyncio.sleep(writer.lease_ms / 1000 / POLLS_A_LEASE)
 
     async def _begin(self, writer: Writer) -> Dispatcher:
         begun = time.monotonic()
@@ -136,7 +139,8 @@ class Candidate:
     async def _catch_up_as(self, writer: Writer) -> None:
         """With signs of life, since a cold replay may take longer than a lease."""
         replay = asyncio.create_task(asyncio.to_thread(self._follower.catch_up))
-        while not (await asyncio.wait([replay], timeout=writer.lease_ms / 4000))[0]:
+        interval_s = writer.lease_ms / 1000 / RENEWALS_A_LEASE
+        while not (await asyncio.wait([replay], timeout=interval_s))[0]:
             try:
                 await asyncio.to_thread(writer.renew)
             except Away as error:

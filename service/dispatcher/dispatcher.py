@@ -56,7 +56,7 @@ class Dispatcher:
         self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
         self._snapshot_sequence = state.sequence
         self._snapshot_task: asyncio.Task[None] | None = None
-        self._timer: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._journal.on_failure = self._journal_failed
         self.leadership = Leadership(writer, on_lost=self._journal_failed)
         self.attendance = Attendance(self)
@@ -86,15 +86,15 @@ class Dispatcher:
         except BaseException:
             await self.close()
             raise
-        self._timer = asyncio.create_task(self.attendance.watch(), name="forebay-attendance")
-        self._timer.add_done_callback(self._task_ended)
+        self._watcher = asyncio.create_task(self.attendance.watch(), name="forebay-attendance")
+        self._watcher.add_done_callback(self._task_ended)
         return self
 
     async def close(self) -> None:
         """Flush and give up the journal. Call it when no request is being served any more."""
         self.stopped.set()
         self.wake_all()
-        for task in (self._timer, self._snapshot_task, self._keeper):
+        for task in (self._watcher, self._snapshot_task, self._keeper):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)

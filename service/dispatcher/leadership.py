@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from ...storage import Corrupt, Fenced, StorageError, Writer
 
@@ -27,26 +29,32 @@ class Leadership:
         """`on_lost` is called when another has taken over, or the storage has lost records."""
         self._writer = writer
         self._on_lost = on_lost
-        self._known_until = time.monotonic()  # seconds
+        self._lease_s = writer.lease_ms / 1000
+        self._proved_s = -math.inf  # when the last renewal that succeeded was sent, monotonic
+        # Of its own: a renewal must not queue behind graphs that are read and written.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="forebay-renewal")
         self._renewal: asyncio.Task[None] | None = None
         self._complained = False
 
     @property
     def known(self) -> bool:
         """Whether a renewal's time has not run out."""
-        return time.monotonic() <= self._known_until
+        return time.monotonic() <= self._proved_s + self._lease_s
 
     async def prove(self) -> None:
         """Return when it is certain that nobody had taken over when this was called.
 
         At once, within the lease. Raises StorageError.
         """
-        if not self.known:
+        called_s = time.monotonic()
+        # A renewal that was under way already proves nothing: this process may have been paused
+        # between its answer and now.
+        while not self.known and self._proved_s < called_s:
             await self._renew()
 
     async def keep(self) -> None:
         """Renew, again and again, until cancelled or displaced."""
-        interval_s = self._writer.lease_ms / 1000 / RENEWALS_A_LEASE
+        interval_s = self._lease_s / RENEWALS_A_LEASE
         while True:
             try:
                 await self._renew()
@@ -66,6 +74,7 @@ class Leadership:
         """Wait for a renewal that is under way."""
         if self._renewal is not None:
             await asyncio.wait([self._renewal])
+        self._thread.shutdown(wait=False)
 
     async def _renew(self) -> None:
         if self._renewal is None or self._renewal.done():
@@ -74,13 +83,13 @@ class Leadership:
         await asyncio.shield(self._renewal)
 
     async def _renew_once(self) -> None:
-        begun = time.monotonic()
+        sent_s = time.monotonic()
         try:
-            await asyncio.to_thread(self._writer.renew)
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._writer.renew)
         except (Fenced, Corrupt) as error:
             self._on_lost(error)
             raise
-        self._known_until = begun + self._writer.lease_ms / 1000
+        self._proved_s = sent_s
 
 
 def _was_seen(renewal: asyncio.Task[None]) -> None:

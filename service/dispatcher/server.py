@@ -37,9 +37,7 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     listener = Listener(options.host, options.port, standby=options.standby)
     bound = listener.address
     address = options.address.replace("%port%", bound.rpartition(":")[2]) or bound
-    storage = open_storage(
-        options.storage, **({"allow_volatile": True} if options.allow_volatile else {})
-    )
+    storage = open_storage(options.storage, allow_volatile=options.allow_volatile)
     candidate = Candidate(storage, options, address, place_of(bound))
     interrupted = asyncio.Event()
     loop = asyncio.get_running_loop()

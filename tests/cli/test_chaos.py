@@ -138,6 +138,8 @@ class TestErrors:
     def test_a_storage_that_cannot_be_used(self, tmp_path: pathlib.Path) -> None:
         code, said = finish(start(tmp_path, "--storage", "/proc/forebay"))
         assert code == 1 and "dispatcher" in said and "before there were any faults" in said
+        (kept,) = tmp_path.iterdir()
+        assert f"logs, records and journal: {kept}" in said and (kept / "dispatcher0.log").exists()
         code, said = finish(start(tmp_path, "--storage", "memory:"))
         assert code == 1 and "memory:" in said
 
@@ -145,3 +147,4 @@ class TestErrors:
         monkeypatch.setenv("PATH", str(tmp_path))
         code, said = finish(start(tmp_path, "--storage", "redis"))
         assert code == 1 and "install redis-server" in said
+        assert list(tmp_path.iterdir()) == []

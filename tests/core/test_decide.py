@@ -167,3 +167,18 @@ def test_after_a_repair_nobody_goes_on_and_no_id_comes_back() -> None:
     lease = given.lease(given.task_of(again), 10)
     assert lease is not None
     assert lease.first == 10
+
+
+def test_a_heartbeat_that_a_goodbye_has_overtaken_registers_nobody() -> None:
+    given = Given()
+    worker_id = given.worker(7)
+    given.when(c.LoseWorker(worker_id=worker_id, reason="it said goodbye", left=True))
+    with pytest.raises(FailedPrecondition, match="has said goodbye"):
+        given.worker(7)
+    assert given.worker(8)
+
+
+def test_a_worker_that_was_given_up_may_come_back() -> None:
+    given = Given()
+    given.when(c.LoseWorker(worker_id=given.worker(7), reason="no sign of life"))
+    assert given.worker(7)

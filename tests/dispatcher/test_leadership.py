@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pathlib
 import shutil
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -23,6 +24,7 @@ from forebay.service.dispatcher_client import DispatcherClient
 from forebay.service.errors import ForebayError, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import (
+    Away,
     Corrupt,
     Fenced,
     MemoryStorage,
@@ -104,6 +106,8 @@ class Renewals(MemoryStorage):
         super().__init__()
         self.count = 0
         self.error: StorageError | None = None
+        self.answers = threading.Event()
+        self.answers.set()
 
     def open_writer(self, owner: str, *, lease_ms: int = 0, place: str = "") -> Any:
         writer = super().open_writer(owner, lease_ms=lease_ms, place=place)
@@ -112,6 +116,7 @@ class Renewals(MemoryStorage):
 
     def _renew(self) -> None:
         self.count += 1
+        self.answers.wait(60)
         if self.error is not None:
             raise self.error
 
@@ -144,6 +149,24 @@ def test_a_lead_whose_lease_is_out_is_proved_anew() -> None:
 
     asyncio.run(prove())
     assert storage.count == 3
+
+
+def test_a_renewal_sent_before_it_was_asked_proves_nothing() -> None:
+    """A process may be paused between the answer to a renewal and the question."""
+    storage, leads, _ = leadership(1)
+
+    async def prove() -> None:
+        storage.answers.clear()
+        early = asyncio.create_task(leads.prove())
+        await until(lambda: storage.count == 1)
+        await asyncio.sleep(0.005)  # longer than the lease
+        late = asyncio.create_task(leads.prove())
+        await asyncio.sleep(0)  # it has asked
+        storage.answers.set()
+        await asyncio.gather(early, late)
+
+    asyncio.run(prove())
+    assert storage.count == 2
 
 
 def test_a_displaced_leader_learns_it_once() -> None:
@@ -210,6 +233,27 @@ def test_a_dispatcher_that_is_fenced_stops() -> None:
             await dispatcher.execute(c.RegisterWorker(address="w:1", uid=1))
 
     run_dispatcher(storage, fence, leader_lease_ms=100)
+
+
+@pytest.mark.parametrize("error", [Away("it is away"), Fenced("term 2 exists")])
+def test_a_standby_that_cannot_begin_tries_again(error: StorageError) -> None:
+    class Flickering(MemoryStorage):
+        tries = 0
+
+        def snapshots(self) -> list[int]:
+            if self._writer is not None:  # so it has the place, and is about to begin
+                self.tries += 1
+                if self.tries == 1:
+                    raise error
+            return super().snapshots()
+
+    storage = Flickering()
+
+    async def begun(dispatcher: Dispatcher) -> None:
+        assert storage.tries > 1
+        assert dispatcher.state.term == 2
+
+    run_dispatcher(storage, begun, standby=True, leader_lease_ms=100)
 
 
 # -- lost history ----------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def test_a_killed_leader_is_succeeded_and_no_split_is_lost_or_repeated(
         wait_until(leads, pair[other])
         pair[killed].restart()
     assert leases.finish() == list(range(SPLITS))
-    assert leader_of(pair[1]) == 4
+    assert leads(pair[1], 4)
     for one in pair:
         assert one.stop() == 0
     assert verify(open_storage(any_storage)).ok

@@ -7,8 +7,12 @@ import sys
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 from .kernel import Violation
+from .patches import simulated
+from .run import simulate
+from .scenario import FAULTS, draw
 
 
 def main() -> int:
@@ -18,29 +22,30 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--seed", type=int, help="run only this one, and say what comes of it")
     parser.add_argument("--trace", action="store_true", help="with --seed: print what happens")
+    parser.add_argument("--faults", default="", help="only these kinds, comma-separated")
     given = parser.parse_args()
+    faults = tuple(filter(None, given.faults.split(",")))
+    if unknown := set(faults) - set(FAULTS):
+        parser.error(f"no such faults: {sorted(unknown)}; choose from: {', '.join(FAULTS)}")
     if given.seed is not None:
-        return _replay(given.seed, given.trace)
+        return _replay(given.seed, faults, given.trace)
     begun = time.monotonic()
     failed = 0
     seeds = range(given.first, given.first + given.seeds)
     with ProcessPoolExecutor(given.jobs) as pool:
-        for seed, failure in pool.map(try_seed, seeds, chunksize=10):
+        for seed, failure in pool.map(partial(try_seed, faults=faults), seeds, chunksize=10):
             if failure:
                 failed += 1
-                print(f"seed {seed}: {failure}\n  python -m tests.simulation --seed {seed} --trace")
+                print(f"seed {seed}: {failure}", flush=True)
     print(f"{len(seeds)} seeds, {failed} violations, {time.monotonic() - begun:.0f} s")
     return 1 if failed else 0
 
 
-def try_seed(seed: int) -> tuple[int, str]:
+def try_seed(seed: int, faults: tuple[str, ...]) -> tuple[int, str]:
     """The seed, and what was violated, if anything was."""
-    from .patches import simulated
-    from .run import simulate
-
     with simulated():
         try:
-            simulate(seed)
+            simulate(seed, scenario=draw(seed, faults))
         except Violation as violation:
             return seed, str(violation)
         except Exception:  # noqa: BLE001 - the simulator's own fault; the other seeds go on
@@ -48,15 +53,12 @@ def try_seed(seed: int) -> tuple[int, str]:
     return seed, ""
 
 
-def _replay(seed: int, verbose: bool) -> int:
-    from .patches import simulated
-    from .run import simulate
-    from .scenario import draw
-
-    print(draw(seed))
+def _replay(seed: int, faults: tuple[str, ...], verbose: bool) -> int:
+    scenario = draw(seed, faults)
+    print(scenario)
     with simulated():
         try:
-            print(simulate(seed, verbose=verbose))
+            print(simulate(seed, scenario=scenario, verbose=verbose))
         except Violation as violation:
             print(f"seed {seed}: {violation}")
             return 1

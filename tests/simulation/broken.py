@@ -22,17 +22,8 @@ from forebay.service.worker.leases import _Provider
 from forebay.service.worker.worker import Worker
 
 from .disk import Disk
+from .patches import replaced
 from .remote import Server
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: object) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def answers_before_durable() -> AbstractContextManager[None]:
@@ -40,7 +31,7 @@ def answers_before_durable() -> AbstractContextManager[None]:
 
     async def settled(self: Dispatcher) -> None: ...
 
-    return _replaced(Dispatcher, "settled", settled)
+    return replaced(Dispatcher, settled=settled)
 
 
 def answers_unproven() -> AbstractContextManager[None]:
@@ -48,7 +39,7 @@ def answers_unproven() -> AbstractContextManager[None]:
 
     async def prove(self: Leadership) -> None: ...
 
-    return _replaced(Leadership, "prove", prove)
+    return replaced(Leadership, prove=prove)
 
 
 def forgets_requests() -> AbstractContextManager[None]:
@@ -57,12 +48,12 @@ def forgets_requests() -> AbstractContextManager[None]:
     def forgetful(state: Any, command: commands.Command, now_ms: int) -> Any:
         return decide._DECIDE[type(command)](state, command, now_ms)
 
-    return _replaced(dispatcher, "decide", forgetful)
+    return replaced(dispatcher, decide=forgetful)
 
 
 def leases_returned_splits_twice() -> AbstractContextManager[None]:
     """An `apply` that leaves a range that was handed back, and leased again, in the pool."""
-    return _replaced(ranges, "remove", lambda *_: None)
+    return replaced(ranges, remove=lambda *_: None)
 
 
 def resends_what_has_arrived() -> AbstractContextManager[None]:
@@ -82,7 +73,7 @@ def resends_what_has_arrived() -> AbstractContextManager[None]:
 
     @contextmanager
     def both() -> Iterator[None]:
-        with _replaced(Stream, "received", keeps), _replaced(BlockClient, "_accept", takes):
+        with replaced(Stream, received=keeps), replaced(BlockClient, _accept=takes):
             yield
 
     return both()
@@ -96,27 +87,27 @@ def forgets_what_was_sent() -> AbstractContextManager[None]:
         self.retained.clear()
         return following(self, credit, room)
 
-    return _replaced(Stream, "next", forgets)
+    return replaced(Stream, next=forgets)
 
 
 def keeps_splits_at_drain() -> AbstractContextManager[None]:
     """A worker that is told to stop, and hands nothing back."""
-    return _replaced(_Provider, "_return", lambda *_: None)
+    return replaced(_Provider, _return=lambda *_: None)
 
 
 def cuts_consumers_off_at_drain() -> AbstractContextManager[None]:
     """A worker that is told to stop, and does not wait for its consumers."""
-    return _replaced(Worker, "_is_read", lambda *_: False)
+    return replaced(Worker, _is_read=lambda *_: False)
 
 
 def disk_lies() -> AbstractContextManager[None]:
     """A disk that says it has synced, and has not."""
-    return _replaced(Disk, "lies", True)
+    return replaced(Disk, lies=True)
 
 
 def storage_does_not_fence() -> AbstractContextManager[None]:
     """A storage that takes appends of writers whose term is over."""
-    return _replaced(Server, "fences", False)
+    return replaced(Server, fences=False)
 
 
 def snapshot_without_answers() -> AbstractContextManager[None]:
@@ -125,29 +116,31 @@ def snapshot_without_answers() -> AbstractContextManager[None]:
     def encode(state: State) -> bytes:
         return encode_state(msgspec.structs.replace(state, answers={}))
 
-    return _replaced(dispatcher, "encode_state", encode)
+    return replaced(dispatcher, encode_state=encode)
 
 
 class Variant(NamedTuple):
-    """A bug, and the faults under which it shows (none: those of the seed)."""
+    """A bug, how it shows, and the faults under which it does (none: those of the seed)."""
 
     put_in: Callable[[], AbstractContextManager[None]]
+    shows_as: str  # in the violation
     faults: tuple[str, ...] = ()
+    seeds: int = 60  # within which it is found
 
 
 BROKEN: dict[str, Variant] = {
     variant.put_in.__name__: variant
     for variant in (
-        Variant(answers_before_durable),
-        Variant(answers_unproven, ("pause dispatcher",)),
-        Variant(forgets_requests),
-        Variant(leases_returned_splits_twice, ("drain worker",)),
-        Variant(resends_what_has_arrived, ("cut connections",)),
-        Variant(forgets_what_was_sent, ("cut connections",)),
-        Variant(keeps_splits_at_drain, ("drain worker",)),
-        Variant(cuts_consumers_off_at_drain, ("drain worker",)),
-        Variant(disk_lies, ("power failure",)),
-        Variant(storage_does_not_fence, ("pause dispatcher", "storage slow")),
-        Variant(snapshot_without_answers, ("kill dispatcher",)),
+        Variant(answers_before_durable, "which the journal does not say"),
+        Variant(answers_unproven, "when it was asked in term", ("pause dispatcher",), 200),
+        Variant(forgets_requests, "answered"),
+        Variant(leases_returned_splits_twice, "is leased by", ("drain worker",)),
+        Variant(resends_what_has_arrived, "came to", ("cut connections",)),
+        Variant(forgets_what_was_sent, "", ("cut connections",)),
+        Variant(keeps_splits_at_drain, "was never delivered", ("drain worker",)),
+        Variant(cuts_consumers_off_at_drain, "was never delivered", ("drain worker",)),
+        Variant(disk_lies, "", ("power failure",)),
+        Variant(storage_does_not_fence, "term", ("pause dispatcher", "storage slow")),
+        Variant(snapshot_without_answers, "differs from the replayed one", ("kill dispatcher",)),
     )
 }

@@ -20,7 +20,7 @@ from .kernel import Process, Violation, kernel
 from .network import KEEPALIVE_S, Network
 from .threads import WaitingRoom, process
 
-Metadata = Sequence[tuple[str, str]]
+Metadata = tuple[tuple[str, str], ...]
 
 
 class RpcError(real.RpcError):
@@ -36,7 +36,7 @@ class RpcError(real.RpcError):
     def details(self) -> str:
         return self._details
 
-    def trailing_metadata(self) -> Metadata:
+    def trailing_metadata(self) -> Any:
         return self._trailing
 
 
@@ -249,7 +249,7 @@ class Server:
             error = RpcError(real.StatusCode.UNAVAILABLE, "the handler was cancelled")
         except Violation as violation:
             kernel().fail(str(violation))
-        except Exception as bug:
+        except Exception as bug:  # noqa: BLE001 - whatever it is, it is reported
             kernel().crashed(f"{self.process.name}: {call.method}", bug)
         self._reply(call, reply, error)
 
@@ -291,7 +291,9 @@ class Aborted(Exception):
 class Context:
     """grpc.aio.ServicerContext, as much of it as the product uses."""
 
-    async def abort(self, code: real.StatusCode, details: str = "", trailing: Metadata = ()) -> None:
+    async def abort(
+        self, code: real.StatusCode, details: str = "", trailing: Metadata = ()
+    ) -> None:
         raise Aborted(RpcError(code, details, trailing))
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from .calls import Server
 from .kernel import Kernel, kernel
 from .loop import SimLoop, run
 from .nodes import Node
+from .patches import replaced
 from .remote import RemoteStorage
 from .remote import Server as RemoteServer
 from .threads import process
@@ -84,7 +85,7 @@ class DispatcherNode(Node):
             run(product.serve(self.options, ready=lambda address: None), self.loops)
         except ForebayError as error:  # as the command line does: say so, exit
             self.kernel.trace("gave up", self.name, type(error).__name__)
-            self.kernel.note(lambda: error)
+            self.kernel.note(error)
 
     def terminate(self) -> None:
         """SIGTERM."""
@@ -99,16 +100,9 @@ class DispatcherNode(Node):
                 server.silent()
 
 
-@contextmanager
-def on(storages: Storages) -> Iterator[None]:
+def on(storages: Storages) -> AbstractContextManager[None]:
     """Have dispatchers use this storage."""
-    before = product.open_storage, product.ForebayFace
-    product.open_storage = storages.open  # type: ignore[assignment]
-    product.ForebayFace = WatchedFace  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        product.open_storage, product.ForebayFace = before  # type: ignore[misc]
+    return replaced(product, open_storage=storages.open, ForebayFace=WatchedFace)
 
 
 def examine(storages: Storages) -> None:

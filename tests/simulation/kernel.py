@@ -62,7 +62,7 @@ class SimThread:
             pass
         except Violation as violation:
             kernel.fail(str(violation))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is reported
             if not kernel.over:
                 kernel.crashed(f"{self.process.name}/{self.name}", error)
         self.finished = True
@@ -130,7 +130,9 @@ class Kernel:
         self.failure: str | None = None
         self.graves: list[SimThread] = []  # every thread there was
         self.preemption = 0.0  # how likely a thread yields where it need not
-        self._step_acts: list[tuple[int, int, Callable[[], None]]] = []  # heap: (step, _, what then)
+        self._step_acts: list[
+            tuple[int, int, Callable[[], None]]
+        ] = []  # heap: (step, _, what then)
         self.network: Any = None  # what the product's replaced modules reach through the kernel
         self.disk: Any = None
         self.oracle: Any = None
@@ -164,10 +166,10 @@ class Kernel:
         if self.verbose:
             print(line)
 
-    def note(self, what: Callable[[], object]) -> None:
+    def note(self, what: object) -> None:
         """Something for people only, and only if they want to read it."""
         if self.verbose:
-            print(f"{self.now:12.6f}   {what()}")
+            print(f"{self.now:12.6f}   {' '.join(str(what).split())}")
 
     def digest(self) -> str:
         """Of everything traced so far."""
@@ -205,10 +207,11 @@ class Kernel:
 
     def maybe_yield(self) -> None:
         """A point at which another thread may run, though this one need not wait."""
-        if self.preemption and self.current is not None and not self.over:
-            if self.rng.random() < self.preemption:
-                self.make_ready(self.current)
-                self._leave()
+        if not self.preemption or self.current is None or self.over:
+            return
+        if self.rng.random() < self.preemption:
+            self.make_ready(self.current)
+            self._leave()
 
     def wake(self, thread: SimThread) -> None:
         if thread.parked:

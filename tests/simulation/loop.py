@@ -16,7 +16,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def __init__(self, this: Kernel) -> None:
         super().__init__()
         self._this = this
-        self._selector = self  # type: ignore[assignment] # asyncio calls its `select`
+        self._selector = self  # asyncio calls its `select`
         self._thread: SimThread | None = None  # that waits in `select`
         self._woken = False
         self._clock_resolution = 1e-9
@@ -24,7 +24,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.tasks: list[asyncio.Task[Any]] = []
         self.set_default_executor(ThreadPoolExecutor(4, thread_name_prefix="asyncio"))
         self.set_exception_handler(self._failed)
-        self.set_task_factory(self._make_task)
+        self.set_task_factory(self._make_task)  # type: ignore[arg-type] # it may be a function
 
     def time(self) -> float:
         return self._this.now
@@ -39,7 +39,9 @@ class SimLoop(asyncio.BaseEventLoop):
         self._woken = False
         return []
 
-    def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:
+    def add_signal_handler(  # type: ignore[override]
+        self, sig: int, callback: Callable[..., object], *args: Any
+    ) -> None:
         self.signals[sig] = lambda: self.call_soon_threadsafe(callback, *args)
 
     def _process_events(self, event_list: list[object]) -> None: ...

@@ -16,6 +16,7 @@ from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import tasks, worker
 
 from .kernel import Kernel, Process, kernel
+from .patches import replaced
 from .pipeline import GRAPH, Executor, Pipeline, elements_of
 from .threads import SimpleQueue
 
@@ -195,7 +196,6 @@ class Job:
 @contextmanager
 def computing(pipeline: Pipeline, credit_bytes: int) -> Iterator[None]:
     """Have workers compute this pipeline, and trainers grant so much credit."""
-    before = tasks.make_executor, worker.load, client.CREDIT_BYTES
     sanitized = graphs.sanitize(GRAPH)
 
     def make_executor(_: Any, graph: bytes, feed: Any) -> Executor:
@@ -203,10 +203,9 @@ def computing(pipeline: Pipeline, credit_bytes: int) -> Iterator[None]:
             kernel().fail("a worker got another graph than was registered")
         return Executor(pipeline, feed)
 
-    tasks.make_executor = make_executor  # type: ignore[assignment]
-    worker.load = lambda: None
-    client.CREDIT_BYTES = credit_bytes
-    try:
+    with (
+        replaced(tasks, make_executor=make_executor),
+        replaced(worker, load=lambda: None),
+        replaced(client, CREDIT_BYTES=credit_bytes),
+    ):
         yield
-    finally:
-        tasks.make_executor, worker.load, client.CREDIT_BYTES = before  # type: ignore[assignment]

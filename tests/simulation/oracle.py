@@ -107,14 +107,14 @@ class Oracle:
             kind = event.WhichOneof("event") or ""
             self.counts[kind] += 1
             self._kernel.trace("event", sequence, term, kind)
-            self._kernel.note(lambda event=event: " ".join(str(event).split()))
+            self._kernel.note(event)
             try:
                 self._enter(event, kind)
                 apply(self.state, event)
             except Violation as violation:
                 self._kernel.fail(f"event {sequence}: {violation}")
                 return
-            except Exception as bug:
+            except Exception as bug:  # noqa: BLE001 - whatever it is, it is reported
                 self._kernel.crashed(f"applying event {sequence}: {event}", bug)
                 return
 
@@ -328,7 +328,7 @@ class Oracle:
                 if (key if dynamic else (task_id, *key)) in self.delivered:
                     continue
                 missing += 1
-                lease = self.books.holder.get(key)  # type: ignore[arg-type]
+                lease = self.books.holder.get(key)
                 task_of = lease.task_id if lease is not None else task_id
                 if key in self.books.waived or (task_of and self._died(task_of)):
                     continue
@@ -344,8 +344,8 @@ class Oracle:
         return missing
 
     def _died(self, task_id: int) -> bool:
-        """Whether the task's worker was killed, or given up by the dispatcher, or could not reach it
-        to hand back what it had leased.
+        """Whether the task's worker was killed, was given up by the dispatcher, could not reach it
+        to hand back what it had leased, or was drained before anybody read the task.
         """
         if task_id in self.not_handed_back and self.hand_back_may_fail:
             return True

@@ -33,7 +33,7 @@ import tenacity.wait
 import forebay.service.client.consumer
 import forebay.service.client.reader
 import forebay.service.dispatcher.server
-import forebay.service.worker.worker
+import forebay.service.worker.worker  # noqa: F401
 from forebay.service.worker import leases
 
 from .calls import grpc
@@ -97,6 +97,19 @@ _REPLACED: list[tuple[object, object]] = [
     (real_uuid, _chance),
 ]
 _BY_ID = {id(real): replacement for real, replacement in _REPLACED}
+
+
+@contextmanager
+def replaced(owner: Any, **values: object) -> Iterator[None]:
+    """Give attributes of a module or a class other values, and then their own again."""
+    before = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
 
 
 @contextmanager

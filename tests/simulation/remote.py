@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from forebay.storage import (
     AppendFailed,
+    Away,
     Corrupt,
     Extent,
     Fenced,
@@ -91,7 +92,7 @@ class RemoteStorage(Storage):
         self._seen: tuple[int, int] = (0, 0)  # term and beats, when somebody last looked
         self._seen_since_s = 0.0
 
-    def ask(self, act: Callable[[], T], error: type[StorageError] = StorageError) -> T:
+    def ask(self, act: Callable[[], T], error: type[StorageError] = Away) -> T:
         """Have the server do something; wait for its answer. Raises what it raises."""
         server, this = self.server, kernel()
         room = WaitingRoom()
@@ -181,6 +182,9 @@ class RemoteStorage(Storage):
     def holdings(self) -> Holdings:
         raise NotImplementedError
 
+    def condemned(self) -> str:
+        return self.ask(lambda: self.server.condemned)
+
     def close(self) -> None: ...
 
 
@@ -196,7 +200,9 @@ def _find(things: dict[K, bytes], key: K) -> bytes:
 class RemoteWriter(Writer):
     """The writer of a term. Whether it still is one, the server says each time."""
 
-    def __init__(self, storage: RemoteStorage, term: int, last_sequence: int, lease_ms: int) -> None:
+    def __init__(
+        self, storage: RemoteStorage, term: int, last_sequence: int, lease_ms: int
+    ) -> None:
         self.term = term
         self.last_sequence = last_sequence
         self.lease_ms = lease_ms

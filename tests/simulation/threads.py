@@ -150,13 +150,17 @@ class Condition:
 
     def wait(self, timeout: float | None = None) -> bool:
         lock = self._lock
-        count = lock.release_all() if isinstance(lock, RLock) else lock.release()
+        count = 0
+        if isinstance(lock, RLock):
+            count = lock.release_all()
+        else:
+            lock.release()
         try:
             return self._room.wait(timeout)
         finally:
             if not kernel().over:
                 if isinstance(lock, RLock):
-                    lock.acquire_again(count or 1)
+                    lock.acquire_again(count)
                 else:
                     lock.acquire()
 
@@ -319,7 +323,10 @@ class Uncontended:
     def __enter__(self) -> None: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None: ...
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from forebay.service.processes import free_port
 from forebay.storage import (
     AppendFailed,
     Away,
@@ -28,7 +29,7 @@ from forebay.storage import (
     redis_storage,
 )
 
-from ..redis_server import RedisServer, free_port, running_redis, wait_until
+from ..redis_server import RedisServer, running_redis, wait_until
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from forebay.service.processes import free_port
 from forebay.storage import (
     AppendFailed,
     Away,
@@ -18,7 +19,7 @@ from forebay.storage import (
     open_storage,
 )
 
-from ..redis_server import RedisServer, free_port, running_redis, wait_until
+from ..redis_server import RedisServer, running_redis, wait_until
 from .test_redis_away import Appender, expect_all_once, is_online, read_numbers
 
 

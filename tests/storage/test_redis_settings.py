@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from forebay.service.processes import free_port
 from forebay.storage import Away, StorageUnusable, Volatile, open_storage
 from forebay.storage.redis_address import parse_redis_url, redact
 from forebay.storage.redis_checks import _check_usable
 from forebay.storage.redis_client import RedisClient
 
-from ..redis_server import RedisServer, free_port, running_redis, server_program
+from ..redis_server import RedisServer, running_redis, server_program
 
 
 @pytest.fixture(scope="module")
