@@ -111,7 +111,7 @@ class FileWriter(Writer):
             self._place.held_term.touch()
 
     def condemn(self, reason: str) -> None:
-        with self._acting():
+        with self._appending, self._acting():
             self._failed = reason
             write_atomically(self._log.condemned, reason.encode())
 

@@ -8,6 +8,7 @@ caller to say.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,8 +51,11 @@ class Script:
 class RedisClient:
     """Connections to the Redis of an address, made when they are needed. Thread-safe."""
 
-    def __init__(self, address: RedisAddress) -> None:
-        """Connects to nothing yet. Raises StorageUnusable for parameters that do not exist."""
+    def __init__(self, address: RedisAddress, *, timeout_s: float = math.inf) -> None:
+        """Connects to nothing yet. No reply is waited for longer than `timeout_s`.
+
+        Raises StorageUnusable for parameters that do not exist.
+        """
         self.address = address
         self.sentinel: Sentinel | None = None
         self._closed = False
@@ -59,6 +63,7 @@ class RedisClient:
             options: dict[str, Any] = {"socket_timeout": TIMEOUT_S} | parse_url(address.server)
             if not options["socket_timeout"] > 0:
                 raise ValueError("socket_timeout=0 would wait for ever; give some seconds")
+            options["socket_timeout"] = min(options["socket_timeout"], timeout_s)
             # One attempt a call; the same replies from each version of redis-py.
             options |= {"retry": Retry(NoBackoff(), 0), "protocol": 2, "decode_responses": False}
             options.setdefault("socket_connect_timeout", options["socket_timeout"])

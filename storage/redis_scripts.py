@@ -141,8 +141,15 @@ return {'ok'}
 """
 )
 
-LOSE = Script(_CHECK + "return m[8] and {'corrupt', m[8]} or lose(ARGV[4])")
-"""For who reads: it knows that records are gone, whoever the writer is."""
+LOSE = Script(
+    _CHECK
+    + """
+if tonumber(m[7] or 0) > term then return {'ok'} end
+return m[8] and {'corrupt', m[8]} or lose(ARGV[4])
+"""
+)
+"""For who reads: it knows that records are gone, whoever the writer is; unless a repair took them
+away meanwhile."""
 
 WRITE_SNAPSHOT = Script(
     _CHECK + _REFUSE + "redis.call('HSET', snapshots, ARGV[4], ARGV[5]) return {'ok'}"

@@ -171,8 +171,7 @@ class RedisStorage(Storage):
         self._check_end()
         term, token = self._begin(meta, owner, lease_ms, place)
         last = meta.last if meta else 0
-        client = RedisClient(self._address)
-        writer = RedisWriter(client, self._keys, term, token, last, lease_ms)
+        writer = RedisWriter(self._address, self._keys, term, token, last, lease_ms)
         try:
             writer.confirm()
         except BaseException:
@@ -211,6 +210,8 @@ class RedisStorage(Storage):
             return
         what = f"record {last} was read in term {term}, and the log ends at record {found}"
         result = self._client.run_script(LOSE, self._keys, (term, "", last, what))
+        if result == [b"ok"]:
+            return
         raise Corrupt(f"{self.url}: {result[1].decode()}; {CONDEMNED}")
 
     def _begin(

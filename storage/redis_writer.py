@@ -8,6 +8,7 @@ was executed, and whose reply was lost, recognises its own work.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from .errors import (
     StorageError,
     StorageUnusable,
 )
+from .redis_address import RedisAddress
 from .redis_client import RedisClient, Script
 from .redis_log import Keys
 from .redis_scripts import (
@@ -42,6 +44,8 @@ from .tfrecord import frame
 
 log = logging.getLogger(__name__)
 
+CONFIRM_S = 5.0  # for a writer that begins; who wants to lead tries again
+
 CONDEMNED = (
     "restore Redis's data from a backup that has them, or accept their loss by a repair of the "
     "journal"
@@ -58,28 +62,29 @@ class RedisWriter(Writer):
 
     def __init__(
         self,
-        client: RedisClient,
+        address: RedisAddress,
         keys: Keys,
         term: int,
         token: str,
         last_sequence: int,
         lease_ms: int,
     ) -> None:
-        """`client` is this writer's from now on, and closed with it."""
         self.term = term
         self.last_sequence = last_sequence
         self.lease_ms = lease_ms
-        self._client = client
+        self._client = RedisClient(address)
+        # A connection that hangs must leave time for another try within the lease.
+        self._renewals = RedisClient(address, timeout_s=lease_ms / 2000)
         self._keys = keys
         self._token = token
-        self._url = client.address.url
+        self._url = address.url
         self._failed = ""  # why no append can follow
         self._closed = threading.Event()
 
     def confirm(self) -> None:
-        """Wait until all that was written is as durable as the URL asks; as long as `append`."""
+        """Wait until all that was written is as durable as the URL asks. Raises Away."""
         if self._client.confirmations:
-            self._run_patiently(CONFIRM)
+            self._run_patiently(CONFIRM, patience_s=CONFIRM_S)
 
     def append(self, records: Sequence[bytes]) -> int:
         self._check_open()
@@ -103,7 +108,8 @@ class RedisWriter(Writer):
         return last
 
     def renew(self) -> None:
-        self._run(RENEW)
+        self._check_open()
+        self._send(self._renewals, RENEW)
 
     def condemn(self, reason: str) -> None:
         self._run(CONDEMN, reason)
@@ -136,14 +142,15 @@ class RedisWriter(Writer):
             self._client.run_script(CLOSE, self._keys, (self.term, self._token))
         except StorageError as error:
             log.warning("the writer's place is free only when its lease is out: %s", error)
-        self._client.close()
+        for client in (self._client, self._renewals):
+            client.close()
 
-    def _run_patiently(self, script: Script, *args: Any) -> None:
+    def _run_patiently(self, script: Script, *args: Any, patience_s: float = math.inf) -> None:
         """Run a script, which may be repeated, until Redis answers; but no longer than said."""
-        retry_s = self._client.address.retry_s
+        retry_s = min(self._client.address.retry_s, patience_s)
         self._check_open()
         try:
-            self._send(script, *args)
+            self._send(self._client, script, *args)
             return
         except Away as error:
             log.warning("waiting for Redis, for up to %g s: %s", retry_s, error)
@@ -154,16 +161,16 @@ class RedisWriter(Writer):
             sleep=tenacity.sleep_using_event(self._closed),
             reraise=True,
         )
-        retrying(self._send, script, *args)
+        retrying(self._send, self._client, script, *args)
         log.info("%s: Redis is back; nothing was lost, and the journal goes on", self._url)
 
     def _run(self, script: Script, *args: Any) -> None:
         self._check_open()
-        self._send(script, *args)
+        self._send(self._client, script, *args)
 
-    def _send(self, script: Script, *args: Any) -> None:
+    def _send(self, client: RedisClient, script: Script, *args: Any) -> None:
         arguments = (self.term, self._token, self.last_sequence, *args)
-        result = self._client.run_script(script, self._keys, arguments, confirm=script is not RENEW)
+        result = client.run_script(script, self._keys, arguments, confirm=script is not RENEW)
         match result:
             case [b"ok"]:
                 return

@@ -29,7 +29,7 @@ def main(point: str, n: str, storage: str, port: str) -> None:
         if reached >= int(n):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    append, settled = FileWriter.append, Dispatcher.settled
+    append, durable = FileWriter.append, Dispatcher._durable
 
     def crashing_append(self: FileWriter, records: Sequence[bytes]) -> int:
         reach("before-append")
@@ -37,12 +37,12 @@ def main(point: str, n: str, storage: str, port: str) -> None:
         reach("after-append")
         return last
 
-    async def crashing_settled(self: Dispatcher) -> None:
-        await settled(self)
+    async def crashing_durable(self: Dispatcher) -> None:
+        await durable(self)
         reach("before-reply")
 
     FileWriter.append = crashing_append  # type: ignore[method-assign]
-    Dispatcher.settled = crashing_settled  # type: ignore[method-assign]
+    Dispatcher._durable = crashing_durable  # type: ignore[method-assign]
     options = DispatcherOptions(storage=storage, port=int(port))
     asyncio.run(serve(options, lambda address: print(f"grpc://{address}", flush=True)))
 

@@ -13,7 +13,7 @@ from forebay.service.proto import forebay_pb2 as pb
 
 from .stock import DispatcherProcess
 
-LEASE_MS = 500
+LEASE_MS = 1_000
 PATIENCE_S = 60
 
 

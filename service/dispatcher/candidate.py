@@ -126,7 +126,7 @@ class Candidate:
                 self._storage, writer, self._follower.state, self._options, self._address
             )
         except BaseException:
-            writer.close()
+            await asyncio.to_thread(writer.close)
             raise
         log.info(
             "leads journal %s in term %d from sequence %d; replayed %d events, in %.0f ms since "
@@ -184,7 +184,7 @@ class Candidate:
         except asyncio.CancelledError:
             (writer,) = await asyncio.gather(opening, return_exceptions=True)
             if isinstance(writer, Writer):
-                writer.close()  # or nobody could lead until its lease is out
+                await asyncio.to_thread(writer.close)  # or nobody leads until its lease is out
             raise
 
     async def _follow(self) -> None:

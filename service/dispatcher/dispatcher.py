@@ -58,6 +58,7 @@ class Dispatcher:
         self._snapshot_task: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._journal.on_failure = self._journal_failed
+        self._condemning: asyncio.Task[None] | None = None
         self.leadership = Leadership(writer, on_lost=self._journal_failed)
         self.attendance = Attendance(self)
         self._keeper: asyncio.Task[None] | None = None
@@ -127,19 +128,25 @@ class Dispatcher:
                 log.critical("an event could not be applied, so this dispatcher stops serving")
                 self.stopped.set()
                 raise
-        await self.settled()
+            await self._durable()  # and so, as the storage took it, from the leader
+        else:
+            await self.settled()
         return answer
 
     async def settled(self) -> None:
-        """Wait until everything decided so far is durable, and it is certain that this was
-        still the leader. Raises Unavailable.
+        """For the answer to a question: wait until everything decided so far is durable, and it
+        is certain that this is still the leader. Raises Unavailable.
         """
-        journal = self._journal
+        await self._durable()
         try:
-            if journal.sequence > journal.durable_sequence:
-                await journal.wait_durable(journal.sequence)  # which proves the rest
-            else:
-                await self.leadership.prove()
+            await self.leadership.prove()
+        except StorageError as error:
+            raise self._unavailable() from error
+
+    async def _durable(self) -> None:
+        """Wait until everything decided so far is durable. Raises Unavailable."""
+        try:
+            await self._journal.wait_durable(self._journal.sequence)
         except StorageError as error:
             raise self._unavailable() from error
 
@@ -208,17 +215,22 @@ class Dispatcher:
             f"{who} was told of event {known.sequence}, and the journal ends at {last}: events "
             "that were acknowledged are gone"
         )
+        if self._condemning is None:
+            self._condemning = asyncio.create_task(self._condemn(reason), name="forebay-condemn")
+        await asyncio.shield(self._condemning)
+        raise self._unavailable()
+
+    async def _condemn(self, reason: str) -> None:
         try:
             await asyncio.to_thread(self._writer.condemn, reason)
         except Fenced as error:
-            self._displaced(error)  # it was told by a later leader
+            self._displaced(error)  # they were told by a later leader
+            return
         except StorageError as error:
             log.error("that the journal lacks events could not be noted: %s", error)
-        if not self.displaced:
-            log.critical("%s; restore the storage from a backup, or repair the journal", reason)
-            self.stopped.set()
-            self.wake_all()
-        raise self._unavailable()
+        log.critical("%s; restore the storage from a backup, or repair the journal", reason)
+        self.stopped.set()
+        self.wake_all()
 
     # -- snapshots and failure ---------------------------------------------------------------
 

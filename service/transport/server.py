@@ -27,7 +27,8 @@ _log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 1024
 LINGER_S = 180.0
-"""Longer than a dispatcher's client_timeout_ms: a consumer that still counts loses nothing."""
+"""Longer than a dispatcher's client_timeout_ms is by default, so that a consumer that still counts
+there loses nothing here."""
 
 _BACKLOG = 128
 _HANDSHAKE_S = 10.0

@@ -29,9 +29,9 @@ from .remote import Server
 def answers_before_durable() -> AbstractContextManager[None]:
     """A dispatcher that lets its answers go before the storage has what they say."""
 
-    async def settled(self: Dispatcher) -> None: ...
+    async def durable(self: Dispatcher) -> None: ...
 
-    return replaced(Dispatcher, settled=settled)
+    return replaced(Dispatcher, _durable=durable)
 
 
 def answers_unproven() -> AbstractContextManager[None]:

@@ -68,7 +68,7 @@ class SimLoop(asyncio.BaseEventLoop):
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 try:
-                    task.get_coro().close()  # type: ignore[union-attr]
+                    task.get_coro().close()
                 except BaseException:  # noqa: BLE001, S110 - its cleaning up finds the world gone
                     pass
         self._default_executor = None
