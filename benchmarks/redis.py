@@ -33,7 +33,10 @@ REQUIRED = {"always": 30_000, "everysec": 70_000}  # events/s
 def redis_storage(directory: pathlib.Path, appendfsync: str) -> Iterator[str]:
     """A Redis with an append-only file in `directory`; the URL of a storage in it."""
     port = processes.free_port()
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    program = processes.redis_program()
+    if program is None:
+        raise RuntimeError("there is no redis-server on this machine: apt-get install redis-server")
+    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     command += ["--appendonly", "yes", "--appendfsync", appendfsync, "--dir", str(directory)]
     server = processes.start(command, directory / "log")
     try:

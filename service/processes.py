@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -73,6 +74,11 @@ def end(process: subprocess.Popen[str], timeout_s: float = STOP_TIMEOUT_S) -> No
 def tail(log: pathlib.Path, lines: int = 20) -> str:
     """The last lines of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def redis_program() -> str | None:
+    """A Redis server on this machine, or Valkey's, if there is one."""
+    return shutil.which("redis-server") or shutil.which("valkey-server")
 
 
 def free_port() -> int:

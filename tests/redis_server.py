@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -20,14 +19,9 @@ from typing import Any
 
 import redis
 
-from forebay.service.processes import free_port
+from forebay.service.processes import free_port, redis_program
 
-PROGRAMS = ("redis-server", "valkey-server")
 WAIT_S = 30.0  # for anything that a server does
-
-
-def server_program() -> str | None:
-    return next(filter(None, map(shutil.which, PROGRAMS)), None)
 
 
 def wait_until(what: str, condition: Callable[[], Any]) -> Any:
@@ -46,8 +40,10 @@ class RedisServer:
 
     def __init__(self, directory: Path, *arguments: str, **settings: object) -> None:
         """Start it, with a synced AOF unless `settings` (with _ for -) say otherwise."""
-        program = server_program()
-        assert program, f"this test needs one of {PROGRAMS} on this machine: make test installs it"
+        program = redis_program()
+        assert program, (
+            "this test needs redis-server or valkey-server on this machine: make test installs it"
+        )
         self.directory = directory
         self.settings: dict[str, object] = {
             "appendonly": "yes",
@@ -144,7 +140,7 @@ def shared_server_url() -> Iterator[str]:
     given = os.environ.get("FOREBAY_TEST_REDIS_URL")
     if given:
         yield given
-    elif server_program():
+    elif redis_program():
         with (
             tempfile.TemporaryDirectory(prefix="forebay-redis-") as directory,
             running_redis(Path(directory)) as server,
@@ -165,8 +161,8 @@ def _container() -> Iterator[str]:
         container = RedisContainer("redis:7-alpine").with_command(command).start()
     except (ContainerStartException, OSError) as error:
         raise RuntimeError(
-            f"the tests need a Redis, and there is neither one of {PROGRAMS} on this machine nor "
-            f"a Docker that runs ({error}): apt-get install redis-server, or set "
+            "the tests need a Redis, and there is neither a redis-server on this machine nor a "
+            f"Docker that runs ({error}): apt-get install redis-server, or set "
             "FOREBAY_TEST_REDIS_URL"
         ) from error
     try:

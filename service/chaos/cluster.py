@@ -15,7 +15,6 @@ they had, as on a machine of their own; the others on any, as in a new container
 from __future__ import annotations
 
 import pathlib
-import shutil
 import signal
 import socket
 import time
@@ -24,7 +23,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from ..errors import ForebayError
-from ..processes import forebay, free_port, tail
+from ..processes import forebay, free_port, redis_program, tail
 from .dataset import ELEMENT_BYTES
 from .members import Life, Member
 from .plan import Fault
@@ -92,7 +91,7 @@ class Done(msgspec.Struct, frozen=True):
 
 def find_redis_server() -> str:
     """The path of a Redis server. Raises ForebayError if this machine has none."""
-    server = shutil.which("redis-server") or shutil.which("valkey-server")
+    server = redis_program()
     if server is None:
         raise ForebayError(
             "--storage redis needs a Redis server on this machine: install redis-server or "

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from forebay.service.processes import free_port
+from forebay.service.processes import free_port, redis_program
 from forebay.storage import Away, StorageUnusable, Volatile, open_storage
 from forebay.storage.redis_address import parse_redis_url, redact
 from forebay.storage.redis_checks import _check_usable
 from forebay.storage.redis_client import RedisClient
 
-from ..redis_server import RedisServer, running_redis, server_program
+from ..redis_server import RedisServer, running_redis
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +232,7 @@ def test_nobody_there() -> None:
 
 
 def test_a_unix_socket_and_another_database(tmp_path: Path) -> None:
-    assert server_program()
+    assert redis_program()
     path = tmp_path / "redis.sock"
     with running_redis(tmp_path / "redis", unixsocket=path) as server:
         open_storage(f"unix://{path}?db=3").open_writer("the test").append([b"1"])
