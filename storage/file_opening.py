@@ -328,7 +328,7 @@ class _Opening:
             if self._predecessor:
                 published = layout.takeover(number)
                 os.rename(self._log.path, published.path)
-                self._log = published
+                self._old = self._log = published
                 sync_directory(layout.path)
             else:
                 number += 1
@@ -357,7 +357,10 @@ class _Opening:
         return lost
 
     def _lost_place(self) -> bool:
-        return self._term is not None and not self._term.is_current()
+        if self._term is None:
+            return False
+        # Who displaced us may have ended between naming its directory and renewing TERM.
+        return not self._term.is_current() or self._layout.log() != self._old
 
 
 def _rename_in(error: BaseException, path: Path, name: Path) -> None:

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from .base import LEASE_MS, Extent, Holdings, Record, Storage, blob_digest
 from .durable import make_directory, remedy
@@ -26,6 +26,28 @@ from .tfrecord import unframe
 SEGMENT_BYTES = 64 << 20
 
 T = TypeVar("T")
+
+
+class Resume(NamedTuple):
+    """Where to go on reading, if the segment is still the same file: a repair makes another."""
+
+    position: Position
+    inode: int
+
+    @classmethod
+    def of(cls, scan: Scan) -> Resume | None:
+        """Before the last batch of a finished pass."""
+        if scan.inode is None or scan.previous.segment != scan.position.segment:
+            return None
+        return cls(scan.previous, scan.inode)
+
+    def fits(self, segment: Segment) -> bool:
+        if self.position.segment != segment.first:
+            return False
+        try:
+            return segment.path.stat().st_ino == self.inode
+        except FileNotFoundError:
+            return False  # which the scan says better
 
 
 class FileStorage(Storage):
@@ -45,7 +67,7 @@ class FileStorage(Storage):
         # not read the segment again. That batch may still vanish, if its append fails, or if its
         # writer was displaced. What is before it was acknowledged, so it stays where it is, also
         # in the copy of the segment that a takeover makes.
-        self._resume: Position | None = None
+        self._resume: Resume | None = None
         self._layout.read_format()
 
     # -- reading -----------------------------------------------------------------------------
@@ -61,7 +83,7 @@ class FileStorage(Storage):
                 records = records[after + 1 - first :]
                 first = after + 1
             yield from map(Record, itertools.count(first), itertools.repeat(batch.term), records)
-        self._resume = scan.previous
+        self._resume = Resume.of(scan)
 
     def first_sequence(self) -> int:
         return _first(self._look(LogDirectory.list_segments))
@@ -146,8 +168,8 @@ class FileStorage(Storage):
             )
         segments = segments[bisect_right(segments, after + 1, key=lambda s: s.first) - 1 :]
         resume = self._resume
-        if resume and resume.sequence <= after + 1 and resume.segment == segments[0].first:
-            return Scan(segments, resume)
+        if resume and resume.position.sequence <= after + 1 and resume.fits(segments[0]):
+            return Scan(segments, resume.position)
         return Scan(segments)
 
     def _scan_tail(self, log: LogDirectory, step: Callable[[], None] | None = None) -> Scan | None:
@@ -159,14 +181,14 @@ class FileStorage(Storage):
         if not segments:
             return None
         after = segments[-1].first - 1
-        if self._resume and self._resume.segment == segments[-1].first:
-            after = self._resume.sequence - 1
+        if self._resume and self._resume.position.segment == segments[-1].first:
+            after = self._resume.position.sequence - 1
         scan = self._scan(log, after)
         if scan is not None:
             for _ in scan:
                 if step is not None:
                     step()
-            self._resume = scan.previous
+            self._resume = Resume.of(scan)
         return scan
 
     # -- writing -----------------------------------------------------------------------------

@@ -35,6 +35,7 @@ class Scan:
         self.position = start or Position(first, 0, first, 0)  # behind the last batch seen
         self.previous = self.position  # before it
         self.torn_bytes = 0  # known at the end
+        self.inode: int | None = None  # of the segment read last
         self._segments = segments
 
     def __iter__(self) -> Iterator[Batch]:
@@ -45,6 +46,7 @@ class Scan:
             try:
                 fd = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
                 try:
+                    self.inode = os.fstat(fd).st_ino
                     yield from self._batches(segment, fd)
                 finally:
                     os.close(fd)

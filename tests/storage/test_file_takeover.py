@@ -346,3 +346,21 @@ def test_a_reader_stopped_at_each_call(
         return stop
 
     at_each_call(tmp_path, run)
+
+
+def test_a_reader_notices_that_a_repair_has_made_its_segment_anew(tmp_path: Path) -> None:
+    path = tmp_path / "storage"
+    writer = FileStorage(path).open_writer("the test")
+    for size in (10, 20, 30):
+        writer.append([b"x" * size])
+    writer.close()
+    reader = FileStorage(path)
+    assert len(list(reader.read())) == 3
+    assert FileStorage(path).cut(1, "the repair")
+    writer = FileStorage(path).open_writer("the test")
+    for size in (1, 2, 3, 4):
+        writer.append([b"y" * size])
+    writer.close()
+    assert list(reader.read()) == list(FileStorage(path).read())
+    assert list(reader.read(2)) == list(FileStorage(path).read(2))
+    assert reader.open_writer("the reader").last_sequence == 5
