@@ -45,6 +45,9 @@ def start(
 ) -> subprocess.Popen[str]:
     """Start a command; what it says is appended to `log`, except, if `piped`, its output.
 
+    It gets this process's environment without FOREBAY_…, which is not meant for it, and with
+    `environment`.
+
     Call it from the main thread: on Linux the child ends with the thread that started it.
     """
     with log.open("a") as file:

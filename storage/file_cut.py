@@ -8,9 +8,10 @@ from pathlib import Path
 
 from .durable import make_directory, sync_directory, write_atomically
 from .errors import Corrupt, Missing
-from .file_opening import Term, in_use, lock_log, opening_alone
+from .file_opening import in_use, lock_log, opening_alone
 from .layout import Layout, LogDirectory
 from .segments import Position, Scan
+from .term import Term
 
 
 def cut(

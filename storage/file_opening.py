@@ -26,13 +26,10 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
-from urllib.parse import quote, unquote
 
 from .durable import (
     TEMPORARY,
@@ -50,38 +47,11 @@ from .errors import Corrupt, Locked, StorageError
 from .file_writer import FileWriter, Place
 from .layout import FORMAT, Layout, LogDirectory
 from .segments import Position, Scan
+from .term import Term
 
 log = logging.getLogger(__name__)
 
-_TERM = re.compile(rb"(\d+)(?: (\d+)(?: (\d+)(?: (\S+))?)?)?\n")
 _OPENING_SECONDS = 5.0
-
-
-class Term(NamedTuple):
-    """What TERM says of the latest writer."""
-
-    number: int
-    last: int = 0  # what the log had as the term began
-    lease_ms: int | None = None  # None: not to be displaced as long as it lives
-    place: str = ""
-
-    @classmethod
-    def read(cls, path: Path) -> Term | None:
-        """None if there is none that can be read. Raises OSError."""
-        try:
-            found = _TERM.fullmatch(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        if found is None:
-            return None
-        lease_ms = None if found[3] is None else int(found[3])
-        return cls(int(found[1]), int(found[2] or 0), lease_ms, unquote((found[4] or b"").decode()))
-
-    def write(self, path: Path) -> None:
-        words = [str(self.number), str(self.last)]
-        if self.lease_ms is not None:
-            words += [str(self.lease_ms), quote(self.place)]
-        write_atomically(path, f"{' '.join(words).strip()}\n".encode())
 
 
 class Sighting:
@@ -188,6 +158,8 @@ class _Opening:
             self._format = self._make_storage()
             self._old = self._log = self._layout.log()
             try:
+                if self._lock_is_gone():
+                    raise BlockingIOError
                 self._lock = lock_log(self._log, self._owner)
             except BlockingIOError:
                 self._displace(sighting)
@@ -203,6 +175,11 @@ class _Opening:
         for directory in (where.snapshots, layout.blobs, where.segments):
             make_directory(directory)
         return found or FORMAT
+
+    def _lock_is_gone(self) -> bool:
+        """Whether somebody has removed LOCK: its holder may live, and does not notice."""
+        term = Term.read(self._layout.term)
+        return term is not None and term.lease_ms is not None and not self._log.lock.exists()
 
     def _displace(self, sighting: Sighting) -> None:
         term = Term.read(self._layout.term)

@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,9 +31,10 @@ from .durable import (
     write_all,
     write_atomically,
 )
-from .errors import AppendFailed, Fenced, OutOfSequence, StorageError
+from .errors import AppendFailed, Corrupt, Fenced, OutOfSequence, StorageError
 from .layout import Layout, LogDirectory
 from .segments import Position
+from .term import Term
 from .tfrecord import frame
 
 log = logging.getLogger(__name__)
@@ -191,10 +192,27 @@ class FileWriter(Writer):
         except OSError as error:
             raise _storage_error(error, self._path) from error
         if not held:
-            raise Fenced(
+            raise self._lost_place()
+
+    def _lost_place(self) -> StorageError:
+        """TERM is not as this writer wrote it: why."""
+        path = self._place.layout.term
+        try:
+            term = Term.read(path)
+        except OSError as error:
+            return _storage_error(error, self._path)
+        if term is not None and term.number > self.term:
+            return Fenced(
                 f"{self._path}: another writer has taken over from term {self.term}; this one "
                 "must stop"
             )
+        reason = (
+            f"{path} is missing or older than term {self.term}: the storage's files were removed "
+            f"or replaced, and record {self.last_sequence} had been acknowledged"
+        )
+        with suppress(OSError):  # so that nobody goes on with what is there now
+            write_atomically(self._place.layout.log().condemned, reason.encode())
+        return Corrupt(f"{reason}; bring them back", str(path))
 
     def _is_full(self, more: int) -> bool:
         limit = self._segment_bytes

@@ -45,7 +45,8 @@ class Resume(NamedTuple):
         if self.position.segment != segment.first:
             return False
         try:
-            return segment.path.stat().st_ino == self.inode
+            status = segment.path.stat()
+            return status.st_ino == self.inode and status.st_size >= self.position.offset
         except FileNotFoundError:
             return False  # which the scan says better
 

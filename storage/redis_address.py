@@ -22,6 +22,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 from .errors import StorageUnusable
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
+PARAMETERS = ("prefix", "retry_s", "wait_replicas", "wait_aof")
 SENTINEL_PORT = 26379
 
 _PREFIX = re.compile(r"[!-~]{1,200}")

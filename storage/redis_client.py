@@ -21,7 +21,7 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
 from .errors import Away, StorageUnusable
-from .redis_address import RedisAddress
+from .redis_address import PARAMETERS, RedisAddress
 
 TIMEOUT_S = 5.0  # for one connection, or one reply, unless the URL has socket_timeout
 CONFIRM_MS = 1000  # at most, for replicas and the disk to confirm a write, before it is retried
@@ -70,7 +70,12 @@ class RedisClient:
             self._pool = self._make_pool(options)
             self._pool.make_connection()  # which checks the options, and does not connect yet
         except (TypeError, ValueError) as error:
-            raise StorageUnusable(f"storage {address.url}: {error}; mend the parameters") from None
+            unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+            what = f"there is no parameter {unknown[1]!r}" if unknown else str(error)
+            raise StorageUnusable(
+                f"storage {address.url}: {what}; there are {', '.join(PARAMETERS)}, and those of "
+                "redis-py's connections"
+            ) from None
         # What follows a write on its connection, whose last write these are about.
         confirm_ms = min(CONFIRM_MS, int(options["socket_timeout"] * 500) or 1)
         self.confirmations: list[tuple[Any, ...]] = []

@@ -171,7 +171,9 @@ class RedisStorage(Storage):
         self._check_end()
         term, token = self._begin(meta, owner, lease_ms, place)
         last = meta.last if meta else 0
-        writer = RedisWriter(self._address, self._keys, term, token, last, lease_ms)
+        writer = RedisWriter(
+            self._address, self._keys, term, token, last, lease_ms, self._inspect_again
+        )
         try:
             writer.confirm()
         except BaseException:
@@ -186,6 +188,16 @@ class RedisStorage(Storage):
             raise Volatile(f"{message}. Mend that, or accept it with --allow-volatile")
         if found and found != self._volatile:
             log.warning("%s. That was allowed", message)
+        self._volatile = found
+
+    def _inspect_again(self) -> None:
+        """Say so if somebody has changed the settings since. Raises StorageUnusable."""
+        found = find_volatile(self._client)
+        if found and found != self._volatile:
+            log.error(
+                "%s can lose acknowledged records since its settings were changed: %s",
+                self.url, "; ".join(found),
+            )  # fmt: skip
         self._volatile = found
 
     def _meta_of_free_place(self, place: str) -> Meta | None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import tenacity
@@ -44,11 +46,12 @@ from .tfrecord import frame
 
 log = logging.getLogger(__name__)
 
+INSPECT_S = 60.0
 CONFIRM_S = 5.0  # for a writer that begins; who wants to lead tries again
 
 CONDEMNED = (
-    "restore Redis's data from a backup that has them, or accept their loss by a repair of the "
-    "journal"
+    "restore Redis's data from a backup that has them, or accept their loss: "
+    "forebay journal repair --truncate-corrupt"
 )
 
 
@@ -68,7 +71,9 @@ class RedisWriter(Writer):
         token: str,
         last_sequence: int,
         lease_ms: int,
+        inspect: Callable[[], None],
     ) -> None:
+        """`inspect` is called by `renew` now and then, to look at Redis's settings."""
         self.term = term
         self.last_sequence = last_sequence
         self.lease_ms = lease_ms
@@ -78,6 +83,8 @@ class RedisWriter(Writer):
         self._keys = keys
         self._token = token
         self._url = address.url
+        self._inspect = inspect
+        self._inspect_at_s = time.monotonic() + INSPECT_S
         self._failed = ""  # why no append can follow
         self._closed = threading.Event()
 
@@ -110,6 +117,10 @@ class RedisWriter(Writer):
     def renew(self) -> None:
         self._check_open()
         self._send(self._renewals, RENEW)
+        if time.monotonic() >= self._inspect_at_s:
+            self._inspect_at_s = time.monotonic() + INSPECT_S
+            with suppress(StorageUnusable):  # it is away, and this can wait
+                self._inspect()
 
     def condemn(self, reason: str) -> None:
         self._run(CONDEMN, reason)

@@ -12,6 +12,7 @@ from .memory import MemoryStorage
 from .redis_address import SCHEMES, redact
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_NO_COLON = re.compile(rf"(memory|file|{'|'.join(map(re.escape, SCHEMES))})//")
 _OFFER = (
     "use memory:, file:///directory, a plain path, redis://host:port/db, rediss://…, "
     "unix:///socket, or redis+sentinel://host:port/service"
@@ -30,6 +31,10 @@ def open_storage(url: str, *, allow_volatile: bool = False) -> Storage:
     if scheme is None:
         if not url:
             raise StorageUnusable(f"the storage URL is empty; {_OFFER}")
+        if _NO_COLON.match(url):
+            raise StorageUnusable(
+                f"storage {redact(url)!r} lacks the colon of its scheme; {_OFFER}"
+            )
         return FileStorage(url)
     if url in ("memory:", "memory://"):
         return MemoryStorage()

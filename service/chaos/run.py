@@ -71,7 +71,7 @@ def _require_empty(url: str) -> None:
     try:
         if storage.extent().last > 0:
             raise InvalidArgument(
-                f"{url} holds a journal already: chaos needs a storage of its own, so name "
+                f"{storage.url} holds a journal already: chaos needs a storage of its own, so name "
                 "an empty directory, or an unused prefix"
             )
     finally:

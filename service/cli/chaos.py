@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import random
 import shutil
+import signal
 import tempfile
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ def chaos(
     ),
     storage: str = typer.Option(
         "files", help='"files", "redis" (a server of its own), or the URL of an empty storage.',
-        envvar="FOREBAY_STORAGE",
+        envvar="FOREBAY_CHAOS_STORAGE",  # not that of a dispatcher
     ),
     dispatchers: int = typer.Option(
         2, min=1, help="One leads, the others stand by.", envvar="FOREBAY_DISPATCHERS"
@@ -77,6 +78,7 @@ def chaos(
         only=tuple(only),
     )
     directory, keep = _make_directory(out), True
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it like Ctrl-C
     console = Console()
     try:
         with console.status("") as shown:

@@ -32,8 +32,8 @@ def _opened(url: str) -> Iterator[Any]:
         raise InvalidArgument("a memory: storage lives in its dispatcher only; name a directory")
     storage = open_storage(url)
     try:
-        if storage.holdings().segments == 0:
-            raise InvalidArgument(f"there is no journal in {url}; is the path right?")
+        if storage.holdings().segments == 0 and not storage.condemned():
+            raise InvalidArgument(f"there is no journal in {storage.url}; is that right?")
         yield storage
     finally:
         storage.close()

@@ -27,6 +27,7 @@ from ...storage import (
 from ..core.apply import apply
 from ..core.state import State
 from ..errors import Unavailable
+from ..proto import forebay_pb2 as pb
 from .dispatcher import Dispatcher, recover
 from .leadership import RENEWALS_A_LEASE
 from .options import DispatcherOptions
@@ -44,6 +45,7 @@ class Follower:
     def __init__(self, storage: Storage) -> None:
         self.state = State()
         self.replayed = 0  # events, for the state of now
+        self.known = pb.JournalPosition()  # an event that had been acknowledged
         self._storage = storage
 
     def catch_up(self) -> None:
@@ -73,6 +75,8 @@ class Follower:
             if last is None or (last.sequence, last.term) != (state.sequence, state.term):
                 return False
             for record in records:
+                # An append follows an acknowledged one.
+                self.known = pb.JournalPosition(journal_id=state.journal_id, sequence=last.sequence)
                 apply(state, decode(record.sequence, record.data))
                 self.replayed += 1
         except Missing:  # trimmed: this state is far behind
@@ -93,6 +97,7 @@ class Candidate:
         self._address = address
         self._place = place
         self._follower = Follower(storage)
+        self._known = pb.JournalPosition()  # the newest event that this process knows of
         self._complained = False
 
     def leader(self) -> str:
@@ -122,6 +127,7 @@ class Candidate:
         begun = time.monotonic()
         try:
             await self._catch_up_as(writer)
+            await self._check_history(writer)
             dispatcher = await Dispatcher.open(
                 self._storage, writer, self._follower.state, self._options, self._address
             )
@@ -146,6 +152,39 @@ class Candidate:
             except Away as error:
                 self._complain(error)
         await replay
+
+    def remember(self, position: pb.JournalPosition) -> None:
+        """That event was acknowledged: no journal that lacks it may be led."""
+        known = self._known
+        if position.sequence and (
+            position.journal_id != known.journal_id or position.sequence > known.sequence
+        ):
+            self._known = position
+
+    async def _check_history(self, writer: Writer) -> None:
+        """Whether the journal holds what this process knows of it. Raises Corrupt."""
+        state, known = self._follower.state, self._known
+        if state.sequence != writer.last_sequence:
+            raise Corrupt(
+                f"{self._storage.url}: ends at record {state.sequence} for who reads it, and at "
+                f"{writer.last_sequence} for its writer; restart the dispatcher, and if that does "
+                "not help, verify the journal"
+            )
+        if known.sequence and state.sequence and state.journal_id != known.journal_id:
+            log.warning(
+                "the storage holds the journal %s now, and held %s before: it was repaired, or "
+                "replaced", state.journal_id, known.journal_id,
+            )  # fmt: skip
+        elif state.sequence < known.sequence:
+            reason = (
+                f"this dispatcher knows of event {known.sequence} of journal {known.journal_id}, "
+                f"and the log ends at {state.sequence}: events that were acknowledged are gone"
+            )
+            await asyncio.to_thread(writer.condemn, reason)
+            raise Corrupt(
+                f"{self._storage.url}: {reason}; restore the storage from a backup, or repair the "
+                "journal"
+            )
 
     async def _wait_for_place(self) -> Writer:
         options = self._options
@@ -190,6 +229,7 @@ class Candidate:
     async def _follow(self) -> None:
         try:
             await asyncio.to_thread(self._follower.catch_up)
+            self.remember(self._follower.known)
         except (Corrupt, NewerFormat):
             raise
         except StorageError as error:

@@ -270,6 +270,8 @@ class Dispatcher:
         self.wake_all()
 
     def _displaced(self, error: StorageError) -> None:
+        if self.displaced:
+            return
         self.displaced = True
         log.warning("another dispatcher leads now, so this one stops serving: %s", error)
         self.stopped.set()

@@ -93,6 +93,7 @@ async def _lead(listener: Listener, candidate: Candidate, ready: Callable[[], No
             await listener.close(STOP_GRACE_S)
             await tensorflow.close()
             await dispatcher.close()
+            candidate.remember(dispatcher.position())
         if not (candidate.standby and dispatcher.displaced):
             return
         await listener.open([refusal], standby=True)

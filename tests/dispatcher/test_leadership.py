@@ -276,6 +276,61 @@ def test_a_dispatcher_that_knows_less_than_others_stops() -> None:
         storage.open_writer("its successor")
 
 
+def lead_once(candidate: Candidate) -> None:
+    async def run() -> None:
+        dispatcher = await candidate.take_over()
+        await dispatcher.close()
+        candidate.remember(dispatcher.position())
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_who_led_does_not_lead_on_less(kept: int) -> None:
+    storage = MemoryStorage()
+    candidate = Candidate(storage, DispatcherOptions(), "here:1")
+    lead_once(candidate)
+    lead_once(candidate)
+    assert storage.extent().last == 2
+    del storage._records[kept:]
+    # With nothing left, the first event of a new journal is not yet written when it is found out.
+    with pytest.raises(Corrupt, match=f"knows of event 2 of .*, and the log ends at {kept}"):
+        lead_once(candidate)
+    with pytest.raises(Corrupt, match="knows of event 2"):
+        storage.open_writer("another")
+
+
+def test_who_followed_does_not_lead_on_less() -> None:
+    storage = MemoryStorage()
+    writer = storage.open_writer("the leader")
+    writer.append([elected(1)])
+    candidate = Candidate(storage, DispatcherOptions(standby=True, leader_lease_ms=100), "here:1")
+
+    async def follow() -> None:
+        following = asyncio.create_task(candidate.take_over())
+        await until(lambda: candidate._follower.state.sequence == 1)
+        writer.append([dataset("a")])  # so the event before was acknowledged
+        await until(lambda: candidate._follower.state.sequence == 2)
+        storage._records.clear()
+        writer.close()
+        with pytest.raises(Corrupt, match="knows of event 1 of journal j, and the log ends at 0"):
+            await following
+
+    asyncio.run(follow())
+
+
+def test_a_repaired_journal_is_another_one() -> None:
+    storage = MemoryStorage()
+    candidate = Candidate(storage, DispatcherOptions(), "here:1")
+    lead_once(candidate)
+    lead_once(candidate)
+    storage._records.clear()
+    writer = storage.open_writer("a repair")
+    writer.append([elected(writer.term)])
+    writer.close()
+    lead_once(candidate)
+
+
 def beat(client: DispatcherClient, uid: int = 1) -> pb.WorkerHeartbeatResponse:
     request = pb.WorkerHeartbeatRequest(address="w:1", uid=uid)
     return client.call(request, pb.WorkerHeartbeatResponse, patience_s=20)

@@ -167,6 +167,13 @@ def test_both_are_killed(pair: list[DispatcherProcess]) -> None:
     assert leases.finish() == list(range(SPLITS))
 
 
+def test_one_that_is_restarted_on_its_address_need_not_wait(any_storage: str) -> None:
+    """Its process has ended, or it could not listen there: whatever is left of its lease."""
+    with DispatcherProcess(any_storage, leader_lease_ms=600_000) as dispatcher:
+        dispatcher.kill_and_restart()
+        assert leads(dispatcher, 2)
+
+
 def refused(*options: str) -> str:
     """What a dispatcher says that ends at once."""
     command = [sys.executable, "-m", "forebay.service.cli", "dispatcher", *options]

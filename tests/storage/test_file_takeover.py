@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -364,3 +365,39 @@ def test_a_reader_notices_that_a_repair_has_made_its_segment_anew(tmp_path: Path
     assert list(reader.read()) == list(FileStorage(path).read())
     assert list(reader.read(2)) == list(FileStorage(path).read(2))
     assert reader.open_writer("the reader").last_sequence == 5
+
+
+def test_a_removed_lock_does_not_let_two_write(tmp_path: Path) -> None:
+    path = tmp_path / "storage"
+    writer = FileStorage(path).open_writer("the first", lease_ms=200)
+    writer.append([b"a"])
+    (path / "LOCK").unlink()
+    second = FileStorage(path)
+    with pytest.raises(Locked):
+        second.open_writer("the second")
+    writer.append([b"b"])
+    successor = take_over(path, "the second")
+    with pytest.raises(Fenced):
+        writer.append([b"c"])
+    assert successor.append([b"d"]) == 3
+    assert [record.data for record in second.read()] == [b"a", b"b", b"d"]
+
+
+@pytest.mark.parametrize("what", ["removed", "older"])
+def test_a_writer_whose_files_are_replaced_says_so(tmp_path: Path, what: str) -> None:
+    path, older = tmp_path / "storage", tmp_path / "older"
+    first = FileStorage(path).open_writer("the test")
+    first.append([b"a"])
+    first.close()
+    shutil.copytree(path, older)
+    writer = FileStorage(path).open_writer("the test")
+    writer.append([b"b"])
+    path.rename(tmp_path / "away")
+    if what == "older":
+        older.rename(path)
+    else:
+        path.mkdir()
+    with pytest.raises(Corrupt, match="files were removed or replaced, and record 2 had been"):
+        writer.append([b"c"])
+    with pytest.raises(Corrupt, match="record 2 had been acknowledged"):
+        FileStorage(path).open_writer("its successor")

@@ -29,6 +29,7 @@ class TestFileStorage(StorageContract):
     def steal(self, storage: Storage) -> Writer:
         assert isinstance(storage, FileStorage)
         (storage.path / "LOCK").unlink()
+        (storage.path / "LOCK").touch()  # another file, which nobody has locked
         return storage.open_writer("a thief")
 
 

@@ -48,3 +48,14 @@ def test_others_are_refused_with_what_there_is(url: str) -> None:
     with pytest.raises(StorageUnusable, match=r"file:///dir") as error:
         open_storage(url)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("url", ["rediss//host:1", "redis//host", "file//dir", "memory//"])
+def test_a_forgotten_colon_makes_no_directory(url: str) -> None:
+    with pytest.raises(StorageUnusable, match="lacks the colon of a scheme"):
+        open_storage(url)
+
+
+def test_a_misspelt_parameter() -> None:
+    with pytest.raises(StorageUnusable, match=r"no parameter 'prefx'; there are prefix, retry_s"):
+        open_storage("redis://localhost?prefx=a")

@@ -1,0 +1,39 @@
+"""TERM: who is the writer of a storage in a directory."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from .durable import write_atomically
+
+_TERM = re.compile(rb"(\d+)(?: (\d+)(?: (\d+)(?: (\S+))?)?)?\n")
+
+
+class Term(NamedTuple):
+    """What TERM says of the latest writer."""
+
+    number: int
+    last: int = 0  # what the log had as the term began
+    lease_ms: int | None = None  # None: not to be displaced as long as it lives
+    place: str = ""
+
+    @classmethod
+    def read(cls, path: Path) -> Term | None:
+        """None if there is none that can be read. Raises OSError."""
+        try:
+            found = _TERM.fullmatch(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        if found is None:
+            return None
+        lease_ms = None if found[3] is None else int(found[3])
+        return cls(int(found[1]), int(found[2] or 0), lease_ms, unquote((found[4] or b"").decode()))
+
+    def write(self, path: Path) -> None:
+        words = [str(self.number), str(self.last)]
+        if self.lease_ms is not None:
+            words += [str(self.lease_ms), quote(self.place)]
+        write_atomically(path, f"{' '.join(words).strip()}\n".encode())
