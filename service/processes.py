@@ -45,10 +45,8 @@ def start(
 ) -> subprocess.Popen[str]:
     """Start a command; what it says is appended to `log`, except, if `piped`, its output.
 
-    It gets this process's environment without FOREBAY_…, which is not meant for it, and with
-    `environment`.
-
-    Call it from the main thread: on Linux the child ends with the thread that started it.
+    It gets this process's environment without FOREBAY_…, which is not meant for it. Call
+    it from the main thread: on Linux the child ends with the thread that started it.
     """
     with log.open("a") as file:
         return subprocess.Popen(
@@ -57,7 +55,8 @@ def start(
             stdout=subprocess.PIPE if piped else file,
             stderr=file,
             text=True,
-            env={**os.environ, **_ENVIRONMENT},
+            env={k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_")}
+            | _ENVIRONMENT,
             start_new_session=True,  # Ctrl-C is for the parent, who ends its children in order
         )
 

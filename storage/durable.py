@@ -23,6 +23,8 @@ def remedy(error: OSError, path: Path) -> str:
         return "make room there"
     if error.errno in _FORBIDDEN:
         return f"give the dispatcher's user write access to {path}"
+    if error.errno == errno.ENOENT:
+        return "see whether that path is right, and can be made"
     return "mend the disk"
 
 

@@ -32,9 +32,7 @@ def open_storage(url: str, *, allow_volatile: bool = False) -> Storage:
         if not url:
             raise StorageUnusable(f"the storage URL is empty; {_OFFER}")
         if _NO_COLON.match(url):
-            raise StorageUnusable(
-                f"storage {redact(url)!r} lacks the colon of its scheme; {_OFFER}"
-            )
+            raise StorageUnusable(f"storage {redact(url)!r} lacks the colon of a scheme; {_OFFER}")
         return FileStorage(url)
     if url in ("memory:", "memory://"):
         return MemoryStorage()

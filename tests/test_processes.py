@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from forebay.service.processes import end, free_port, start, tail
 
 TIMEOUT_S = 30
@@ -85,3 +87,13 @@ def test_a_free_port_is_free_and_stays_so() -> None:
     assert len(ports) > 1
     lowest = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert all(port < lowest for port in ports)
+
+
+def test_a_child_is_not_told_what_was_meant_for_its_parent(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_STORAGE", "file:///of/somebody/else")
+    show = "import os; print(sorted(k for k in os.environ if k.startswith('FOREBAY')))"
+    child = start([sys.executable, "-c", show], tmp_path / "log")
+    assert child.wait(TIMEOUT_S) == 0
+    assert tail(tmp_path / "log") == "[]"

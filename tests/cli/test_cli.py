@@ -19,6 +19,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.dispatcher_client import DispatcherClient
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import Locked, open_storage
+from forebay.storage.redis_storage import RedisStorage
 
 from ..stock import GRAPH, DispatcherProcess
 
@@ -65,7 +66,7 @@ class TestErrors:
 
     def test_a_storage_that_cannot_be_used(self, tmp_path: pathlib.Path) -> None:
         assert "scheme" in error_of("dispatcher", "--storage", "ftp://host/x")
-        assert "write" in error_of("dispatcher", "--storage", "/proc/forebay")
+        assert "can be made" in error_of("dispatcher", "--storage", "/proc/forebay")
         (tmp_path / "file").write_text("")
         assert str(tmp_path / "file") in error_of("dispatcher", "--storage", tmp_path / "file")
 
@@ -208,3 +209,26 @@ class TestServers:
             except Locked:
                 assert time.monotonic() < give_up
                 time.sleep(0.1)
+
+
+class TestRedis:
+    def test_no_journal_there_and_no_password_shown(self, redis_storage_url: str) -> None:
+        url = redis_storage_url.replace("redis://", "redis://:secret@")
+        assert "secret" not in error_of("journal", "verify", url)
+
+    def test_a_flushed_journal_is_refused_until_it_is_repaired(
+        self, redis_storage_url: str, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        dispatcher = DispatcherProcess(redis_storage_url)
+        storage = open_storage(redis_storage_url)
+        assert isinstance(storage, RedisStorage)
+        storage._client.run("DEL", *storage._keys)
+        storage.close()
+        assert dispatcher.wait() == 1
+        assert "acknowledged records are missing" in capfd.readouterr().err
+        assert "repair --truncate-corrupt" in error_of("journal", "repair", redis_storage_url)
+        done = forebay("journal", "repair", "--truncate-corrupt", redis_storage_url)
+        assert done.returncode == 0, done.stderr
+        dispatcher.restart()
+        assert dispatcher.stop() == 0
+        assert forebay("journal", "verify", redis_storage_url).returncode == 0
