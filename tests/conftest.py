@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import uuid
 from collections.abc import Iterator
 
@@ -12,6 +13,10 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+# Where the tests are run in the background, Ctrl-C is ignored, and so it would be in the processes
+# that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test asserts a duration. A failing example is printed so that it can be run again.
 hypothesis.settings.register_profile("forebay", deadline=None, print_blob=True)
