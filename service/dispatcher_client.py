@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 import uuid
 from typing import Any, TypeVar
 
@@ -216,11 +217,13 @@ class _Complaint:
 
     def __init__(self, method: str, addresses: str) -> None:
         self._what = f"{method} at {addresses}"
+        self._since_s: float | None = None  # of the first failure: a call may wait for news
         self._done = False
 
     def __call__(self, state: tenacity.RetryCallState) -> None:
-        waited_s = state.seconds_since_start or 0.0
-        if not self._done and waited_s > COMPLAIN_AFTER_S:
+        if self._since_s is None:
+            self._since_s = time.monotonic()
+        if not self._done and time.monotonic() - self._since_s > COMPLAIN_AFTER_S:
             self._done = True
             error = state.outcome.exception() if state.outcome else None
             details = error.details() if isinstance(error, grpc.RpcError) else error

@@ -331,23 +331,26 @@ def _complete_task(state: State, command: c.CompleteTask, now_ms: int) -> Decisi
     completed = ev.TaskCompleted(task_id=task.task_id)
     events.append(ev.Event(time_ms=now_ms, task_completed=completed))
     iteration = state.iterations[task.iteration_id]
-    workers = [] if task.sweeps else list(state.workers)  # it swept what it could
+    workers = None if task.sweeps else list(state.workers)  # it swept what it could
     events += _after_task(iteration, True, workers, _Ids(state), now_ms)
     return Decision(events, None)
 
 
 def _after_task(
-    iteration: Iteration, seen_the_end: bool, workers: list[int], ids: _Ids, now_ms: int
+    iteration: Iteration, seen_the_end: bool, workers: list[int] | None, ids: _Ids, now_ms: int
 ) -> list[ev.Event]:
     """What follows when one of an iteration's running tasks completes or is lost.
 
     The iteration ends with its last task, unless splits were handed back that nobody is left
-    to ask for: then one of `workers` gets another task, once. Somebody must have seen the end of
-    the data, too: an iteration whose workers are all lost waits for the next worker.
+    to ask for: then one of `workers` gets another task, once (None: that was it), or, if there
+    are none, the next worker. Somebody must have seen the end of the data, too: an iteration
+    whose workers are all lost waits for the next worker.
     """
     if iteration.finished or iteration.running_tasks > 1:
         return []
-    if workers and any(provider.returned for provider in iteration.providers):
+    if workers is not None and any(provider.returned for provider in iteration.providers):
+        if not workers:
+            return []
         sweeper = _task_created(ids.new(), iteration.iteration_id, workers[0], now_ms)
         sweeper.task_created.sweeps = True
         return [sweeper]

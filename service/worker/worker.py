@@ -173,13 +173,13 @@ class Worker:
         give_up_s = time.monotonic() + self._options.drain_timeout_ms / 1000
         with self._tasks_lock:
             runners = list(self._tasks.values())
-        if not runners:
-            return
-        with ThreadPoolExecutor(len(runners), thread_name_prefix="forebay-drain") as pool:
-            list(pool.map(TaskRunner.drain, runners))
+        if runners:
+            with ThreadPoolExecutor(len(runners), thread_name_prefix="forebay-drain") as pool:
+                list(pool.map(TaskRunner.drain, runners))
         for runner in runners:
             if self._is_read(runner.task.task_id):
                 runner.join(max(0.0, give_up_s - time.monotonic()))
+        # Of completed tasks, too, blocks may be on their way.
         self._blocks.stop(drain_s=max(0.0, give_up_s - time.monotonic()))
 
     def _is_read(self, task_id: int) -> bool:

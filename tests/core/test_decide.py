@@ -182,3 +182,23 @@ def test_a_worker_that_was_given_up_may_come_back() -> None:
     given = Given()
     given.when(c.LoseWorker(worker_id=given.worker(7), reason="no sign of life"))
     assert given.worker(7)
+
+
+def test_splits_handed_back_by_the_last_worker_wait_for_the_next_one() -> None:
+    given = Given()
+    first = given.worker(1)
+    given.iteration()
+    mine = given.task_of(first)
+    second = given.worker(2)
+    other = given.task_of(second)
+    given.when(c.CompleteTask(task_id=other))
+    given.when(c.LoseWorker(worker_id=second, reason="it said goodbye", left=True))
+    lease = given.lease(mine, 10)
+    assert lease is not None
+    back = ((lease.lease_id, 4),)
+    given.when(c.LeaseSplits(task_id=mine, provider=0, repetition=0, want=0, returned=back))
+    given.when(c.LoseWorker(worker_id=first, reason="it said goodbye", left=True))
+    assert given.then == ["worker_lost"]
+    again = given.lease(given.task_of(given.worker(3)), 10)
+    assert again is not None
+    assert again.first == lease.first + lease.count - 4
