@@ -110,7 +110,7 @@ class DispatcherClient:
             give_up.append(tenacity.stop_after_delay(patience_s))
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_is_temporary),
-            wait=tenacity.wait_random_exponential(multiplier=0.02, max=0.5),
+            wait=tenacity.wait_random_exponential(multiplier=0.02, max=0.3),
             stop=tenacity.stop_any(*give_up),
             sleep=tenacity.sleep_using_event(closed),
             before_sleep=_Complaint(method, ",".join(self.addresses)),

@@ -34,7 +34,7 @@ from .options import DispatcherOptions
 
 log = logging.getLogger(__name__)
 
-POLLS_A_LEASE = 20
+POLLS_A_LEASE = 40
 PATIENCE_LEASES = 2.0
 """How long a dispatcher that is no standby waits to see whether the present leader is alive."""
 
