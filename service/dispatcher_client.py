@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import time
 import uuid
 from typing import Any, TypeVar
 
@@ -33,7 +32,7 @@ TEMPORARY = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
 )
 CALL_TIMEOUT_S = 10.0
-COMPLAIN_AFTER_S = 5.0
+COMPLAIN_AFTER_S = 2.0  # of pauses between attempts
 MAX_PORT = 65535
 
 Response = TypeVar("Response", bound=Message)
@@ -217,13 +216,11 @@ class _Complaint:
 
     def __init__(self, method: str, addresses: str) -> None:
         self._what = f"{method} at {addresses}"
-        self._since_s: float | None = None  # of the first failure: a call may wait for news
         self._done = False
 
     def __call__(self, state: tenacity.RetryCallState) -> None:
-        if self._since_s is None:
-            self._since_s = time.monotonic()
-        if not self._done and time.monotonic() - self._since_s > COMPLAIN_AFTER_S:
+        # Not by the time since the start: a call may have waited long for news.
+        if not self._done and state.idle_for > COMPLAIN_AFTER_S:
             self._done = True
             error = state.outcome.exception() if state.outcome else None
             details = error.details() if isinstance(error, grpc.RpcError) else error
