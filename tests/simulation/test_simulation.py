@@ -19,23 +19,28 @@ SEEDS = 1000
 CHUNK = 25
 ROOT = Path(__file__).resolve().parents[2]
 
+DRAINS = ("drain worker", "pause dispatcher", "storage slow")
+KILLS = ("drain worker", "kill dispatcher", "pause dispatcher")
 FOUND: dict[str, tuple[int, tuple[str, ...]]] = {
-    # What was wrong: the seed, and the faults it was drawn with (none: its own). All are mended.
-    "a drained worker asked for one more lease, and kept it, because its pipeline was waiting for "
-    "one when it was told to stop": (416, ()),
-    "a worker that was drained before its task had begun leased splits for it all the same": (
-        174,
-        (),
+    # What was found, and is mended: the seed that found it, and its faults. Each failed before.
+    "a drained worker whose pipeline was waiting for a lease worked on that and kept another": (
+        3,
+        ("drain worker", "kill dispatcher"),
     ),
-    "a worker's `stop` left the thread of a task behind that its heartbeat was just cancelling": (
-        16,
-        (),
+    "a worker that was drained before its task had begun leased splits for it": (25, KILLS),
+    "a drained worker did not wait for the blocks of tasks that had completed": (282, DRAINS),
+    "an iteration ended with splits handed back, as no worker was left to lease them": (18, DRAINS),
+    "a worker's stop left a task's thread behind that its heartbeat was just cancelling": (
+        1136,
+        (
+            *("stop dispatcher", "pause dispatcher", "kill worker", "kill trainer"),
+            *("partition", "cut connections", "storage trouble", "storage slow"),
+        ),
     ),
-    "a storage's directory whose maker had been killed before it synced the one above it was lost "
-    "whole in a power failure": (
-        708,
-        ("power failure", "pause dispatcher"),
-    ),
+    "a storage whose maker was killed before it synced the directory above was lost with the "
+    "power": (708, ("power failure", "pause dispatcher")),
+    "a dispatcher took over a log that had just been superseded, as who superseded it was killed "
+    "before it said so in TERM": (253, KILLS),
 }
 
 
