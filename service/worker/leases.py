@@ -146,7 +146,9 @@ class _Provider:
         request.completed.extend(self._begun)
         self._begun = []
         if request.completed or request.returned:
-            self._dispatcher.call(request, pb.LeaseSplitsResponse, patience_s=HAND_BACK_S)
+            self._dispatcher.call(
+                request, pb.LeaseSplitsResponse, timeout_s=HAND_BACK_S / 3, patience_s=HAND_BACK_S
+            )
 
     def _ask(self) -> Future[pb.LeaseSplitsResponse]:
         if self._closed.is_set():
