@@ -32,7 +32,7 @@ TEMPORARY = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
 )
 CALL_TIMEOUT_S = 10.0
-COMPLAIN_AFTER_S = 2.0  # of pauses between attempts
+COMPLAIN_AFTER_S = 5.0  # of pauses between attempts
 MAX_PORT = 65535
 
 Response = TypeVar("Response", bound=Message)
