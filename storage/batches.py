@@ -5,10 +5,12 @@ So its bytes carry their own checksum, their format, their term and their place 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 from google.protobuf.message import DecodeError
 
+from .base import Record
 from .errors import NewerFormat
 from .proto.segment_pb2 import Batch
 from .tfrecord import frame
@@ -54,3 +56,10 @@ def check_follows(batch: Batch, sequence: int, term: int) -> None:
         raise UnfitBatch(f"{what}, where record {sequence} must follow")
     if batch.term < term:
         raise UnfitBatch(f"term {batch.term} comes after term {term}")
+
+
+def records_above(batch: Batch, after: int) -> Iterator[Record]:
+    """The batch's records with a sequence above `after`, as they are read back."""
+    passed = max(0, after + 1 - batch.first_sequence)
+    sequences = itertools.count(batch.first_sequence + passed)
+    return map(Record, sequences, itertools.repeat(batch.term), batch.records[passed:])

@@ -6,7 +6,6 @@ becomes its writer, file_writer.py how it is written, file_cut.py how it is repa
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from .base import LEASE_MS, Extent, Holdings, Record, Storage, blob_digest
+from .batches import records_above
 from .durable import make_directory, remedy
 from .errors import Corrupt, Missing, StorageUnusable
 from .file_cut import cut
@@ -78,12 +78,7 @@ class FileStorage(Storage):
         if scan is None:
             return
         for batch in scan:
-            first = batch.first_sequence
-            records = list(batch.records)
-            if first <= after:
-                records = records[after + 1 - first :]
-                first = after + 1
-            yield from map(Record, itertools.count(first), itertools.repeat(batch.term), records)
+            yield from records_above(batch, after)
         self._resume = Resume.of(scan)
 
     def first_sequence(self) -> int:

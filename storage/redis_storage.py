@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .base import LEASE_MS, Extent, Holdings, Record, Storage, blob_digest
+from .batches import records_above
 from .errors import Corrupt, Locked, Missing, Volatile
 from .redis_address import parse_redis_url
 from .redis_checks import find_volatile
@@ -52,12 +53,7 @@ class RedisStorage(Storage):
     def read(self, after: int = 0) -> Iterator[Record]:
         scan = Scan(self._client, self._keys, after)
         for batch in scan:
-            first = batch.first_sequence
-            records = list(batch.records)
-            if first <= after:
-                records = records[after + 1 - first :]
-                first = after + 1
-            yield from map(Record, itertools.count(first), itertools.repeat(batch.term), records)
+            yield from records_above(batch, after)
         self._acknowledged = max(self._acknowledged, (scan.term, scan.acknowledged))
 
     def first_sequence(self) -> int:

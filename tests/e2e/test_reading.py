@@ -317,7 +317,7 @@ class TestKilled:
             elements = self.start(d)
             got = [next(elements)]
             with d.paused():
-                time.sleep(5)
+                time.sleep(5)  # longer than both timeouts: what is tested is that they do not count
             got += elements
             assert sorted(got) == list(range(self.SIZE))
         storage = open_storage(str(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +24,7 @@ from .threads import SimpleQueue
 RESTART_S = 0.5
 
 
-class Node:
+class Node(ABC):
     """A program that is kept running: its process, and the next one when that is over."""
 
     def __init__(self, this: Kernel, name: str, host: str) -> None:
@@ -56,8 +57,9 @@ class Node:
         if not self.done:
             self.kernel.at(RESTART_S * self.kernel.rng.random(), self.start)
 
+    @abstractmethod
     def main(self) -> None:
-        raise NotImplementedError
+        """What its process does, from its start to its end."""
 
     def kill(self, *, vanish: bool = False) -> None:
         """SIGKILL; with `vanish` its host is gone as well, and nobody says goodbye for it."""
@@ -67,7 +69,7 @@ class Node:
             self.killed(self.process)
             self.process.kill()
 
-    def killed(self, process: Process) -> None:
+    def killed(self, process: Process) -> None:  # noqa: B027 - most keep none
         """For subclasses: keep the books."""
 
     def pause(self) -> None:

@@ -180,7 +180,22 @@ class RemoteStorage(Storage):
         return self.ask(lambda: _find(self.server.blobs, digest))
 
     def holdings(self) -> Holdings:
-        raise NotImplementedError
+        def count() -> Holdings:
+            server = self.server
+            kept = [server.snapshots.values(), server.blobs.values()]
+            snapshots, blobs = ([len(data) for data in values] for values in kept)
+            log_bytes = sum(len(record.data) for record in server.records)
+            return Holdings(
+                segments=int(bool(server.records)),
+                log_bytes=log_bytes,
+                torn_bytes=0,
+                snapshots=len(snapshots),
+                snapshot_bytes=sum(snapshots),
+                blobs=len(blobs),
+                blob_bytes=sum(blobs),
+            )
+
+        return self.ask(count)
 
     def condemned(self) -> str:
         return self.ask(lambda: self.server.condemned)
