@@ -80,8 +80,9 @@ class Journal:
         They are durable once `wait_durable` of that sequence returns. Raises what the journal
         failed with, and Fenced when it is closed.
         """
-        self._check_usable()
-        records = [encode(event) for event in events]
+        if self.failed is not None or self._closed:
+            self._check_usable()
+        records = list(map(encode, events))
         if not records:
             return self.sequence
         size = sum(map(len, records))
@@ -110,8 +111,11 @@ class Journal:
         if sequence > self.sequence:
             raise ValueError(f"there is no event {sequence} yet; the last one is {self.sequence}")
         if self.failed is None:
-            group = next(group for group in self._groups if group.last >= sequence)
-            waiter = asyncio.get_running_loop().create_future()
+            assert self._loop is not None  # since the append
+            group = self._groups[0]
+            if group.last < sequence:
+                group = next(group for group in self._groups if group.last >= sequence)
+            waiter = self._loop.create_future()
             group.waiters.append(waiter)
             await waiter
         if sequence > self.durable_sequence:

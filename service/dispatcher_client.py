@@ -32,7 +32,7 @@ TEMPORARY = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
 )
 CALL_TIMEOUT_S = 10.0
-COMPLAIN_AFTER_S = 5.0  # of pauses between attempts
+COMPLAIN_AFTER_S = 2.0  # of pauses between attempts
 MAX_PORT = 65535
 
 Response = TypeVar("Response", bound=Message)
@@ -112,7 +112,8 @@ class DispatcherClient:
             wait=tenacity.wait_random_exponential(multiplier=0.02, max=0.3),
             stop=tenacity.stop_any(*give_up),
             sleep=tenacity.sleep_using_event(closed),
-            before_sleep=_Complaint(method, ",".join(self.addresses)),
+            # Whose patience is bounded hears of it soon enough.
+            before_sleep=_Complaint(method, self.addresses) if patience_s is None else None,
             reraise=True,
         )
         try:
@@ -214,8 +215,8 @@ def _is_temporary(error: BaseException) -> bool:
 class _Complaint:
     """Says once that the dispatcher has been away for long."""
 
-    def __init__(self, method: str, addresses: str) -> None:
-        self._what = f"{method} at {addresses}"
+    def __init__(self, method: str, addresses: list[str]) -> None:
+        self._what = f"{method} at {','.join(addresses)}"
         self._done = False
 
     def __call__(self, state: tenacity.RetryCallState) -> None:
