@@ -21,14 +21,16 @@ class ToWorker(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version", "consumer_id", "worker_uid")
+    __slots__ = ("version", "consumer_id", "worker_uid", "shares_memory")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_UID_FIELD_NUMBER: _ClassVar[int]
+    SHARES_MEMORY_FIELD_NUMBER: _ClassVar[int]
     version: int
     consumer_id: int
     worker_uid: int
-    def __init__(self, version: _Optional[int] = ..., consumer_id: _Optional[int] = ..., worker_uid: _Optional[int] = ...) -> None: ...
+    shares_memory: bool
+    def __init__(self, version: _Optional[int] = ..., consumer_id: _Optional[int] = ..., worker_uid: _Optional[int] = ..., shares_memory: bool = ...) -> None: ...
 
 class Read(_message.Message):
     __slots__ = ("task_id", "any")
@@ -45,12 +47,14 @@ class Any(_message.Message):
     def __init__(self, received: _Optional[int] = ...) -> None: ...
 
 class Credit(_message.Message):
-    __slots__ = ("bytes", "positions")
+    __slots__ = ("bytes", "positions", "slabs")
     BYTES_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    SLABS_FIELD_NUMBER: _ClassVar[int]
     bytes: int
     positions: _containers.RepeatedCompositeFieldContainer[Position]
-    def __init__(self, bytes: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ...) -> None: ...
+    slabs: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, bytes: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., slabs: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Position(_message.Message):
     __slots__ = ("task_id", "received", "taken")
@@ -95,18 +99,28 @@ class Welcome(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class Block(_message.Message):
-    __slots__ = ("task_id", "number", "count", "components", "lease_id")
+    __slots__ = ("task_id", "number", "count", "components", "lease_id", "slab")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    SLAB_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     number: int
     count: int
     components: _containers.RepeatedCompositeFieldContainer[Component]
     lease_id: int
-    def __init__(self, task_id: _Optional[int] = ..., number: _Optional[int] = ..., count: _Optional[int] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ..., lease_id: _Optional[int] = ...) -> None: ...
+    slab: Slab
+    def __init__(self, task_id: _Optional[int] = ..., number: _Optional[int] = ..., count: _Optional[int] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ..., lease_id: _Optional[int] = ..., slab: _Optional[_Union[Slab, _Mapping]] = ...) -> None: ...
+
+class Slab(_message.Message):
+    __slots__ = ("number", "fresh")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    fresh: bool
+    def __init__(self, number: _Optional[int] = ..., fresh: bool = ...) -> None: ...
 
 class Component(_message.Message):
     __slots__ = ("dtype", "shape", "rank", "varying", "buffer_bytes")

@@ -8,6 +8,7 @@ worker keeps what was not received, so nothing is missed.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 import time
@@ -20,7 +21,17 @@ from ..blocks import Block
 from ..errors import ForebayError, ProtocolError
 from ..proto import transfer_pb2 as pb
 from . import frames
-from .messages import VERSION, End, EndOfTask, TaskFailed, TaskUnknown, cost, decode_block
+from .messages import (
+    VERSION,
+    End,
+    EndOfTask,
+    TaskFailed,
+    TaskUnknown,
+    cost,
+    decode_block,
+    payload_bytes,
+)
+from .shared import Borrower
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +105,7 @@ class BlockClient:
         self._granted = 0  # credit that the worker has not used
         self._unreported = 0  # bytes received since the last message of credit
         self._socket: socket.socket | None = None
+        self._borrower: Borrower | None = None  # of the memory that the worker shares
         self._connected = False
 
     def start(self) -> None:
@@ -157,10 +169,11 @@ class BlockClient:
         """Connect, and read until the connection ends. Raises OSError if it was of no use."""
         started_at = time.monotonic()
         useful = False
+        reader = None
         try:
             reader = self._connect()
             while (frame := reader.read()) is not None and not self._closing.is_set():
-                self._handle(frame, reader.peer)
+                self._handle(frame, reader)
                 useful = True
             if not self._closing.is_set():
                 raise ConnectionResetError(f"{reader.peer} closed the connection")
@@ -172,7 +185,10 @@ class BlockClient:
                 raise
             _log.info("connecting again: %s", error)
         finally:
+            if reader is not None:
+                reader.close()
             with self._lock:
+                self._borrower = None
                 self._connected = False
                 if self._socket is not None:
                     self._socket.close()
@@ -198,15 +214,25 @@ class BlockClient:
         frames.tune(sock)
         frames.set_timeout(sock, socket.SO_SNDTIMEO, _SEND_S)
         frames.set_timeout(sock, socket.SO_RCVTIMEO, self._connect_timeout_s)
+        shares = sock.family == socket.AF_UNIX
         reader = frames.FrameReader(
-            sock, f"worker at {address}", max_payload_bytes=self._max_payload_bytes
+            sock,
+            f"worker at {address}",
+            max_payload_bytes=self._max_payload_bytes,
+            takes_descriptors=shares,
         )
-        hello = pb.Hello(version=VERSION, consumer_id=self._consumer_id, worker_uid=self.worker_uid)
+        hello = pb.Hello(
+            version=VERSION,
+            consumer_id=self._consumer_id,
+            worker_uid=self.worker_uid,
+            shares_memory=shares,
+        )
         frames.send(sock, frames.encode(pb.ToWorker(hello=hello).SerializeToString()))
         self._expect_welcome(reader)
         frames.set_timeout(sock, socket.SO_RCVTIMEO, _REPORT_S)
         reader.on_quiet = self._report
         with self._lock:
+            self._borrower = Borrower(reader.peer) if shares else None
             self._connected = True
             self._granted = 0
             for task_id, stream in self._streams.items():
@@ -238,12 +264,13 @@ class BlockClient:
         if message.WhichOneof("message") != "welcome":
             raise ProtocolError(f"{reader.peer} did not answer Hello with Welcome: {message}")
 
-    def _handle(self, frame: frames.Frame, peer: str) -> None:
+    def _handle(self, frame: frames.Frame, reader: frames.FrameReader) -> None:
+        peer = reader.peer
         message = _message(frame, peer)
         match message.WhichOneof("message"):
             case "block":
                 header = message.block
-                block = decode_block(header, frame.payload, peer)
+                block = decode_block(header, self._payload(header, frame, reader), peer)
                 if self._accept(header.task_id, header.number, block, peer):
                     self._deliver(header.task_id, block)
             case "end_of_task":
@@ -257,6 +284,28 @@ class BlockClient:
                 raise WorkerRefused(f"{peer} refused: {message.refused.reason}")
             case other:
                 raise ProtocolError(f"{peer} sent {other or 'an empty message'}")
+
+    def _payload(
+        self, header: pb.Block, frame: frames.Frame, reader: frames.FrameReader
+    ) -> frames.Bytes:
+        """The block's payload: behind its header, or in a slab."""
+        if not header.HasField("slab"):
+            return frame.payload
+        if self._borrower is None:
+            raise ProtocolError(f"{reader.peer} lends memory over a connection that cannot")
+        size = payload_bytes(header)
+        if size > self._max_payload_bytes or len(frame.payload):
+            raise ProtocolError(
+                f"{reader.peer} lends {size} bytes, at most {self._max_payload_bytes} are "
+                f"allowed here, and sends {len(frame.payload)}"
+            )
+        if header.slab.fresh:
+            descriptor = reader.descriptor()
+            try:
+                self._borrower.learn(header.slab.number, descriptor)
+            finally:
+                os.close(descriptor)
+        return self._borrower.borrow(header.slab.number, size)
 
     def _accept(self, task_id: int, number: int, block: Block, peer: str) -> bool:
         """Account for a block that has arrived; say whether to deliver it."""
@@ -298,6 +347,8 @@ class BlockClient:
         if not at_once and room < enough and self._unreported < min(enough, _UNREPORTED_BYTES):
             return
         credit = pb.Credit(bytes=room)
+        if self._borrower is not None:
+            credit.slabs.extend(self._borrower.released())
         for task_id in self._changed:
             if (stream := self._streams.get(task_id)) is not None:
                 credit.positions.add(task_id=task_id, received=stream.received, taken=stream.taken)

@@ -8,6 +8,9 @@ without the interpreter lock. With readiness events instead, each piece that the
 
 from __future__ import annotations
 
+import array
+import collections
+import os
 import socket
 import struct
 import sys
@@ -35,6 +38,7 @@ _ZEROS = memoryview(bytes(ALIGNMENT))
 _IOV_MAX = 1024
 _READ_AHEAD_BYTES = 64 << 10
 _DEAD_PEER_S = 30
+_MAX_DESCRIPTORS = 64  # of files, received and not used yet
 _UNIX_SEND_BYTES = 4 << 20  # a Unix socket's buffer does not grow by itself, as TCP's does
 
 
@@ -67,15 +71,18 @@ def encode(header: bytes, buffers: Sequence[memoryview] = ()) -> list[Buffer]:
     return frame
 
 
-def send(sock: socket.socket, buffers: Sequence[Buffer]) -> None:
+def send(sock: socket.socket, buffers: Sequence[Buffer], descriptors: Sequence[int] = ()) -> None:
     """Send all of the buffers (none of them empty), as few system calls as will do.
 
-    Raises OSError; the connection is then of no further use.
+    `descriptors` of open files arrive with the first byte; over Unix sockets only. Raises
+    OSError; the connection is then of no further use.
     """
     rest = list(buffers)
     done = 0
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
     while done < len(rest):
-        sent = sock.sendmsg(rest[done : done + _IOV_MAX])
+        sent = sock.sendmsg(rest[done : done + _IOV_MAX], rights if descriptors else ())
+        descriptors = ()
         while sent:
             size = len(rest[done])
             if sent < size:
@@ -99,10 +106,13 @@ class FrameReader:
         *,
         max_header_bytes: int = MAX_HEADER_BYTES,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        takes_descriptors: bool = False,
     ) -> None:
         self.peer = peer
         # Called whenever the socket's SO_RCVTIMEO has passed; without it that is an error.
         self.on_quiet: Callable[[], None] | None = None
+        self._takes_descriptors = takes_descriptors
+        self._descriptors: collections.deque[int] = collections.deque()
         self._socket = sock
         self._max_header_bytes = max_header_bytes
         self._max_payload_bytes = max_payload_bytes
@@ -127,6 +137,20 @@ class FrameReader:
         payload = self._arena.take(payload_bytes)
         self._fill(payload.data, "payload")
         return Frame(header, payload)
+
+    def descriptor(self) -> int:
+        """The first descriptor that came with the frames so far and was not asked for yet.
+
+        It is the caller's to close. Raises ProtocolError if there is none.
+        """
+        if not self._descriptors:
+            raise ProtocolError(f"{self.peer} did not send the file that it speaks of")
+        return self._descriptors.popleft()
+
+    def close(self) -> None:
+        """Close the descriptors that nobody asked for; the socket is its owner's."""
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
 
     def _lengths(self, prefix: bytes) -> tuple[int, int, int]:
         magic, header_bytes, payload_bytes, checksum = _LENGTHS.unpack_from(prefix)
@@ -172,7 +196,10 @@ class FrameReader:
         """The number of bytes received, at least one. Raises EOFError at the stream's end."""
         while True:
             try:
-                size = self._socket.recv_into(target, 0, flags)
+                if self._takes_descriptors and not flags:
+                    size = self._receive_with_descriptors(target)
+                else:
+                    size = self._socket.recv_into(target, 0, flags)
             except BlockingIOError:  # the socket's timeout
                 if self.on_quiet is None:
                     raise TimeoutError(f"{self.peer} did not answer in time") from None
@@ -181,6 +208,19 @@ class FrameReader:
             if size == 0:
                 raise EOFError
             return size
+
+    def _receive_with_descriptors(self, target: memoryview) -> int:
+        # A descriptor comes with the first byte of a frame, which is always read ahead.
+        room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
+        size, rights, _, _ = self._socket.recvmsg_into([target], room, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, data in rights:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                descriptors = array.array("i")
+                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+                self._descriptors.extend(descriptors)
+        if len(self._descriptors) > _MAX_DESCRIPTORS:
+            raise ProtocolError(f"{self.peer} sent files that it does not speak of")
+        return size
 
 
 class Arena:

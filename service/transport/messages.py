@@ -17,6 +17,7 @@ from ..blocks import Array, Block, Component, Strings, buffers
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 from . import frames
+from .shared import SHARED_BYTES, Lender
 
 VERSION = 1
 BLOCK_OVERHEAD_BYTES = 512  # what a block of no bytes costs of the credit
@@ -92,8 +93,14 @@ def encode_refusal(reason: str) -> bytes:
     return pb.ToConsumer(refused=pb.Refused(reason=reason[:MAX_TEXT])).SerializeToString()
 
 
-def encode_block(task_id: int, number: int, block: Block) -> list[frames.Buffer]:
-    """The frame of a block that passes `check_block`."""
+def encode_block(
+    task_id: int, number: int, block: Block, lender: Lender | None = None
+) -> tuple[list[frames.Buffer], int | None]:
+    """The frame of a block that passes `check_block`.
+
+    With a `lender`, large payloads go into shared memory; if that is new to the consumer, a
+    descriptor is to be sent along, and closed.
+    """
     header = pb.Block(task_id=task_id, number=number, count=block.count, lease_id=block.lease_id)
     payload: list[memoryview] = []
     for component in block.components:
@@ -108,7 +115,21 @@ def encode_block(task_id: int, number: int, block: Block) -> list[frames.Buffer]
             buffer_bytes=[len(a) for a in arrays],
         )
         payload += arrays
-    return frames.encode(pb.ToConsumer(block=header).SerializeToString(), payload)
+    lent = None
+    size = sum(len(b) + frames.padding(len(b)) for b in payload)
+    if lender is not None and size >= SHARED_BYTES:
+        lent = lender.lend(size, payload)
+    if lent is not None:
+        payload = []
+        header.slab.number, header.slab.fresh = lent.slab, lent.descriptor is not None
+    frame = frames.encode(pb.ToConsumer(block=header).SerializeToString(), payload)
+    return frame, None if lent is None else lent.descriptor
+
+
+def payload_bytes(header: pb.Block) -> int:
+    """How long the payload of a block is."""
+    sizes = (size for component in header.components for size in component.buffer_bytes)
+    return sum(size + frames.padding(size) for size in sizes)
 
 
 def decode_block(header: pb.Block, payload: frames.Bytes, peer: str) -> Block:

@@ -7,6 +7,7 @@ Each connection has two threads, one that reads what the consumer says and one t
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import selectors
 import socket
@@ -22,6 +23,7 @@ from . import frames
 from .messages import VERSION, encode_block, encode_end, encode_refusal
 from .outputs import TaskOutput
 from .sessions import Ended, Link, Outgoing, Refusal, Sent, Sessions
+from .shared import Lender
 
 _log = logging.getLogger(__name__)
 
@@ -187,6 +189,7 @@ class _Connection:
             target=self._receive, name="forebay-blocks-receiver", daemon=True
         )
         self._attended: tuple[Link, threading.Thread] | None = None  # once greeted: who sends
+        self._lender: Lender | None = None  # if the consumer shares memory with us
 
     def start(self) -> None:
         self._receiver.start()
@@ -250,6 +253,8 @@ class _Connection:
             reason = f"this is worker {self._worker_uid}, not {hello.worker_uid}"
         else:
             frames.set_timeout(self._socket, socket.SO_RCVTIMEO, 0)
+            if hello.shares_memory and self._socket.family == socket.AF_UNIX:
+                self._lender = Lender()
             self._write(pb.ToConsumer(welcome=pb.Welcome(version=VERSION)).SerializeToString())
             return self._sessions.attach(hello.consumer_id, self._cut)
         self._write(encode_refusal(reason))
@@ -265,6 +270,8 @@ class _Connection:
                     self._sessions.read(link, read.task_id, read.any.received)
                 case "credit":
                     credit = message.credit
+                    if self._lender is not None:
+                        self._lender.take_back(credit.slabs)
                     self._sessions.give_credit(link, credit.bytes, credit.positions)
                 case "stop":
                     self._sessions.stop_reading(link, message.stop.task_id)
@@ -289,21 +296,31 @@ class _Connection:
     def _send(self, link: Link) -> None:
         try:
             while (batch := self._sessions.next_batch(link)) is not None:
-                frames.send(self._socket, [b for out in batch for b in _encode(out)])
+                self._send_batch(batch)
         except OSError as error:  # the receiver reports the connection's end
             _log.debug("sending to %s failed: %s", self._peer, error)
         finally:
             self._cut()
 
-
-def _encode(out: Outgoing) -> list[frames.Buffer]:
-    match out:
-        case Sent(task_id, number, block, _):
-            return encode_block(task_id, number, block)
-        case Ended(task_id, end):
-            return frames.encode(encode_end(task_id, end))
-        case Refusal(reason):
-            return frames.encode(encode_refusal(reason))
+    def _send_batch(self, batch: list[Outgoing]) -> None:
+        buffers: list[frames.Buffer] = []
+        descriptors = []
+        try:
+            for out in batch:
+                match out:
+                    case Sent(task_id, number, block, _):
+                        frame, descriptor = encode_block(task_id, number, block, self._lender)
+                        buffers += frame
+                        if descriptor is not None:
+                            descriptors.append(descriptor)
+                    case Ended(task_id, end):
+                        buffers += frames.encode(encode_end(task_id, end))
+                    case Refusal(reason):
+                        buffers += frames.encode(encode_refusal(reason))
+            frames.send(self._socket, buffers, descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
 
 
 def _listen_tcp(host: str, port: int) -> socket.socket:

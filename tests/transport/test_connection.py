@@ -510,9 +510,9 @@ WELCOME = says(welcome=pb.Welcome(version=1))
         ([WELCOME, says()], "an empty message"),
         ([WELCOME, [b"x" * 100]], "where a frame starts"),
         ([WELCOME, frames.encode(b"\xff")], "cannot be parsed"),
-        ([WELCOME, messages.encode_block(5, 2, numbered(2))], "sent block 2 of task 5 after 0"),
+        ([WELCOME, messages.encode_block(5, 2, numbered(2))[0]], "sent block 2 of task 5 after 0"),
         (
-            [WELCOME] + [messages.encode_block(5, n, numbered(n)) for n in (1, 2, 3)],
+            [WELCOME] + [messages.encode_block(5, n, numbered(n))[0] for n in (1, 2, 3)],
             "block 3 of task 5 without credit",
         ),
         ([WELCOME, frames.encode(b"", [memoryview(bytes(5000))])], "at most 1048576 and 4096"),

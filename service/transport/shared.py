@@ -1,0 +1,153 @@
+"""Large payloads between processes of one host: memory that both map, instead of the socket.
+
+The worker's `Lender` copies a payload into a *slab*, a memory file (memfd_create(2)) whose
+descriptor travels over the Unix socket once, and the frame says which one. The consumer's
+`Borrower` makes an array of it; when nobody holds that array or a view of it any more, the
+slab's number goes back with the next credit. So a payload is copied once, where the socket
+would copy it twice, and a slab's pages are faulted in once.
+
+Nothing has a name in the file system, so nothing is left behind, whoever is killed. A slab
+cannot shrink (it is sealed), so a worker cannot make its consumer's reads fail. Where no slab is
+free the payload takes the socket, so nobody waits for a consumer that keeps its arrays.
+"""
+
+from __future__ import annotations
+
+import collections
+import fcntl
+import logging
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import ProtocolError
+from .frames import Bytes, padding
+
+_log = logging.getLogger(__name__)
+
+SHARED_BYTES = 256 << 10  # smaller payloads go over the socket as fast
+MAX_SLABS = 64
+POOL_BYTES = 64 << 20  # of slabs for one consumer; but LEAST_SLABS of them, however large
+LEAST_SLABS = 3
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class Lent(NamedTuple):
+    """Where a payload lies."""
+
+    slab: int
+    descriptor: int | None  # to be sent along, and closed, if the consumer does not know the slab
+
+
+class Lender:
+    """The slabs of one connection to a consumer, in the worker. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._slabs: dict[int, Bytes] = {}
+        self._free: list[int] = []  # the last one is the one that is best in the caches
+        self._able = True
+
+    def lend(self, size: int, buffers: Sequence[memoryview]) -> Lent | None:
+        """Copy a payload of `size` bytes, the buffers each padded; None if no slab is free."""
+        with self._lock:
+            try:
+                lent = self._choose(size) if self._able else None
+            except OSError as error:
+                _log.warning("no memory can be shared with consumers, sockets are used: %s", error)
+                self._able = False
+                return None
+            if lent is None:
+                return None
+            target = self._slabs[lent.slab]
+        start = 0
+        for buffer in buffers:
+            np.copyto(target[start : start + len(buffer)], np.frombuffer(buffer, np.uint8))
+            start += len(buffer) + padding(len(buffer))
+        return lent
+
+    def take_back(self, slabs: Iterable[int]) -> None:
+        """The consumer holds nothing of these any more. Raises ProtocolError."""
+        with self._lock:
+            for slab in slabs:
+                if slab not in self._slabs or slab in self._free:
+                    raise ProtocolError(f"slab {slab} was given back, and had not been lent")
+                self._free.append(slab)
+
+    def _choose(self, size: int) -> Lent | None:
+        for i in range(len(self._free) - 1, -1, -1):
+            # Twice the size at most, so that a small payload does not hold on to a huge slab.
+            if size <= self._slabs[self._free[i]].size <= 2 * size:
+                return Lent(self._free.pop(i), None)
+        held = sum(slab.size for slab in self._slabs.values())
+        many = len(self._slabs) >= LEAST_SLABS and held + size > POOL_BYTES
+        if not many and len(self._slabs) < MAX_SLABS:
+            slab = len(self._slabs)
+        elif self._free:
+            slab = self._free.pop(0)  # of another size
+        else:
+            return None
+        descriptor, self._slabs[slab] = _new_slab(size)
+        return Lent(slab, descriptor)
+
+
+class Borrower:
+    """The slabs of one connection to a worker, in the consumer."""
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
+        self._slabs: dict[int, mmap.mmap] = {}
+        # Appended to wherever the last reference to an array happens to die.
+        self._released: collections.deque[int] = collections.deque()
+
+    def learn(self, slab: int, descriptor: int) -> None:
+        """Map a new slab, in the place of an earlier one of its number.
+
+        `descriptor` remains the caller's. Raises ProtocolError, OSError.
+        """
+        if slab >= MAX_SLABS:
+            raise ProtocolError(f"{self._peer} lends slab {slab}; there are {MAX_SLABS} at most")
+        try:
+            seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        except OSError:
+            seals = 0  # no memory file
+        if not seals & fcntl.F_SEAL_SHRINK:
+            raise ProtocolError(f"{self._peer} lends a slab that might shrink")
+        self._slabs[slab] = _map(descriptor, os.fstat(descriptor).st_size)
+
+    def borrow(self, slab: int, size: int) -> Bytes:
+        """The payload in a slab; theirs who hold the array or a view of it."""
+        known = self._slabs.get(slab)
+        if known is None or size > len(known):
+            raise ProtocolError(
+                f"{self._peer} put {size} bytes into slab {slab}, which is "
+                f"{'unknown' if known is None else f'one of {len(known)}'}"
+            )
+        payload: Bytes = np.frombuffer(known, np.uint8, size)
+        weakref.finalize(payload, self._released.append, slab).atexit = False
+        return payload
+
+    def released(self) -> list[int]:
+        """The slabs that are free again since the last call."""
+        return [self._released.popleft() for _ in range(len(self._released))]
+
+
+def _new_slab(size: int) -> tuple[int, Bytes]:
+    descriptor = os.memfd_create("forebay-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, size)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        return descriptor, np.frombuffer(_map(descriptor, size), np.uint8)
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+def _map(descriptor: int, size: int) -> mmap.mmap:
+    return mmap.mmap(descriptor, size)  # shared, and writable: a trainer's arrays are its own
