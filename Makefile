@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-SOURCES := .pkg/forebay tests scripts benchmarks
+SOURCES := .pkg/forebay tests scripts
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo chaos test simulate check bench format protos constraints clean
@@ -38,8 +38,8 @@ check: $(READY) ## lint, types, import direction, generated files, the built whe
 	$(BIN)/pytest -q tests/test_house.py
 	$(BIN)/python scripts/check_wheel.py
 
-bench: $(READY) ## measure, side by side with tf.data service
-	$(BIN)/python -m benchmarks
+bench: $(READY) ## measure, side by side with tf.data service; ARGS="scalars --rounds 3"
+	$(BIN)/forebay bench --json benchmarks/results/$$(date -u +%Y-%m-%d-%H%M).json $(ARGS)
 
 format: $(READY) ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix .

@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from forebay.journal.proto import events_pb2 as ev
-from forebay.service.proto import forebay_pb2 as fb
-from forebay.service.proto import graph_pb2 as graph
-from forebay.service.proto import tf_service_pb2 as tf
+from ..journal.proto import events_pb2 as ev
+from ..service.errors import ForebayError
+from ..service.proto import forebay_pb2 as fb
+from ..service.proto import graph_pb2 as graph
+from ..service.proto import tf_service_pb2 as tf
 
 CALLERS = 4
 TENSORFLOW = "tensorflow.data.DispatcherService"
@@ -185,7 +186,7 @@ def splits_per_second(
     for process in processes:
         process.join()
         if process.exitcode:
-            raise RuntimeError(f"a caller ended with exit code {process.exitcode}; see above")
+            raise ForebayError(f"a caller ended with exit code {process.exitcode}; see above")
     return math.fsum(rates.get() for _ in processes)
 
 

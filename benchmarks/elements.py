@@ -1,74 +1,194 @@
-"""Rows `scalars` and `batches`: how fast elements reach a trainer's tf.data.Dataset."""
+"""How fast elements of several kinds reach a trainer, and what that costs on both ends."""
 
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
+from dataclasses import dataclass
 
-from .results import Better, Result, alternate
-from .servers import Server, our_dispatcher, our_worker, peer_dispatcher, peer_worker
+from .cluster import SIDES, Cluster, own_clusters, shared_clusters
+from .files import write_records
+from .machine import require
+from .photographs import write_photographs
+from .results import Better, Costs, Finding, Reading, Result
 from .setting import Setting
 
-TIMEOUT_S = 120
+Readings = dict[str, list[Reading]]  # by side, round by round
+FINE_SPLITS = 1_000_000
+QUICK_SPLITS = 10_000
+HOW = {"peer": "by default", "uncompressed": "compression=None"}
 
 
-def scalars(setting: Setting) -> list[Result]:
-    """Integers under OFF, batched in-graph after the read."""
-    figures = _read(setting, "scalars", peer="AUTO", uncompressed="none")
-    return [
-        Result(
-            row="scalars",
-            what=f"scalars, OFF, batched in-graph; the peer {how}",
-            unit="elements/s",
-            better=Better.MORE,
-            ours=figures["ours"],
-            peer=figures[peer],
-            required_ratio=50,
-        )
-        for peer, how in (("peer", "by default"), ("uncompressed", "uncompressed"))
-    ]
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A case that is read, with the ratios to tf.data service that are required, if any."""
+
+    case: str
+    what: str
+    over_default: float | None = None
+    over_uncompressed: float | None = None
+    size: int = 0  # 0: endless
+    unit: str = "elements"
+    peak: bool = False  # whether peaks of memory are compared as well
+    cpu: bool = False  # whether what CPU an element costs is compared as well
 
 
-def batches(setting: Setting) -> list[Result]:
-    """Large elements, uncompressed on both sides, one by one into an eager loop."""
-    figures = _read(setting, "batches", peer="none")
-    return [
-        Result(
-            row="batches",
-            what="4.8 MB uint8 batches, OFF, uncompressed, eager",
-            unit="batches/s",
-            better=Better.MORE,
-            ours=figures["ours"],
-            peer=figures["peer"],
-            required_ratio=1,
-        )
-    ]
+def scalars(setting: Setting) -> list[Finding]:
+    """Integers."""
+    what = "scalars, batched in-graph"
+    return _row("scalars", setting, Kind(
+        case="scalars", what=what, over_default=200, over_uncompressed=200
+    ))  # fmt: skip
 
 
-def _read(setting: Setting, case: str, **peers: str) -> dict[str, list[float]]:
-    """The rates of ours, and of the peer with each of these compressions."""
-    directory = setting.directory(case)
-    with (
-        our_dispatcher(directory) as ours,
-        our_worker(ours) as ours_own,
-        peer_dispatcher(directory) as peer,
-        peer_worker(peer) as peers_own,
-    ):
-        for worker in ours_own, peers_own:
-            worker.wait_until_serving()
-        sides = {
-            side: functools.partial(_rate, "tensorflow", case, peer, compression, setting)
-            for side, compression in peers.items()
+def records(setting: Setting) -> list[Finding]:
+    """From files, and from memory."""
+    write_records(setting.files)
+    return _row(
+        "records",
+        setting,
+        Kind(
+            case="records",
+            what="1 KB records of TFRecord files, batched in-graph",
+            over_default=30,
+            over_uncompressed=30,
+        ),
+        Kind(
+            case="fixed records",
+            what="uint8[1024], batched in-graph",
+            over_default=30,
+            over_uncompressed=30,
+        ),
+    )
+
+
+def numpy(setting: Setting) -> list[Finding]:
+    """Integers again, without tf.data at the end."""
+    what = "scalars, one by one into NumPy"
+    return _row("numpy", setting, Kind(
+        case="numpy", what=what, over_default=500, over_uncompressed=500
+    ))  # fmt: skip
+
+
+def images(setting: Setting) -> list[Finding]:
+    """Pixels are random."""
+    what = "150 KB uint8 images, eager"
+    return _row("images", setting, Kind(
+        case="images", what=what, over_default=4, over_uncompressed=3
+    ))  # fmt: skip
+
+
+def batches(setting: Setting) -> list[Finding]:
+    """Of images."""
+    what = "4.8 MB uint8 batches, eager"
+    return _row("batches", setting, Kind(
+        case="batches", what=what, over_default=4, over_uncompressed=2, unit="batches"
+    ))  # fmt: skip
+
+
+def big_batches(setting: Setting) -> list[Finding]:
+    """Of images in floating point; and the peaks of memory, of processes that do nothing else."""
+    kind = Kind(
+        case="big batches",
+        what="19 MB float32 batches, eager",
+        over_default=4,
+        over_uncompressed=2,
+        unit="batches",
+        peak=True,
+    )
+    with own_clusters(setting, "big_batches") as sides:
+        return findings_of("big_batches", kind, _read(setting, sides, kind))
+
+
+def tokens(setting: Setting) -> list[Finding]:
+    """Of variable length."""
+    what = "sequences of 1–512 int32 tokens, batched in-graph (ragged)"
+    return _row("tokens", setting, Kind(case="tokens", what=what))
+
+
+def dicts(setting: Setting) -> list[Finding]:
+    """Nested, of mixed types."""
+    what = "nested dicts of an image, numbers and a string, batched in-graph"
+    return _row("dicts", setting, Kind(case="dicts", what=what))
+
+
+def fine_splits(setting: Setting) -> list[Finding]:
+    """DYNAMIC at its finest. Our journal is fsynced, the peer's is not."""
+    size = QUICK_SPLITS if setting.quick else FINE_SPLITS
+    what = f"DYNAMIC, {size:,} splits of one element, batched in-graph"
+    return _row("fine_splits", setting, Kind(
+        case="splits", what=what, over_default=50, over_uncompressed=50, size=size
+    ))  # fmt: skip
+
+
+def jpeg(setting: Setting) -> list[Finding]:
+    """A real pipeline, bound by its worker, and what a trainer does with it."""
+    require("sklearn")
+    write_photographs(setting.files)
+    what = "batches of 32 JPEG photographs, augmented, into a Keras step"
+    return _row("jpeg", setting, Kind(
+        case="jpeg", what=what, over_default=1, over_uncompressed=1, unit="batches", cpu=True
+    ))  # fmt: skip
+
+
+def _row(row: str, setting: Setting, *kinds: Kind) -> list[Finding]:
+    findings: list[Finding] = []
+    for kind in kinds:
+        findings += findings_of(row, kind, _read(setting, shared_clusters(setting), kind))
+    return findings
+
+
+def _read(setting: Setting, sides: dict[str, Cluster], kind: Kind) -> Readings:
+    return setting.alternate(
+        **{
+            side: functools.partial(cluster.measure, kind.case, size=kind.size)
+            for side, cluster in sides.items()
         }
-        sides["ours"] = functools.partial(_rate, "forebay", case, ours, "AUTO", setting)
-        return alternate(setting.rounds, **sides)
+    )
 
 
-def _rate(side: str, case: str, dispatcher: Server, compression: str, setting: Setting) -> float:
-    command = [sys.executable, "-m", "benchmarks.reader", side, case, dispatcher.address]
-    command += [compression, str(setting.seconds)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    if run.returncode:
-        raise RuntimeError(f"a reader ended with exit code {run.returncode}:\n{run.stderr}")
-    return float(run.stdout)
+def findings_of(row: str, kind: Kind, readings: Readings) -> list[Finding]:
+    """Ours beside either setting of the peer's, and what each side costs."""
+    required = {"peer": kind.over_default, "uncompressed": kind.over_uncompressed}
+    findings: list[Finding] = [
+        Result(
+            row=row,
+            what=f"{kind.what}; peer: {how}",
+            unit=f"{kind.unit}/s",
+            better=Better.MORE,
+            ours=[reading.elements_per_s for reading in readings["ours"]],
+            peer=[reading.elements_per_s for reading in readings[peer]],
+            required_ratio=required[peer],
+        )
+        for peer, how in HOW.items()
+    ]
+    if kind.peak:
+        findings += [
+            Result(
+                row=row,
+                what=f"{kind.what}: peak memory of the {end}; peer: {how}",
+                unit="MB",
+                better=Better.LESS,
+                ours=[getattr(reading, f"{end}_peak_mb") for reading in readings["ours"]],
+                peer=[getattr(reading, f"{end}_peak_mb") for reading in readings[peer]],
+                required_ratio=1,
+            )
+            for end in ("worker", "client")
+            for peer, how in HOW.items()
+        ]
+    if kind.cpu:
+        findings += [
+            Result(
+                row=row,
+                what=f"{kind.what}: CPU for each, of worker and client; peer: {how}",
+                unit="ms",
+                better=Better.LESS,
+                ours=[reading.cpu_ms_per_element for reading in readings["ours"]],
+                peer=[reading.cpu_ms_per_element for reading in readings[peer]],
+            )
+            for peer, how in HOW.items()
+        ]
+    findings += [
+        Costs(row=row, what=kind.what, side=side.label, readings=readings[name])
+        for name, side in SIDES.items()
+    ]
+    return findings

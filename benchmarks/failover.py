@@ -14,8 +14,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
-from forebay.service import ShardingPolicy, read, register_dataset
-
+from ..service import ShardingPolicy, read
+from ..service.errors import ForebayError
 from .calls import ENDLESS
 from .redis import redis_storage
 from .results import Better, Result
@@ -24,7 +24,7 @@ from .setting import Setting
 
 LEASE_MS = 2_000
 TIMEOUT_S = 60.0
-FAILOVERS_A_ROUND = 4
+FAILOVERS_A_ROUND = 2
 ELEMENT_BYTES = 10_000
 STEP_S = 0.02
 EAGER, STEADY = "an eager trainer", "a step every 20 ms"
@@ -68,7 +68,7 @@ def _waits(storage: str, failovers: int) -> dict[str, list[float]]:
     with ExitStack() as stack:
         pair = [stack.enter_context(_Dispatcher(storage)) for _ in range(2)]
         service = ",".join(one.address for one in pair)
-        worker = Server("forebay.service.cli", "worker", "--dispatcher", service)
+        worker = Server("forebay.service.cli", "worker", "--dispatcher", service, tied=True)
         stack.enter_context(worker).wait_until_serving()
         dataset_id = _register(service)
         eager = stack.enter_context(_Trainer(service, dataset_id, 0))
@@ -144,7 +144,7 @@ class _Trainer:
             if self._reading.done():
                 self._reading.result()  # raises what it failed with
             if time.perf_counter() > give_up:
-                raise RuntimeError(f"a trainer got no element for {TIMEOUT_S} s")
+                raise ForebayError(f"a trainer got no element for {TIMEOUT_S} s")
             time.sleep(0.01)
 
     def forget(self) -> None:
@@ -172,6 +172,8 @@ class _Trainer:
 
 def _register(service: str) -> str:
     import tensorflow as tf
+
+    from ..service import register_dataset
 
     elements = tf.data.Dataset.range(ENDLESS).map(
         lambda number: tf.fill([ELEMENT_BYTES // 8], number)

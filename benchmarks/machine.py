@@ -1,12 +1,31 @@
-"""What the figures were measured on. Nothing that names the machine."""
+"""What the figures were measured on, and how quiet it was. Nothing that names the machine."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pathlib
 import platform
-from importlib.metadata import version
+import time
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+from ..service.errors import ForebayError
+
+TURNS = 1_000_000
+EXTRAS = {"tensorflow": "tensorflow-cpu", "sklearn": "bench", "matplotlib": "bench"}
+PACKAGES = ("forebay", "tensorflow", "tensorflow-cpu", "grpcio", "numpy", "protobuf")
+
+
+def require(*modules: str) -> None:
+    """Raises ForebayError, which says what to install, unless all of these can be imported."""
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if missing:
+        extras = ",".join(sorted({EXTRAS[module] for module in missing}))
+        raise ForebayError(
+            f"this needs {' and '.join(missing)}, not installed here: pip install "
+            f"'forebay[{extras}]'"
+        )
 
 
 def filesystem(directory: str | os.PathLike[str]) -> str:
@@ -20,7 +39,6 @@ def filesystem(directory: str | os.PathLike[str]) -> str:
 def describe(directory: pathlib.Path) -> dict[str, Any]:
     """The machine and the versions."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    packages = ("forebay", "tensorflow-cpu", "grpcio", "protobuf")
     return {
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),  # of others, before: noise
@@ -28,5 +46,42 @@ def describe(directory: pathlib.Path) -> dict[str, Any]:
         "kernel": platform.release(),
         "filesystem": filesystem(directory),
         "python": platform.python_version(),
-        **{package: version(package) for package in packages},
+        **_versions(),
     }
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            pass  # TensorFlow comes under one of two names
+    return versions
+
+
+def calibrate() -> float:
+    """Milliseconds that a fixed loop takes now: more than usual if others use the machine."""
+    begun = time.perf_counter()
+    total = 0
+    for turn in range(TURNS):
+        total += turn
+    return (time.perf_counter() - begun) * 1e3
+
+
+def process_cpu_s(pid: int) -> float:
+    """The CPU time of a process until now, user and system."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def forget_peak(pid: int) -> None:
+    """From now on, a process' VmHWM is its peak since now (proc(5), clear_refs)."""
+    pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def memory_mb(pid: int, which: str) -> float:
+    """A line of a process' memory, VmRSS (now) or VmHWM (the peak), in units of 10⁶ bytes."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    kib = next(line.split()[1] for line in status.splitlines() if line.startswith(which))
+    return int(kib) * 1024 / 1e6

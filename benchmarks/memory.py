@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from forebay.journal.proto import events_pb2 as ev
-from forebay.service.proto import forebay_pb2 as fb
-
+from ..journal.proto import events_pb2 as ev
+from ..service.proto import forebay_pb2 as fb
 from .calls import ENDLESS, GRAPH, Caller
 from .results import Better, Result
 from .servers import our_dispatcher, peer_dispatcher

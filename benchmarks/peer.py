@@ -1,7 +1,7 @@
 """tf.data service's servers, as processes: each prints where it serves, and runs until told.
 
-python -m benchmarks.peer dispatcher PORT WORK_DIR
-python -m benchmarks.peer worker DISPATCHER
+python -m forebay.benchmarks.peer dispatcher PORT WORK_DIR COLLECT_MS
+python -m forebay.benchmarks.peer worker DISPATCHER
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from tensorflow.data.experimental import service
 
 def main(kind: str, *arguments: str) -> None:
     if kind == "dispatcher":
-        port, work_dir = arguments
+        port, work_dir, collect_ms = arguments
         config = service.DispatcherConfig(
-            port=int(port), work_dir=work_dir, fault_tolerant_mode=True
+            port=int(port),
+            work_dir=work_dir,
+            fault_tolerant_mode=True,
+            job_gc_check_interval_ms=int(collect_ms),
+            job_gc_timeout_ms=int(collect_ms),
         )
         server = service.DispatchServer(config)
         print(server.target, flush=True)

@@ -1,77 +1,163 @@
-"""A trainer's process that reads through either service, and prints its elements a second.
+"""A trainer's process, which reads through either service whenever it is asked to.
 
-python -m benchmarks.reader (forebay|tensorflow) CASE DISPATCHER COMPRESSION SECONDS
+python -m forebay.benchmarks.reader (forebay|tensorflow) DISPATCHER COMPRESSION DIRECTORY
 
-The two sides differ in one import. The time begins when data has come for a while, and ends
-with an element (or, where elements are batched, a batch).
+It says "ready" when all is imported. Then each line of input is a question in JSON, and each
+line of output a `Reading`. The two sides differ in one import. The time begins after a first
+element and what else warms up, and ends with an element (or, where elements are batched, a
+batch).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import importlib
+import itertools
+import json
+import os
+import pathlib
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
+
+from .cases import CASES, Case, Into
+from .machine import forget_peak, memory_mb, process_cpu_s
+from .results import Reading
 
 SERVICES = {
     "forebay": "forebay.service",
     "tensorflow": "tensorflow.data.experimental.service",
 }
 COMPRESSIONS = {"AUTO": "AUTO", "none": None}
-WARM_UP_S = 1.0
-BATCH = 1_000
+TURN_S = 0.01  # of taking elements without a look at the clock
+SAMPLE = 256  # elements that are weighed,
+SAMPLE_BYTES = 50e6  # or as many as have this
 
 
-@dataclass(frozen=True)
-class Case:
-    """An endless dataset, and how its elements reach the trainer's Python."""
+class Trainer:
+    """Reads any of the cases."""
 
-    dataset: Callable[[], Any]
-    batch: int  # elements that are batched in-graph after the read; 0: none are
+    def __init__(
+        self, service: str, dispatcher: str, compression: str, directory: pathlib.Path
+    ) -> None:
+        self._service = importlib.import_module(SERVICES[service])
+        self._ours = service == "forebay"
+        self._target = f"grpc://{dispatcher}"
+        self._compression = COMPRESSIONS[compression]
+        self._directory = directory
+        self._registered: dict[tuple[str, int], tuple[Any, float]] = {}
+
+    def measure(
+        self,
+        case: str,
+        size: int,
+        warm_up_s: float,
+        seconds: float,
+        workers: list[int],
+        job_name: str | None,
+    ) -> Reading:
+        """Read for so long, or a dataset of this size to its end if that comes first.
+
+        `workers` are the process ids of those that are read from.
+        """
+        dataset_id, element_bytes = self._register(case, size)
+        for process in (os.getpid(), *workers):
+            forget_peak(process)
+        begun = time.perf_counter()
+        elements = self._open(CASES[case], dataset_id, job_name)
+        next(elements)
+        first_s = time.perf_counter() - begun
+        consume(elements, warm_up_s)
+        cpu_s, worker_cpu_s = time.process_time(), sum(map(process_cpu_s, workers))
+        count, elapsed_s, ended = consume(elements, seconds)
+        cpu_s, worker_cpu_s = (
+            time.process_time() - cpu_s,
+            sum(map(process_cpu_s, workers)) - worker_cpu_s,
+        )
+        reading = Reading(
+            elements=count * CASES[case].batch,
+            bytes=count * CASES[case].batch * element_bytes,
+            seconds=elapsed_s,
+            client_cpu_s=cpu_s,
+            worker_cpu_s=worker_cpu_s,
+            client_peak_mb=memory_mb(os.getpid(), "VmHWM"),
+            worker_peak_mb=sum(memory_mb(worker, "VmHWM") for worker in workers),
+            first_s=first_s,
+            ended=ended,
+        )
+        del elements
+        gc.collect()  # ends the iteration, before the other side's turn
+        return reading
+
+    def _register(self, case: str, size: int) -> tuple[Any, float]:
+        """The dataset's id, and how many bytes an element has on average."""
+        if (case, size) not in self._registered:
+            dataset = CASES[case].dataset(self._directory, size)
+            dataset_id = self._service.register_dataset(
+                self._target, dataset, compression=self._compression
+            )
+            self._registered[case, size] = dataset_id, mean_bytes(dataset)
+        return self._registered[case, size]
+
+    def _open(self, case: Case, dataset_id: Any, job_name: str | None) -> Iterator[Any]:
+        mode = "distributed_epoch" if case.dynamic else "parallel_epochs"
+        how = {"job_name": job_name, "data_transfer_protocol": case.protocol}
+        if case.into is Into.NUMPY and self._ours:
+            return iter(self._service.read(self._target, dataset_id, processing_mode=mode, **how))
+        dataset = self._service.from_dataset_id(mode, self._target, dataset_id, **how)
+        if case.gather is not None:
+            dataset = case.gather(dataset)
+        if case.into is Into.NUMPY:
+            return iter(dataset.as_numpy_iterator())
+        return iter(dataset) if case.step is None else map(case.step(), dataset)
 
 
-def scalars() -> Any:
-    return tf.data.Dataset.range(10**12)
-
-
-def batches() -> Any:
-    """4.8 MB of random pixels, again and again, so that making them costs nothing."""
-    pixels = np.random.default_rng(0).integers(0, 256, (32, 224, 224, 3), np.uint8)
-    return tf.data.Dataset.from_tensors(pixels).repeat()
-
-
-CASES = {"scalars": Case(scalars, BATCH), "batches": Case(batches, 0)}
-
-
-def main(side: str, case_name: str, dispatcher: str, compression: str, seconds: str) -> None:
-    service = importlib.import_module(SERVICES[side])
-    case = CASES[case_name]
-    target = f"grpc://{dispatcher}"
-    dataset_id = service.register_dataset(
-        target, case.dataset(), compression=COMPRESSIONS[compression]
-    )
-    dataset = service.from_dataset_id("parallel_epochs", target, dataset_id)
-    if case.batch:
-        dataset = dataset.batch(case.batch)
-    print(elements_per_second(iter(dataset), float(seconds)) * (case.batch or 1))
-
-
-def elements_per_second(iterator: Any, seconds: float) -> float:
-    begun = time.perf_counter()
-    while time.perf_counter() < begun + WARM_UP_S:
-        next(iterator)
+def consume(elements: Iterator[Any], seconds: float) -> tuple[int, float, bool]:
+    """Take elements for so long; how many, how long it was, and whether there are no more."""
     begun = now = time.perf_counter()
     count = 0
-    while now < begun + seconds:
-        next(iterator)
-        count += 1
+    turn = 1
+    while now - begun < seconds:
+        turn_begun = now
+        taken = _take(elements, turn)
         now = time.perf_counter()
-    return count / (now - begun)
+        count += taken
+        if taken < turn:
+            return count, now - begun, True
+        if now - turn_begun < TURN_S:
+            turn *= 2
+    return count, now - begun, False
+
+
+def _take(elements: Iterator[Any], most: int) -> int:
+    """So many elements, or all that there are; with as little around each as Python allows."""
+    counter = itertools.count()
+    deque(zip(itertools.islice(elements, most), counter, strict=False), maxlen=0)
+    return next(counter)
+
+
+def mean_bytes(dataset: Any) -> float:
+    """Of its first elements, without what describes them."""
+    total = count = 0
+    for element in dataset.take(SAMPLE).as_numpy_iterator():
+        parts = tf.nest.flatten(element)
+        total += sum(len(p) if isinstance(p, bytes) else p.nbytes for p in parts)
+        count += 1
+        if total > SAMPLE_BYTES:
+            break
+    return total / count
+
+
+def main(service: str, dispatcher: str, compression: str, directory: str) -> None:
+    trainer = Trainer(service, dispatcher, compression, pathlib.Path(directory))
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(dataclasses.asdict(trainer.measure(**json.loads(line)))), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 
 from redis import Redis
 
-from forebay.journal import Journal
-from forebay.journal.proto import events_pb2 as ev
-from forebay.service import processes
-from forebay.storage import open_storage
-
+from ..journal import Journal
+from ..journal.proto import events_pb2 as ev
+from ..service import processes
+from ..service.errors import ForebayError
+from ..storage import open_storage
 from .restart import fill_journal, kill_to_first_split
 from .results import Better, Result
 from .servers import Server
@@ -35,7 +35,7 @@ def redis_storage(directory: pathlib.Path, appendfsync: str) -> Iterator[str]:
     port = processes.free_port()
     program = processes.redis_program()
     if program is None:
-        raise RuntimeError("there is no redis-server on this machine: apt-get install redis-server")
+        raise ForebayError("there is no redis-server on this machine: apt-get install redis-server")
     command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     command += ["--appendonly", "yes", "--appendfsync", appendfsync, "--dir", str(directory)]
     server = processes.start(command, directory / "log")
@@ -46,7 +46,7 @@ def redis_storage(directory: pathlib.Path, appendfsync: str) -> Iterator[str]:
                     if client.ping():
                         break
                 if server.poll() is not None:
-                    raise RuntimeError(f"redis-server ended: {processes.tail(directory / 'log')}")
+                    raise ForebayError(f"redis-server ended: {processes.tail(directory / 'log')}")
                 time.sleep(0.02)
         yield f"redis://127.0.0.1:{port}/0"
     finally:

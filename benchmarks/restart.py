@@ -16,15 +16,15 @@ import pathlib
 import time
 from collections.abc import Callable
 
-from forebay.journal.proto import events_pb2 as ev
-from forebay.service.core import commands as c
-from forebay.service.dispatcher.candidate import Candidate
-from forebay.service.dispatcher.options import DispatcherOptions
-from forebay.storage import open_storage
-from forebay.storage.tfrecord import frame, read_frames
-
+from ..journal.proto import events_pb2 as ev
+from ..service.core import commands as c
+from ..service.dispatcher.candidate import Candidate
+from ..service.dispatcher.options import DispatcherOptions
+from ..service.errors import ForebayError
+from ..storage import open_storage
+from ..storage.tfrecord import frame, read_frames
 from .calls import ENDLESS, Caller, begin_iteration, first_split, open_channel
-from .results import Better, Result, alternate
+from .results import Better, Result
 from .servers import OURS, PEERS, Server, our_dispatcher, peer_dispatcher
 from .setting import Setting
 
@@ -44,11 +44,11 @@ def restart(setting: Setting) -> list[Result]:
     directory = setting.directory("restart")
     peer = _measure(peer_dispatcher, directory, _peer_journal(directory, few))
     ours = _measure(our_dispatcher, directory, _our_journal(directory, few))
-    figures = alternate(setting.rounds, peer=peer, ours=ours)
+    figures = setting.alternate(peer=peer, ours=ours)
 
     directory = setting.directory("restart-more")
     more = _measure(our_dispatcher, directory, _our_journal(directory, many))
-    again = alternate(setting.rounds, ours=more)
+    again = setting.alternate(ours=more)
     return [
         Result(
             row="restart",
@@ -128,7 +128,7 @@ def _peer_journal(directory: pathlib.Path, splits: int) -> int:
     with journal.open("rb+") as file:
         *_, (_, second), (_, last) = read_frames(file.fileno())
         if second != last:
-            raise RuntimeError("the peer's journal is not as expected: its split records differ")
+            raise ForebayError("the peer's journal is not as expected: its split records differ")
         file.seek(0, os.SEEK_END)
         file.write(frame(last) * splits)
     return iteration_id

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 import statistics
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+PEER, OURS = "peer", "forebay"  # in JSON
 
 
 class Better(enum.Enum):
@@ -62,23 +64,134 @@ class Result:
             "what": self.what,
             "unit": self.unit,
             "better": self.better.value,
-            "tf.data service": self.peer,
-            "forebay": self.ours,
+            PEER: self.peer,
+            OURS: self.ours,
             "ratios": ratios,
             "median": {
-                "tf.data service": statistics.median(self.peer) if self.peer else None,
-                "forebay": statistics.median(self.ours),
+                PEER: statistics.median(self.peer) if self.peer else None,
+                OURS: statistics.median(self.ours),
                 "ratio": statistics.median(ratios) if ratios else None,
             },
+            "required_ratio": self.required_ratio,
             "required": self.requirement(),
             "met": self.met(),
         }
 
 
-def alternate(rounds: int, **sides: Callable[[], float]) -> dict[str, list[float]]:
-    """Measure each side once a round; every other round begins at the other end."""
-    figures: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(rounds):
-        for name in list(sides) if number % 2 == 0 else reversed(sides):
-            figures[name].append(sides[name]())
-    return figures
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What readers saw of one side in one round, and what it cost them and the workers.
+
+    Of several readers or workers, all together. Peaks are of whole processes while they read,
+    with what they kept of what they did before, in units of 10⁶ bytes.
+    """
+
+    elements: float
+    bytes: float
+    seconds: float
+    client_cpu_s: float
+    worker_cpu_s: float
+    client_peak_mb: float
+    worker_peak_mb: float
+    first_s: float  # from the begin of reading to the first element; not part of `seconds`
+    ended: bool  # because there was no more
+
+    @property
+    def elements_per_s(self) -> float:
+        return self.elements / self.seconds
+
+    @property
+    def mb_per_s(self) -> float:
+        return self.bytes / self.seconds / 1e6
+
+    @property
+    def client_cpu_s_per_gb(self) -> float:
+        return self.client_cpu_s / self.bytes * 1e9
+
+    @property
+    def worker_cpu_s_per_gb(self) -> float:
+        return self.worker_cpu_s / self.bytes * 1e9
+
+    @property
+    def cpu_ms_per_element(self) -> float:
+        """Of clients and workers."""
+        return (self.client_cpu_s + self.worker_cpu_s) / self.elements * 1e3
+
+
+def together(readings: Sequence[Reading]) -> Reading:
+    """Several readers at the same time, of the same workers, as one: their rates add up."""
+    if len(readings) == 1:
+        return readings[0]
+    seconds = statistics.mean(reading.seconds for reading in readings)
+    return Reading(
+        elements=sum(reading.elements_per_s for reading in readings) * seconds,
+        bytes=sum(reading.mb_per_s for reading in readings) * 1e6 * seconds,
+        seconds=seconds,
+        client_cpu_s=sum(reading.client_cpu_s for reading in readings),
+        worker_cpu_s=statistics.mean(reading.worker_cpu_s for reading in readings),
+        client_peak_mb=sum(reading.client_peak_mb for reading in readings),
+        worker_peak_mb=max(reading.worker_peak_mb for reading in readings),
+        first_s=max(reading.first_s for reading in readings),
+        ended=all(reading.ended for reading in readings),
+    )
+
+
+COSTS = (
+    "elements_per_s",
+    "mb_per_s",
+    "worker_cpu_s_per_gb",
+    "client_cpu_s_per_gb",
+    "worker_peak_mb",
+    "client_peak_mb",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What elements cost on one side: a line of the second table."""
+
+    row: str
+    what: str
+    side: str
+    readings: list[Reading]
+
+    def figures(self) -> dict[str, list[float]]:
+        """By name, with the unit at its end; round by round."""
+        return {name: [getattr(reading, name) for reading in self.readings] for name in COSTS}
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, with the medians."""
+        figures = self.figures()
+        medians = {name: statistics.median(values) for name, values in figures.items()}
+        return {
+            "row": self.row,
+            "what": self.what,
+            "side": self.side,
+            **figures,
+            "median": medians,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """How a figure grows with the work; a plot of its own, both axes logarithmic."""
+
+    row: str
+    what: str
+    x: str  # with its unit
+    y: str
+    lines: dict[str, list[tuple[float, float]]]  # (x, y) by side
+    note: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "row": self.row,
+            "what": self.what,
+            "x": self.x,
+            "y": self.y,
+            "lines": self.lines,
+            "note": self.note,
+        }
+
+
+Finding = Result | Costs | Curve

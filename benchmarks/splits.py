@@ -16,7 +16,7 @@ from .calls import (
     lease_splits,
     splits_per_second,
 )
-from .results import Better, Result, alternate
+from .results import Better, Result
 from .servers import Server, our_dispatcher, peer_dispatcher
 from .setting import Setting
 
@@ -36,7 +36,7 @@ def leases(setting: Setting) -> list[Result]:
             arguments = [(task_id, LEASE) for task_id in tasks]
             return splits_per_second(ours.address, lease_splits, arguments, setting.seconds)
 
-        figures = alternate(setting.rounds, peer=_get_split(peer, setting), ours=lease)
+        figures = setting.alternate(peer=_get_split(peer, setting), ours=lease)
     return [
         Result(
             row="leases",
@@ -54,9 +54,7 @@ def get_split(setting: Setting) -> list[Result]:
     """GetSplit, TensorFlow's own call, on both."""
     directory = setting.directory("get_split")
     with our_dispatcher(directory) as ours, peer_dispatcher(directory) as peer:
-        figures = alternate(
-            setting.rounds, peer=_get_split(peer, setting), ours=_get_split(ours, setting)
-        )
+        figures = setting.alternate(peer=_get_split(peer, setting), ours=_get_split(ours, setting))
     return [
         Result(
             row="get_split",

@@ -14,7 +14,7 @@ import venv
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PACKAGES = ("storage", "journal", "service")
+PACKAGES = ("storage", "journal", "service", "benchmarks")
 SHIPPED = (".py", ".pyi", ".proto", ".typed")
 
 # Prints the modules that need an extra, one a line; fails at any other import error.

@@ -33,6 +33,9 @@ class Strings:
     lengths: Array
     data: Array  # uint8 [lengths.sum()]
 
+    def __len__(self) -> int:
+        return len(self.lengths)
+
     def to_numpy(self) -> Array:
         """An object array of `bytes`, of the shape of `lengths`."""
         joined = self.data.tobytes()
@@ -52,17 +55,16 @@ class Component:
     values: Array | Strings
     shapes: Array | None = None  # int64 [count, rank] if varying
 
-    def elements(self) -> Iterator[Array]:
-        """Each element's tensor in turn, as a view."""
+    def elements(self) -> Iterator[Any]:
+        """Each element's tensor in turn: views, and NumPy scalars (`bytes` for strings)."""
         values = self.values.to_numpy() if isinstance(self.values, Strings) else self.values
         if self.shapes is None:
-            yield from values if values.ndim > 1 else (values[i, ...] for i in range(len(values)))
-            return
-        start = 0
-        for shape in self.shapes.tolist():
-            size = int(np.prod(shape, dtype=np.int64))
-            yield values[start : start + size].reshape(shape)
-            start += size
+            return iter(values)
+        stops = np.cumsum(self.shapes.prod(axis=1)).tolist()
+        slices = map(slice, [0, *stops], stops)
+        if self.shapes.shape[1] == 1:
+            return map(values.__getitem__, slices)
+        return map(np.reshape, map(values.__getitem__, slices), self.shapes.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,42 @@ class Block:
     def payload_bytes(self) -> int:
         """The bytes of its buffers, without padding."""
         return sum(array.nbytes for c in self.components for array in buffers(c))
+
+
+def split(block: Block, count: int) -> tuple[Block, Block]:
+    """The first `count` elements, of more than that, and the rest; as views."""
+    pairs = [_split(component, count) for component in block.components]
+    head, rest = (tuple(pair[i] for pair in pairs) for i in (0, 1))
+    return (
+        Block(count, head, block.lease_id),
+        Block(block.count - count, rest, block.lease_id),
+    )
+
+
+def _split(component: Component, count: int) -> tuple[Component, Component]:
+    values, shapes = component.values, component.shapes
+    if shapes is None:
+        head, rest = _cut(values, count)
+        return Component(head), Component(rest)
+    head, rest = _cut(values, int(np.prod(shapes[:count], axis=1, dtype=np.int64).sum()))
+    return _varying(head, shapes[:count]), _varying(rest, shapes[count:])
+
+
+def _cut(values: Array | Strings, count: int) -> tuple[Array | Strings, Array | Strings]:
+    if not isinstance(values, Strings):
+        return values[:count], values[count:]
+    lengths, data = values.lengths, values.data
+    size = int(lengths[:count].sum())
+    return Strings(lengths[:count], data[:size]), Strings(lengths[count:], data[size:])
+
+
+def _varying(values: Array | Strings, shapes: Array) -> Component:
+    if len(shapes) > 1:
+        return Component(values, shapes)
+    shape = (1, *shapes[0].tolist())
+    if isinstance(values, Strings):
+        return Component(Strings(values.lengths.reshape(shape), values.data))
+    return Component(values.reshape(shape))
 
 
 def buffers(component: Component) -> list[Array]:

@@ -37,6 +37,14 @@ def forebay(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", f"forebay.service.{module}", *arguments]
 
 
+def tied(command: Sequence[str]) -> list[str]:
+    """The command, run so that on Linux it is killed when the thread that starts it ends.
+
+    Call it in the process that starts it.
+    """
+    return [sys.executable, "-IS", "-c", _LAUNCH, str(os.getpid()), *command]
+
+
 def start(
     command: Sequence[str],
     log: pathlib.Path,
@@ -50,7 +58,7 @@ def start(
     """
     with log.open("a") as file:
         return subprocess.Popen(
-            [sys.executable, "-IS", "-c", _LAUNCH, str(os.getpid()), *command],
+            tied(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if piped else file,
             stderr=file,

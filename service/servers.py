@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from .errors import ForebayError, InvalidArgument
+from .protocols import SERVED, transfer_protocol
 
 STOP_TIMEOUT_S = 10.0
 DEFAULT_TIMEOUT_MS = 60_000
@@ -186,7 +187,10 @@ class WorkerConfig:
 
     `dispatcher_address` may name several dispatchers, comma-separated. `worker_address` is
     what clients are told to connect to; by default, the host and port that are listened on,
-    and "%port%" in it stands for that port. Times are in milliseconds.
+    and "%port%" in it stands for that port. `data_transfer_protocol` is the only way that
+    elements are offered to Forebay's clients, "unix", "tcp" or "grpc"; by default all of them
+    are. `data_transfer_address` is what they are told to connect to over TCP, if not the host of
+    `worker_address`. Times are in milliseconds.
     """
 
     dispatcher_address: str
@@ -211,11 +215,6 @@ class WorkerServer:
                 "Must specify a `dispatcher_address` in the `config` passed to `WorkerServer`."
             )
         _require_grpc(config.protocol)
-        if config.data_transfer_protocol not in (None, "grpc") or config.data_transfer_address:
-            raise InvalidArgument(
-                "data_transfer_protocol and data_transfer_address are chosen by the worker in this "
-                "version; leave them out"
-            )
         from .worker import Worker, WorkerOptions
 
         self._worker = Worker(
@@ -224,6 +223,8 @@ class WorkerServer:
                 host=config.host,
                 port=config.port,
                 address=config.worker_address or "",
+                data_address=config.data_transfer_address or "",
+                data_transfer_protocol=transfer_protocol(config.data_transfer_protocol, SERVED),
                 tags=tuple(config.worker_tags),
                 heartbeat_interval_ms=config.heartbeat_interval_ms or 5_000,
                 dispatcher_timeout_ms=config.dispatcher_timeout_ms or DEFAULT_TIMEOUT_MS,

@@ -15,9 +15,10 @@ arrays together again. A node of the JSON is one of
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
@@ -25,7 +26,8 @@ import numpy.typing as npt
 from .errors import InvalidArgument
 
 Array = npt.NDArray[Any]
-Assemble = Callable[[list[Array]], Any]
+Assemble = Callable[[Sequence[Iterable[Array]], int], Iterator[Any]]
+_Build = Callable[[Iterator[Iterable[Array]], int], Iterator[Any]]
 
 
 class UnsupportedElement(InvalidArgument):
@@ -56,23 +58,24 @@ def encode(element_spec: Any) -> str:
 
 
 def assemble(structure: str) -> Assemble:
-    """A function from an element's components, in order, to the element.
+    """A function from a block's columns to its elements.
 
-    Named tuples come back as named tuples of the same name and fields, ragged and sparse
-    tensors as `Ragged` and `Sparse`.
+    It is given an iterable for each component, of that component of each element, and the number
+    of elements. Named tuples come back as named tuples of the same name and fields, ragged and
+    sparse tensors as `Ragged` and `Sparse`. Raises ValueError for another number of columns.
     """
     build = _assembler(json.loads(structure))
 
-    def element(components: list[Array]) -> Any:
-        rest = iter(components)
-        built = build(rest)
+    def elements(columns: Sequence[Iterable[Array]], count: int) -> Iterator[Any]:
+        rest = iter(columns)
+        built = build(rest, count)
         if next(rest, None) is not None:
             raise ValueError(
-                f"{len(components)} components are more than the structure {structure} has"
+                f"{len(columns)} components are more than the structure {structure} has"
             )
         return built
 
-    return element
+    return elements
 
 
 def _encode(spec: Any, path: str) -> dict[str, Any]:
@@ -116,30 +119,43 @@ def _shape(spec: Any) -> list[int | None] | None:
     return None if spec.shape.rank is None else spec.shape.as_list()
 
 
-def _assembler(node: dict[str, Any]) -> Callable[[Iterator[Array]], Any]:
+def _assembler(node: dict[str, Any]) -> _Build:
+    """Takes its own columns; what it returns is assembled without Python for each element."""
     match node:
         case {"tensor": _}:
-            return next
+            return lambda columns, count: iter(next(columns))
         case {"ragged": _, "ragged_rank": rank}:
-            return lambda rest: _ragged(next(rest), [next(rest) for _ in range(rank)])
+            return lambda columns, count: map(_ragged, *[next(columns) for _ in range(1 + rank)])
         case {"sparse": _}:
-            return lambda rest: Sparse(next(rest), next(rest), next(rest))
+            return lambda columns, count: map(Sparse, *[next(columns) for _ in range(3)])
         case {"none": _}:
-            return lambda rest: None
+            return lambda columns, count: itertools.repeat(None, count)
         case {"dict": items}:
-            parts = [(key, _assembler(item)) for key, item in items]
-            return lambda rest: {key: part(rest) for key, part in parts}
+            keys = tuple(key for key, _ in items)
+            return _joined(
+                [item for _, item in items], lambda row: dict(zip(keys, row, strict=True))
+            )
         case {"tuple": items}:
-            members = [_assembler(item) for item in items]
-            return lambda rest: tuple([member(rest) for member in members])
+            return _joined(items, None)
         case {"named": name, "fields": fields}:
             kind = namedtuple(name, [key for key, _ in fields])  # type: ignore[misc]
-            members = [_assembler(item) for _, item in fields]
-            return lambda rest: kind(*[member(rest) for member in members])
+            return _joined([item for _, item in fields], kind._make)
     raise ValueError(f"unknown structure node {node!r}: it was written by a newer Forebay")
 
 
-def _ragged(values: Array | Ragged, splits: list[Array]) -> Array | Ragged:
+def _joined(items: list[dict[str, Any]], make: Callable[[tuple[Any, ...]], Any] | None) -> _Build:
+    """Tuples of the members' elements, made into something else, or left as they are."""
+    members = [_assembler(item) for item in items]
+
+    def build(columns: Iterator[Iterable[Array]], count: int) -> Iterator[Any]:
+        parts = [member(columns, count) for member in members]
+        rows = zip(*parts, strict=True) if parts else itertools.repeat((), count)
+        return rows if make is None else map(make, rows)
+
+    return build
+
+
+def _ragged(values: Array | Ragged, *splits: Array) -> Array | Ragged:
     for row_splits in reversed(splits):  # outermost first
         values = Ragged(values, row_splits)
     return values

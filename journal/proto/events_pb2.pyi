@@ -7,6 +7,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class BlockCompression(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEASURED: _ClassVar[BlockCompression]
+    NEVER: _ClassVar[BlockCompression]
+    ZSTD: _ClassVar[BlockCompression]
+    LZ4: _ClassVar[BlockCompression]
+
 class Sharding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     OFF: _ClassVar[Sharding]
@@ -15,6 +22,10 @@ class Sharding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DATA: _ClassVar[Sharding]
     FILE_OR_DATA: _ClassVar[Sharding]
     HINT: _ClassVar[Sharding]
+MEASURED: BlockCompression
+NEVER: BlockCompression
+ZSTD: BlockCompression
+LZ4: BlockCompression
 OFF: Sharding
 DYNAMIC: Sharding
 FILE: Sharding
@@ -123,18 +134,20 @@ class Endless(_message.Message):
     def __init__(self) -> None: ...
 
 class DatasetDefinition(_message.Message):
-    __slots__ = ("tf_data_graph", "sources", "unsplittable", "metadata", "structure")
+    __slots__ = ("tf_data_graph", "sources", "unsplittable", "metadata", "structure", "compression")
     TF_DATA_GRAPH_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     UNSPLITTABLE_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     STRUCTURE_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     tf_data_graph: TfDataGraph
     sources: _containers.RepeatedCompositeFieldContainer[SplitSource]
     unsplittable: str
     metadata: bytes
     structure: str
-    def __init__(self, tf_data_graph: _Optional[_Union[TfDataGraph, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[SplitSource, _Mapping]]] = ..., unsplittable: _Optional[str] = ..., metadata: _Optional[bytes] = ..., structure: _Optional[str] = ...) -> None: ...
+    compression: BlockCompression
+    def __init__(self, tf_data_graph: _Optional[_Union[TfDataGraph, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[SplitSource, _Mapping]]] = ..., unsplittable: _Optional[str] = ..., metadata: _Optional[bytes] = ..., structure: _Optional[str] = ..., compression: _Optional[_Union[BlockCompression, str]] = ...) -> None: ...
 
 class TfDataGraph(_message.Message):
     __slots__ = ("blob",)

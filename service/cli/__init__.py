@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from ..errors import ForebayError
-from . import chaos, journal, servers, status
+from . import bench, chaos, journal, servers, status
 
 app = typer.Typer(
     name="forebay",
@@ -22,6 +22,7 @@ app.command("dispatcher")(servers.dispatcher)
 app.command("worker")(servers.worker)
 app.command("status")(status.status)
 app.command("chaos")(chaos.chaos)
+app.command("bench")(bench.bench)
 app.add_typer(journal.app, name="journal")
 
 

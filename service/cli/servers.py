@@ -13,6 +13,7 @@ import typer
 
 from ..dispatcher.options import DispatcherOptions
 from ..errors import InvalidArgument
+from ..protocols import SERVED, transfer_protocol
 
 DEFAULTS = DispatcherOptions()
 
@@ -133,6 +134,14 @@ def worker(
         "", help="What clients are told, HOST:PORT; %port% stands for --port. By default, the "
         "address that it listens on.", envvar="FOREBAY_ADDRESS",
     ),
+    data_address: str = typer.Option(
+        "", help="What clients are told of the data connections, HOST:PORT; %port% stands for "
+        "--data-port. By default, the host of --address.", envvar="FOREBAY_DATA_ADDRESS",
+    ),
+    data_transfer_protocol: str = typer.Option(
+        "AUTO", help="Offer elements in this way only: unix, tcp or grpc.",
+        envvar="FOREBAY_DATA_TRANSFER_PROTOCOL",
+    ),
     tags: str = typer.Option("", help="Comma-separated.", envvar="FOREBAY_TAGS"),
     dispatcher_timeout_ms: int = typer.Option(
         60_000, min=1, help="How long to look for the dispatcher at the start.",
@@ -153,6 +162,8 @@ def worker(
             port=port,
             data_port=data_port,
             address=address,
+            data_address=data_address,
+            data_transfer_protocol=transfer_protocol(data_transfer_protocol, SERVED),
             tags=tuple(tag for tag in tags.split(",") if tag),
             dispatcher_timeout_ms=dispatcher_timeout_ms,
         )

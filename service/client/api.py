@@ -13,6 +13,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import data_service_pb2
 from tensorflow.python.data.experimental.ops import compression_ops
 
+from ...journal.proto import events_pb2 as ev
 from ..dispatcher_client import DispatcherClient
 from ..element_specs import decode_metadata, encode_element_spec
 from ..errors import InvalidArgument
@@ -24,7 +25,7 @@ from .options import (
     CrossTrainerCache,
     ShardingPolicy,
     check_job_name,
-    check_reading,
+    reading,
     sharding_policy,
 )
 from .reader import PATIENCE_S, Reader, fetch_definition
@@ -33,7 +34,13 @@ from .tf_elements import dataset_of_blocks, graph_of
 Dataset = Any
 Service = str | tuple[str, str]
 
-_COMPRESSIONS = ["AUTO", None, "SNAPPY"]
+_COMPRESSIONS: dict[str | None, ev.BlockCompression] = {
+    "AUTO": ev.MEASURED,
+    None: ev.NEVER,
+    "SNAPPY": ev.NEVER,  # its elements are compressed already
+    "ZSTD": ev.ZSTD,
+    "LZ4": ev.LZ4,
+}
 
 
 def register_dataset(
@@ -49,7 +56,9 @@ def register_dataset(
         addresses, comma-separated.
       dataset: a `tf.data.Dataset`. Its graph is what is registered: Python functions in it
         (`py_function`, `from_generator`) do not work on workers.
-      compression: "AUTO" and None send elements as they are; "SNAPPY" compresses each.
+      compression: "AUTO" compresses blocks of elements between hosts where that makes them
+        arrive sooner, None never does; "ZSTD" and "LZ4" do it on every connection over TCP or
+        gRPC. "SNAPPY" compresses each element, which is for tf.data service's own clients.
       dataset_id: an id to register it under. One that is registered is left as it is, if the
         datasets have the same structure. By default, equal datasets have the same id.
 
@@ -58,7 +67,7 @@ def register_dataset(
     """
     if compression not in _COMPRESSIONS:
         raise InvalidArgument(
-            f"Invalid `compression` argument: {compression}. Must be one of {_COMPRESSIONS}."
+            f"Invalid `compression` argument: {compression}. Must be one of {list(_COMPRESSIONS)}."
         )
     if not isinstance(dataset, tf.data.Dataset):
         raise InvalidArgument(f"`dataset` must be a tf.data.Dataset, not {type(dataset)}")
@@ -88,6 +97,7 @@ def register_dataset(
         graph=graph,
         metadata=metadata.SerializeToString(),
         structure=structure,
+        compression=_COMPRESSIONS[compression],
     )
     try:
         request.sources.extend(source.splits for source in split_sources(graph, evaluate))
@@ -127,7 +137,14 @@ def from_dataset_id(
       job_name: trainers that give the same name share one job: each element goes to one of
         them. Each iteration over the returned dataset is the job's next repetition. Without a
         name each iteration is a job of its own.
-      max_outstanding_requests: accepted for compatibility; flow control is in bytes.
+      max_outstanding_requests: at most so many elements are on their way to this reader or
+        buffered here, over all workers, and at least one a worker. By default, only their bytes
+        are bounded.
+      data_transfer_protocol: "local" (a worker in this process), "unix" (on this host), "tcp"
+        or "grpc" (where only HTTP/2 passes); "AUTO" and None take the best one that reaches
+        each worker.
+      target_workers: "AUTO", "ANY", or "LOCAL": read from workers in this process only. Each
+        worker that a job has needs a reader. Who shares a job must give the same.
 
     Iterating rides out restarts of the dispatcher, and new and dead workers. A pipeline that
     fails on a worker raises TensorFlow's error for its code. Raises ValueError for arguments
@@ -135,13 +152,13 @@ def from_dataset_id(
     """
     policy = sharding_policy(processing_mode)
     check_job_name(job_name)
-    check_reading(
-        consumer_index,
-        num_consumers,
-        max_outstanding_requests,
-        data_transfer_protocol,
-        cross_trainer_cache,
-        target_workers,
+    how = reading(
+        consumer_index=consumer_index,
+        num_consumers=num_consumers,
+        max_outstanding_requests=max_outstanding_requests,
+        data_transfer_protocol=data_transfer_protocol,
+        cross_trainer_cache=cross_trainer_cache,
+        target_workers=target_workers,
     )
     dataset_id = _text(dataset_id)
     definition = fetch_definition(service, dataset_id)
@@ -154,7 +171,7 @@ def from_dataset_id(
             "the dataset was registered in graph mode or inside a tf.function, the "
             "`element_spec` must be specified as an argument to `from_dataset_id`."
         )
-    reader = Reader(service, dataset_id, policy, job_name)
+    reader = Reader(service, dataset_id, policy, job_name, how)
     compressed = metadata.compressed and metadata.raw
     return dataset_of_blocks(reader.iterate, element_spec, compressed=compressed)
 
@@ -177,13 +194,13 @@ def distribute(
     """
     sharding_policy(processing_mode)
     check_job_name(job_name)
-    check_reading(
-        consumer_index,
-        num_consumers,
-        max_outstanding_requests,
-        data_transfer_protocol,
-        cross_trainer_cache,
-        target_workers,
+    reading(
+        consumer_index=consumer_index,
+        num_consumers=num_consumers,
+        max_outstanding_requests=max_outstanding_requests,
+        data_transfer_protocol=data_transfer_protocol,
+        cross_trainer_cache=cross_trainer_cache,
+        target_workers=target_workers,
     )
 
     def apply(dataset: Dataset) -> Dataset:

@@ -12,19 +12,38 @@ lists it (its worker was given up), or when it is completed and its worker is go
 
 from __future__ import annotations
 
+import atexit
 import logging
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..blocks import Block
 from ..dispatcher_client import DispatcherClient
-from ..errors import ForebayError, PipelineError, Unavailable, Unimplemented
+from ..errors import (
+    FailedPrecondition,
+    ForebayError,
+    PipelineError,
+    Unavailable,
+    Unimplemented,
+)
 from ..proto import forebay_pb2 as pb
-from ..transport import PROTOCOLS, BlockClient, End, TaskFailed, TaskUnknown
+from ..protocols import LOCAL, SERVED
+from ..transport import (
+    BlockClient,
+    ElementBudget,
+    End,
+    LocalClient,
+    TaskFailed,
+    TaskUnknown,
+    local_worker,
+)
+from ..tunnel import open_tunnel
+from .options import AS_EVER, Reading, TargetWorkers
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +54,17 @@ ASK_AGAIN_S = 0.1
 NEVER_S = 1e9
 """How long a worker is looked for: until the dispatcher gives it up."""
 
+GOODBYES_S = 3.0
+"""For those who are still reading when the process exits."""
+
+LEAVING_S = 0.1
+"""For threads to get from `blocks` back into TensorFlow."""
+
 
 class _Delivery(NamedTuple):
     """A worker has sent this."""
 
-    client: BlockClient
+    client: BlockClient | LocalClient
     task_id: int
     item: Block | End
 
@@ -55,7 +80,7 @@ class _Gone(NamedTuple):
 class _Link:
     """The connection to one worker process, and its tasks that are read over it."""
 
-    client: BlockClient
+    client: BlockClient | LocalClient
     reading: set[int] = field(default_factory=set)
 
 
@@ -69,14 +94,22 @@ class Consumer:
     """
 
     def __init__(
-        self, dispatcher: DispatcherClient, job_id: int, repetition: int, *, credit_bytes: int
+        self,
+        dispatcher: DispatcherClient,
+        job_id: int,
+        repetition: int,
+        *,
+        credit_bytes: int,
+        reading: Reading = AS_EVER,
     ) -> None:
         self._dispatcher = dispatcher
+        self._reading = reading
         joined = dispatcher.call_numbered(
             pb.JoinIterationRequest(job_id=job_id, repetition=repetition), pb.JoinIterationResponse
         )
         self.consumer_id = joined.consumer_id
         self._credit_bytes = credit_bytes
+        self._budget = ElementBudget(reading.max_elements) if reading.max_elements else None
         self._inbox: _Inbox = queue.SimpleQueue()
         self._links: dict[int, _Link | None] = {}  # by worker uid; None: the process has gone
         self._ended: set[int] = set()
@@ -89,6 +122,7 @@ class Consumer:
             target=self._heartbeat, name=f"forebay-consumer-{self.consumer_id}", daemon=True
         )
         self._heartbeats.start()
+        _open.add(self)
 
     def blocks(self) -> Iterator[Block]:
         """Yield blocks as they come, until the iteration ends.
@@ -96,7 +130,7 @@ class Consumer:
         Raises PipelineError when the pipeline fails on a worker, NotFound when the dispatcher
         has lost its state.
         """
-        while not (self._finished and self._listed.keys() <= self._ended):
+        while not self._has_ended():
             if self._ask_again and time.monotonic() >= self._ask_again_at_s:
                 self._read_again()
             try:
@@ -105,6 +139,8 @@ class Consumer:
                 if not (self._heartbeats.is_alive() or self._closed.is_set()):
                     raise Unavailable("the consumer's heartbeat has failed; read again") from None
                 continue
+            if self._closed.is_set():
+                raise Unavailable("the consumer was closed")
             if isinstance(item, ForebayError):
                 raise item
             if isinstance(item, pb.ConsumerHeartbeatResponse):
@@ -118,11 +154,23 @@ class Consumer:
             else:
                 self._end(item.task_id, item.item)
 
+    def _has_ended(self) -> bool:
+        mine = {i for i, task in self._listed.items() if self._is_for_us(task)}
+        # Tasks that others read may go on; then ours are all that there is to wait for.
+        others = len(mine) < len(self._listed)
+        return mine <= self._ended and (self._finished or (others and bool(mine)))
+
+    def _is_for_us(self, task: pb.TaskInfo) -> bool:
+        uid = task.worker_uid
+        here = uid in self._links or local_worker(uid) is not None
+        return here or self._reading.targets != TargetWorkers.LOCAL
+
     def close(self) -> None:
         """Leave the iteration, and let every worker know. Idempotent."""
         if self._closed.is_set():
             return
         self._closed.set()
+        self._inbox.put(Unavailable("the consumer was closed"))  # for `blocks`, if it waits
         for link in self._links.values():
             if link is not None:
                 link.client.close()
@@ -163,13 +211,19 @@ class Consumer:
     def _update(self, response: pb.ConsumerHeartbeatResponse) -> None:
         self._finished = response.finished
         self._listed = {task.task_id: task for task in response.tasks}
-        for task in response.tasks:
+        new = []
+        for task in filter(self._is_for_us, response.tasks):
+            known = task.worker_uid in self._links
             link = self._link(task)
             if link is None:
                 self._end_if_completed(task)
             elif task.task_id not in self._ended | link.reading:
                 link.reading.add(task.task_id)
                 link.client.read(task.task_id)
+            if link is not None and not known:
+                new.append(link)
+        for link in new:  # once all of them share the budget of elements
+            link.client.start()
         for uid, link in list(self._links.items()):
             if link is None:
                 continue
@@ -184,25 +238,63 @@ class Consumer:
 
     def _link(self, task: pb.TaskInfo) -> _Link | None:
         uid = task.worker_uid
-        servers = [(server.protocol, server.address) for server in task.transfer_servers]
-        if not task.completed and not any(protocol in PROTOCOLS for protocol, _ in servers):
+        if uid not in self._links:
+            self._links[uid] = _Link(self._open(task))
+        return self._links[uid]
+
+    def _open(self, task: pb.TaskInfo) -> BlockClient | LocalClient:
+        uid = task.worker_uid
+        client: BlockClient | LocalClient
+
+        def deliver(task_id: int, item: Block | End) -> None:
+            self._inbox.put(_Delivery(client, task_id, item))
+
+        def lost(reason: str) -> None:
+            self._inbox.put(_Gone(uid, reason))
+
+        worker = local_worker(uid) if self._reading.protocol in (None, LOCAL) else None
+        elements = self._budget.share() if self._budget is not None else None
+        if worker is not None:
+            client = LocalClient(
+                worker,
+                consumer_id=self.consumer_id,
+                deliver=deliver,
+                lost=lost,
+                credit_bytes=self._credit_bytes,
+                elements=elements,
+            )
+        else:
+            client = BlockClient(
+                self._addresses(task),
+                worker_uid=uid,
+                consumer_id=self.consumer_id,
+                deliver=deliver,
+                lost=lost,
+                credit_bytes=self._credit_bytes,
+                give_up_s=NEVER_S,
+                open_tunnel=open_tunnel,
+                elements=elements,
+            )
+        return client
+
+    def _addresses(self, task: pb.TaskInfo) -> list[tuple[str, str]]:
+        """Where the task's worker is to be reached, as was asked for."""
+        if task.stock:
             raise Unimplemented(
                 f"the worker {task.worker_address} is tf.data service's own, and Forebay's clients "
                 "read from Forebay's workers only: replace it, or use tf.data service's client"
             )
-        if uid not in self._links:
-            client = BlockClient(
-                servers,
-                worker_uid=uid,
-                consumer_id=self.consumer_id,
-                deliver=lambda task_id, item: self._inbox.put(_Delivery(client, task_id, item)),
-                lost=lambda reason: self._inbox.put(_Gone(uid, reason)),
-                credit_bytes=self._credit_bytes,
-                give_up_s=NEVER_S,
+        wanted = self._reading.protocol
+        servers = [(server.protocol, server.address) for server in task.transfer_servers]
+        usable = [s for s in servers if s[0] in SERVED and wanted in (None, s[0])]
+        if not usable:
+            raise FailedPrecondition(
+                f"the worker {task.worker_address} cannot be reached by "
+                f"{wanted or ' or '.join(SERVED)} from this process, only by "
+                f"{[s[0] for s in servers]}: leave data_transfer_protocol out, here or where that "
+                "worker is started"
             )
-            client.start()
-            self._links[uid] = _Link(client)
-        return self._links[uid]
+        return usable
 
     def _forget(self, uid: int) -> None:
         """Give up a worker's process. The dispatcher will no longer list its unfinished tasks."""
@@ -234,3 +326,18 @@ class Consumer:
             if link is not None:
                 link.client.read(task_id)
         self._ask_again.clear()
+
+
+_open: weakref.WeakSet[Consumer] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave_all() -> None:
+    # A thread of TensorFlow's that runs Python while the interpreter is taken down would never
+    # get out of it, and TensorFlow waits for that thread.
+    give_up_s = time.monotonic() + GOODBYES_S
+    for consumer in list(_open):
+        if time.monotonic() < give_up_s:
+            consumer.close()
+    if _open:
+        time.sleep(LEAVING_S)

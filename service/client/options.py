@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 
 from ..errors import InvalidArgument, Unimplemented
+from ..protocols import transfer_protocol
 
 
 class ShardingPolicy(enum.IntEnum):
@@ -71,15 +73,39 @@ def check_job_name(job_name: str | None) -> None:
         raise InvalidArgument("`job_name` must not be empty")
 
 
-def check_reading(
-    consumer_index: int | None,
-    num_consumers: int | None,
-    max_outstanding_requests: int | None,
-    data_transfer_protocol: str | None,
-    cross_trainer_cache: CrossTrainerCache | None,
-    target_workers: str,
-) -> None:
-    """Raises ValueError for arguments that make no sense, Unimplemented for a later version's."""
+class TargetWorkers(enum.IntEnum):
+    """Which workers are read from; the values are TensorFlow's."""
+
+    AUTO = 1
+    ANY = 2
+    LOCAL = 3  # those in this process
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a consumer reads."""
+
+    protocol: str | None = None  # of service/protocols.py; None: the best that there is
+    max_elements: int | None = None  # at a time on the way here, and here; None: any number
+    targets: TargetWorkers = TargetWorkers.AUTO
+
+
+AS_EVER = Reading()
+
+
+def reading(
+    *,
+    consumer_index: int | None = None,
+    num_consumers: int | None = None,
+    max_outstanding_requests: int | None = None,
+    data_transfer_protocol: str | None = None,
+    cross_trainer_cache: CrossTrainerCache | None = None,
+    target_workers: str = "AUTO",
+) -> Reading:
+    """What these arguments of tf.data service's ask for.
+
+    Raises ValueError for arguments that make no sense, Unimplemented for a later version's.
+    """
     if (consumer_index is None) != (num_consumers is None):
         raise InvalidArgument(
             "Must either set both `consumer_index` and `num_consumers`, or neither. "
@@ -91,10 +117,16 @@ def check_reading(
         )
     for name, value in (
         ("num_consumers", num_consumers),
-        ("data_transfer_protocol", data_transfer_protocol),
         ("cross_trainer_cache", cross_trainer_cache),
     ):
         if value is not None:
             raise Unimplemented(f"`{name}` is not in this version; leave it out")
-    if target_workers not in ("AUTO", "ANY"):
-        raise Unimplemented(f"target_workers={target_workers!r} is not in this version; use 'AUTO'")
+    if str(target_workers).upper() not in TargetWorkers.__members__:
+        raise InvalidArgument(
+            f"target_workers={target_workers!r} must be one of {list(TargetWorkers.__members__)}"
+        )
+    return Reading(
+        protocol=transfer_protocol(data_transfer_protocol),
+        max_elements=max_outstanding_requests,
+        targets=TargetWorkers[str(target_workers).upper()],
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,8 +13,17 @@ from ..dispatcher_client import DispatcherClient
 from ..errors import InvalidArgument
 from ..proto import forebay_pb2 as pb
 from ..structure import assemble
+from ..transport import has_local_workers
 from .consumer import Consumer
-from .options import ShardingPolicy, check_job_name, sharding_policy
+from .options import (
+    AS_EVER,
+    Reading,
+    ShardingPolicy,
+    TargetWorkers,
+    check_job_name,
+    reading,
+    sharding_policy,
+)
 
 CREDIT_BYTES = 64 << 20
 """How far a worker may run ahead of a consumer."""
@@ -47,15 +56,22 @@ class Reader:
         dataset_id: str,
         policy: ShardingPolicy,
         job_name: str | None,
+        how: Reading = AS_EVER,
     ) -> None:
         self.service = service
         self.dataset_id = dataset_id
         self._policy = policy
         self._job_name = job_name
+        self._how = how
         self._repetitions = itertools.count(1)  # as stock clients count
 
     def iterate(self) -> Generator[Block, None, None]:
         """The blocks of the next repetition. Close the iterator to leave it early."""
+        if self._how.targets == TargetWorkers.LOCAL and not has_local_workers():
+            raise InvalidArgument(
+                "Local reads require local tf.data workers, but no local worker is found. You "
+                "need to run local tf.data service workers in your training workers."
+            )
         repetition = next(self._repetitions) if self._job_name else 0
         dispatcher = DispatcherClient(self.service)
         consumer = None
@@ -65,10 +81,17 @@ class Reader:
                     dataset_id=self.dataset_id,
                     job_name=self._full_job_name(),
                     sharding=self._policy.name,
+                    target_workers=self._how.targets,
                 ),
                 pb.GetOrCreateJobResponse,
             )
-            consumer = Consumer(dispatcher, job.job_id, repetition, credit_bytes=CREDIT_BYTES)
+            consumer = Consumer(
+                dispatcher,
+                job.job_id,
+                repetition,
+                credit_bytes=CREDIT_BYTES,
+                reading=self._how,
+            )
             yield from consumer.blocks()
         finally:
             if consumer is not None:
@@ -99,12 +122,13 @@ class ElementIterator:
             )
         self._assemble = assemble(definition.structure)
         self._blocks = reader.iterate()
-        self._elements = self._flatten()
+        self._elements: Iterator[Any] = itertools.chain.from_iterable(
+            map(self._elements_of, self._blocks)
+        )
 
-    def _flatten(self) -> Generator[Any, None, None]:
-        for block in self._blocks:
-            parts = [component.elements() for component in block.components]
-            yield from map(self._assemble, map(list, zip(*parts, strict=True)))
+    def _elements_of(self, block: Block) -> Iterator[Any]:
+        columns = [component.elements() for component in block.components]
+        return self._assemble(columns, block.count)
 
     def __iter__(self) -> Self:
         return self
@@ -114,7 +138,7 @@ class ElementIterator:
 
     def close(self) -> None:
         """Leave the iteration. Idempotent."""
-        self._elements.close()
+        self._elements = iter(())
         self._blocks.close()
 
     def __enter__(self) -> Self:
@@ -135,6 +159,9 @@ def read(
     *,
     processing_mode: ShardingPolicy | str = ShardingPolicy.OFF,
     job_name: str | None = None,
+    max_outstanding_requests: int | None = None,
+    data_transfer_protocol: str | None = None,
+    target_workers: str = "AUTO",
 ) -> ElementIterator:
     """Read one repetition of a registered dataset, without TensorFlow.
 
@@ -144,9 +171,16 @@ def read(
       dataset_id: what `register_dataset` returned.
       processing_mode: a `ShardingPolicy`, "parallel_epochs" or "distributed_epoch".
       job_name: readers of the same name share one job: each element goes to one of them.
+      max_outstanding_requests, data_transfer_protocol, target_workers: as in `from_dataset_id`.
 
     Returns an iterator of elements, which is a context manager as well. Raises NotFound for an
     unknown dataset, ValueError for arguments that make no sense.
     """
     check_job_name(job_name)
-    return ElementIterator(Reader(service, dataset_id, sharding_policy(processing_mode), job_name))
+    how = reading(
+        max_outstanding_requests=max_outstanding_requests,
+        data_transfer_protocol=data_transfer_protocol,
+        target_workers=target_workers,
+    )
+    policy = sharding_policy(processing_mode)
+    return ElementIterator(Reader(service, dataset_id, policy, job_name, how))

@@ -21,7 +21,8 @@ from ..blocks import Array, Block, Component, Strings
 from ..element_specs import carrier, component_specs, options_for, plain, restore
 from ..errors import PipelineError, Unimplemented
 
-LARGE_BYTES = 32 << 10  # such an element is alone in its block, and Python may as well touch it
+LARGE_BYTES = 512 << 10  # such an element is alone in its block, and Python may as well touch it
+SLICED_BYTES = 4 << 10  # elements that are worth a slice of their block instead of a copy
 
 Tensor = Any
 ExternalStatePolicy = tf.data.experimental.ExternalStatePolicy
@@ -87,11 +88,15 @@ def dataset_of_blocks(
 
     blocks = tf.data.Dataset.from_generator(arrays, output_signature=signature)
     if columns and not compressed and all(column.stacked for column in columns):
-        if sum(column.least_bytes for column in columns) >= LARGE_BYTES:
+        # Every component is an array of rows, which is cut without a function call.
+        least_bytes = sum(column.least_bytes for column in columns)
+        stacked = plain(lambda count, *parts: tuple([own[0] for own in rows(count, parts)]))
+        if least_bytes >= LARGE_BYTES:
             built = tf.data.Dataset.from_generator(large_elements, output_signature=tuple(specs))
+        elif least_bytes >= SLICED_BYTES:
+            slices = plain(lambda *parts: tf.data.Dataset.from_tensor_slices(stacked(*parts)))
+            built = blocks.flat_map(slices)
         else:
-            # Every component is an array of rows: unbatch cuts it without a function call.
-            stacked = plain(lambda count, *parts: tuple([own[0] for own in rows(count, parts)]))
             built = blocks.map(stacked).unbatch()
         if not all(isinstance(leaf, tf.TensorSpec) for leaf in nest.flatten(element_spec)):
             built = map_op._MapDataset(built, plain(finished), use_inter_op_parallelism=False)

@@ -99,7 +99,10 @@ def _register_dataset(state: State, command: c.RegisterDataset, now_ms: int) -> 
             )
     dataset_id = command.dataset_id
     if dataset_id and (known := state.datasets.get(dataset_id)):
-        if known.definition.metadata != command.definition.metadata:
+        if (known.definition.metadata, known.definition.compression) != (
+            command.definition.metadata,
+            command.definition.compression,
+        ):
             raise InvalidArgument(
                 "Datasets with the same ID should have the same structure: dataset "
                 f"{dataset_id!r} is registered with another element_spec, compression or "

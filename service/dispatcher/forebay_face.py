@@ -67,6 +67,7 @@ class ForebayFace:
             unsplittable=request.unsplittable,
             metadata=request.metadata,
             structure=request.structure,
+            compression=request.compression,
         )
         dataset_id = await self._dispatcher.execute(
             c.RegisterDataset(dataset_id=request.dataset_id, definition=definition)
@@ -95,7 +96,7 @@ class ForebayFace:
                 dataset_id=request.dataset_id,
                 name=request.job_name,
                 sharding=request.sharding,
-                target_workers=TARGET_WORKERS_AUTO,
+                target_workers=request.target_workers or TARGET_WORKERS_AUTO,
             )
         )
         return pb.GetOrCreateJobResponse(job_id=job_id)
@@ -145,6 +146,7 @@ class ForebayFace:
                     worker_address=worker.address,
                     worker_uid=worker.uid,
                     worker_tags=worker.tags,
+                    stock=worker.stock,
                     transfer_servers=map(ev.TransferServer.FromString, worker.transfer_servers),
                 )
             )

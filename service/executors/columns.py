@@ -88,7 +88,7 @@ class Varying(Column):
         values = to_numpy(_unwrap(variants, self._carrier.dtype), self._dtype)
         shapes = shapes.numpy()
         if (shapes == shapes[0]).all():
-            return Component(_reshaped(values, shapes.shape[:1] + tuple(shapes[0])))
+            return Component(reshaped(values, shapes.shape[:1] + tuple(shapes[0])))
         return Component(values, shapes)
 
 
@@ -128,7 +128,8 @@ def to_numpy(tensor: Tensor, dtype: Any) -> Any:
     return Strings(lengths, np.frombuffer(joined, np.uint8))
 
 
-def _reshaped(values: Any, shape: tuple[int, ...]) -> Any:
+def reshaped(values: Any, shape: tuple[int, ...]) -> Any:
+    """Values of a block in another shape."""
     if isinstance(values, Strings):
         return Strings(values.lengths.reshape(shape), values.data)
     return values.reshape(shape)

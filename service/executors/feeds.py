@@ -46,9 +46,9 @@ class LoadedGraph:
     def __init__(self, graph: bytes, feed: SplitFeed | None) -> None:
         """Raises InvalidGraph, NotSplittable (with a feed), and TensorFlow's errors."""
         prefix = f"forebay{uuid.uuid4().hex}"
-        parsed = Graph(graph)
-        sources = [node.name for node in parsed.sources()] if feed else []
-        self.component_specs = output_specs(parsed.dataset)
+        self.parsed = Graph(graph)
+        sources = [node.name for node in self.parsed.sources()] if feed else []
+        self.component_specs = output_specs(self.parsed.dataset)
         isolated, result, tables = isolate(graph, prefix)
         self._functions: list[str] = []
         self._tables: list[Tensor] = []

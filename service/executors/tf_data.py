@@ -19,14 +19,15 @@ from tensorflow.python.data.experimental.ops import compression_ops
 from tensorflow.python.data.ops import dataset_ops, map_op
 from tensorflow.python.eager import cancellation, context, execute
 
-from ..blocks import Block
+from ..blocks import Block, Component
 from ..element_specs import component_specs, flatten, options_for, plain
 from ..errors import PipelineError
-from .columns import column
+from .columns import column, reshaped
 from .feeds import LoadedGraph, SplitFeed
+from .packs import elements_per_pack
 
-BLOCK_BYTES = 512 << 10
-LARGE_BYTES = 32 << 10  # an element of this size travels alone, and is not copied
+BLOCK_BYTES = 1 << 20
+LARGE_BYTES = 512 << 10  # an element of this size travels alone, and is not copied
 MAX_BLOCK_ELEMENTS = 8192
 LINGER_S = 0.01  # how long an element may wait for company
 POLL_S = 0.001
@@ -60,7 +61,11 @@ class TfDataExecutor:
             self._graph = LoadedGraph(graph, feed)
         except tf.errors.OpError as error:
             raise _pipeline_error(error) from error
-        self._run = _Run(self._dataset(element_spec, compressed), element_spec, block_bytes)
+        dataset = self._dataset(element_spec, compressed)
+        raw = dataset.element_spec
+        specs = list(raw) if element_spec is None else component_specs(element_spec)
+        pack = 1 if compressed else elements_per_pack(self._graph.parsed, specs)
+        self._run = _Run(dataset, element_spec, specs, block_bytes, pack)
 
     def _dataset(self, element_spec: Any, compressed: bool) -> Any:
         raw = self._graph.component_specs
@@ -94,9 +99,14 @@ class TfDataExecutor:
 class _Run:
     """The queue between the pipeline and `blocks`."""
 
-    def __init__(self, dataset: Any, element_spec: Any, block_bytes: int) -> None:
-        raw = dataset.element_spec
-        specs = list(raw) if element_spec is None else component_specs(element_spec)
+    def __init__(
+        self, dataset: Any, element_spec: Any, specs: list[Any], block_bytes: int, pack: int
+    ) -> None:
+        """`pack` elements of fixed shapes go through the queue together, as one."""
+        self._shapes = [spec.shape for spec in specs] if pack > 1 else None
+        if pack > 1:
+            dataset = dataset.batch(pack)
+            specs = [tf.TensorSpec([None, *spec.shape], spec.dtype) for spec in specs]
         self._columns = [column(spec) for spec in specs]
         self._block_bytes = block_bytes
         fixed = [c.fixed_bytes for c in self._columns if c.fixed_bytes is not None]
@@ -253,10 +263,12 @@ class _Run:
 
     def _block(self, stacked: list[Tensor], start: int, stop: int, count: int) -> Block:
         parts = iter(stacked if stop - start == count else [t[start:stop] for t in stacked])
-        return Block(
-            stop - start,
-            tuple(c.decode([next(parts) for _ in c.queued]) for c in self._columns),
-        )
+        components = tuple(c.decode([next(parts) for _ in c.queued]) for c in self._columns)
+        if self._shapes is None:
+            return Block(stop - start, components)
+        pairs = zip(components, self._shapes, strict=True)
+        stacks = [reshaped(c.values, (-1, *shape)) for c, shape in pairs]
+        return Block(len(stacks[0]), tuple(map(Component, stacks)))
 
 
 def _call(function: Any, manager: Any) -> None:

@@ -16,20 +16,22 @@ class JournalPosition(_message.Message):
     def __init__(self, journal_id: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class RegisterDatasetRequest(_message.Message):
-    __slots__ = ("dataset_id", "graph", "sources", "unsplittable", "metadata", "structure")
+    __slots__ = ("dataset_id", "graph", "sources", "unsplittable", "metadata", "structure", "compression")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     UNSPLITTABLE_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     STRUCTURE_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     dataset_id: str
     graph: bytes
     sources: _containers.RepeatedCompositeFieldContainer[_events_pb2.SplitSource]
     unsplittable: str
     metadata: bytes
     structure: str
-    def __init__(self, dataset_id: _Optional[str] = ..., graph: _Optional[bytes] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., unsplittable: _Optional[str] = ..., metadata: _Optional[bytes] = ..., structure: _Optional[str] = ...) -> None: ...
+    compression: _events_pb2.BlockCompression
+    def __init__(self, dataset_id: _Optional[str] = ..., graph: _Optional[bytes] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., unsplittable: _Optional[str] = ..., metadata: _Optional[bytes] = ..., structure: _Optional[str] = ..., compression: _Optional[_Union[_events_pb2.BlockCompression, str]] = ...) -> None: ...
 
 class RegisterDatasetResponse(_message.Message):
     __slots__ = ("dataset_id",)
@@ -54,16 +56,18 @@ class GetDatasetResponse(_message.Message):
     def __init__(self, definition: _Optional[_Union[_events_pb2.DatasetDefinition, _Mapping]] = ..., graph: _Optional[bytes] = ...) -> None: ...
 
 class GetOrCreateJobRequest(_message.Message):
-    __slots__ = ("request", "dataset_id", "job_name", "sharding")
+    __slots__ = ("request", "dataset_id", "job_name", "sharding", "target_workers")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     SHARDING_FIELD_NUMBER: _ClassVar[int]
+    TARGET_WORKERS_FIELD_NUMBER: _ClassVar[int]
     request: _events_pb2.Request
     dataset_id: str
     job_name: str
     sharding: _events_pb2.Sharding
-    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., dataset_id: _Optional[str] = ..., job_name: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ...) -> None: ...
+    target_workers: int
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., dataset_id: _Optional[str] = ..., job_name: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., target_workers: _Optional[int] = ...) -> None: ...
 
 class GetOrCreateJobResponse(_message.Message):
     __slots__ = ("job_id",)
@@ -114,20 +118,22 @@ class ConsumerHeartbeatResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., finished: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class TaskInfo(_message.Message):
-    __slots__ = ("task_id", "completed", "worker_address", "worker_uid", "transfer_servers", "worker_tags")
+    __slots__ = ("task_id", "completed", "worker_address", "worker_uid", "transfer_servers", "worker_tags", "stock")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     WORKER_UID_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_SERVERS_FIELD_NUMBER: _ClassVar[int]
     WORKER_TAGS_FIELD_NUMBER: _ClassVar[int]
+    STOCK_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     completed: bool
     worker_address: str
     worker_uid: int
     transfer_servers: _containers.RepeatedCompositeFieldContainer[_events_pb2.TransferServer]
     worker_tags: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, task_id: _Optional[int] = ..., completed: bool = ..., worker_address: _Optional[str] = ..., worker_uid: _Optional[int] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., worker_tags: _Optional[_Iterable[str]] = ...) -> None: ...
+    stock: bool
+    def __init__(self, task_id: _Optional[int] = ..., completed: bool = ..., worker_address: _Optional[str] = ..., worker_uid: _Optional[int] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., worker_tags: _Optional[_Iterable[str]] = ..., stock: bool = ...) -> None: ...
 
 class LeaveIterationRequest(_message.Message):
     __slots__ = ("consumer_id",)

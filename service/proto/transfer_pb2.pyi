@@ -21,16 +21,18 @@ class ToWorker(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version", "consumer_id", "worker_uid", "shares_memory")
+    __slots__ = ("version", "consumer_id", "worker_uid", "shares_memory", "codecs")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_UID_FIELD_NUMBER: _ClassVar[int]
     SHARES_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
     version: int
     consumer_id: int
     worker_uid: int
     shares_memory: bool
-    def __init__(self, version: _Optional[int] = ..., consumer_id: _Optional[int] = ..., worker_uid: _Optional[int] = ..., shares_memory: bool = ...) -> None: ...
+    codecs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[int] = ..., consumer_id: _Optional[int] = ..., worker_uid: _Optional[int] = ..., shares_memory: bool = ..., codecs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Read(_message.Message):
     __slots__ = ("task_id", "any")
@@ -47,14 +49,16 @@ class Any(_message.Message):
     def __init__(self, received: _Optional[int] = ...) -> None: ...
 
 class Credit(_message.Message):
-    __slots__ = ("bytes", "positions", "slabs")
+    __slots__ = ("bytes", "positions", "slabs", "elements")
     BYTES_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     SLABS_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     bytes: int
     positions: _containers.RepeatedCompositeFieldContainer[Position]
     slabs: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, bytes: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., slabs: _Optional[_Iterable[int]] = ...) -> None: ...
+    elements: int
+    def __init__(self, bytes: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., slabs: _Optional[_Iterable[int]] = ..., elements: _Optional[int] = ...) -> None: ...
 
 class Position(_message.Message):
     __slots__ = ("task_id", "received", "taken")
@@ -99,20 +103,30 @@ class Welcome(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class Block(_message.Message):
-    __slots__ = ("task_id", "number", "count", "components", "lease_id", "slab")
+    __slots__ = ("task_id", "number", "count", "components", "lease_id", "slab", "packed")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     SLAB_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     number: int
     count: int
     components: _containers.RepeatedCompositeFieldContainer[Component]
     lease_id: int
     slab: Slab
-    def __init__(self, task_id: _Optional[int] = ..., number: _Optional[int] = ..., count: _Optional[int] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ..., lease_id: _Optional[int] = ..., slab: _Optional[_Union[Slab, _Mapping]] = ...) -> None: ...
+    packed: Packed
+    def __init__(self, task_id: _Optional[int] = ..., number: _Optional[int] = ..., count: _Optional[int] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ..., lease_id: _Optional[int] = ..., slab: _Optional[_Union[Slab, _Mapping]] = ..., packed: _Optional[_Union[Packed, _Mapping]] = ...) -> None: ...
+
+class Packed(_message.Message):
+    __slots__ = ("codec", "bytes")
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    codec: str
+    bytes: int
+    def __init__(self, codec: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class Slab(_message.Message):
     __slots__ = ("number", "fresh")

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from .client import PROTOCOLS, BlockClient, WorkerRefused
+from .budget import ElementBudget
+from .client import BlockClient, WorkerRefused
+from .local import LocalClient, has_local_workers, local_worker
 from .messages import End, EndOfTask, TaskFailed, TaskUnknown
 from .outputs import OutputCancelled, TaskOutput
 from .server import BlockServer
 
 __all__ = [
-    "PROTOCOLS",
     "BlockClient",
     "BlockServer",
+    "ElementBudget",
     "End",
     "EndOfTask",
+    "LocalClient",
     "OutputCancelled",
     "TaskFailed",
     "TaskOutput",
     "TaskUnknown",
     "WorkerRefused",
+    "has_local_workers",
+    "local_worker",
 ]

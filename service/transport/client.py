@@ -20,7 +20,10 @@ from google.protobuf.message import DecodeError
 from ..blocks import Block
 from ..errors import ForebayError, ProtocolError
 from ..proto import transfer_pb2 as pb
+from ..protocols import GRPC, TCP, UNIX
 from . import frames
+from .budget import Share
+from .codecs import CODECS
 from .messages import (
     VERSION,
     End,
@@ -30,12 +33,15 @@ from .messages import (
     cost,
     decode_block,
     payload_bytes,
+    unpack_payload,
 )
 from .shared import Borrower
 
 _log = logging.getLogger(__name__)
 
-PROTOCOLS = ("unix", "tcp")
+OpenTunnel = Callable[[str, float], socket.socket]
+"""A connected socket to the worker at a gRPC address, within so many seconds. Raises OSError."""
+
 _SEND_S = 10.0  # for a worker that does not read what it is told
 _UNREPORTED_BYTES = 16 << 20  # the worker keeps for us what we have received: not for long
 _REPORT_S = 0.25  # of silence, and the worker is told what has come and what was taken
@@ -72,19 +78,24 @@ class BlockClient:
         max_payload_bytes: int = frames.MAX_PAYLOAD_BYTES,
         connect_timeout_s: float = 5.0,
         give_up_s: float = 30.0,
+        open_tunnel: OpenTunnel | None = None,
+        elements: Share | None = None,
     ) -> None:
         """Read from the worker `worker_uid`, at the first of its `addresses` that answers.
 
-        `addresses` are BlockServer's (protocol, address); protocols not known are passed over.
+        `addresses` are pairs of a protocol and an address, the best first; protocols not known
+        are passed over, and so is "grpc" without `open_tunnel`.
         `deliver(task_id, block or end)` is called in the order of each task, by a thread of
         the client's own; nothing follows an end. It must not wait: credit bounds what comes.
         `lost(reason)` is called by the same thread, once, when nothing will be delivered any
-        more although `close` was not called.
+        more although `close` was not called. With `elements`, these are counted, too.
         """
         if credit_bytes <= 0:
             raise ValueError(f"credit_bytes is {credit_bytes}; without credit nothing is sent")
         self.worker_uid = worker_uid
-        self._addresses = [a for a in addresses if a[0] in PROTOCOLS]
+        usable = (UNIX, TCP) if open_tunnel is None else (UNIX, TCP, GRPC)
+        self._addresses = [a for a in addresses if a[0] in usable]
+        self._open_tunnel = open_tunnel
         if not self._addresses:
             raise ValueError(f"none of the worker's addresses can be used here: {addresses}")
         self._consumer_id = consumer_id
@@ -103,6 +114,7 @@ class BlockClient:
         self._changed: set[int] = set()  # tasks whose position the worker has not been told
         self._held = 0  # bytes delivered and not taken
         self._granted = 0  # credit that the worker has not used
+        self._elements = elements
         self._unreported = 0  # bytes received since the last message of credit
         self._socket: socket.socket | None = None
         self._borrower: Borrower | None = None  # of the memory that the worker shares
@@ -130,6 +142,8 @@ class BlockClient:
         """
         with self._lock:
             self._held -= cost(block)
+            if self._elements is not None:
+                self._elements.taken(block.count)
             if (stream := self._streams.get(task_id)) is not None:
                 stream.taken += block.count
                 self._changed.add(task_id)
@@ -138,6 +152,8 @@ class BlockClient:
     def close(self) -> None:
         """End the connection and the thread; nothing is delivered afterwards. Idempotent."""
         self._closing.set()
+        if self._elements is not None:
+            self._elements.leave()
         with self._lock:
             self._say(pb.ToWorker(goodbye=pb.Goodbye()))
             self._cut()
@@ -214,7 +230,7 @@ class BlockClient:
         frames.tune(sock)
         frames.set_timeout(sock, socket.SO_SNDTIMEO, _SEND_S)
         frames.set_timeout(sock, socket.SO_RCVTIMEO, self._connect_timeout_s)
-        shares = sock.family == socket.AF_UNIX
+        shares = protocol == UNIX  # a tunnel's socket is a Unix one, too
         reader = frames.FrameReader(
             sock,
             f"worker at {address}",
@@ -226,6 +242,7 @@ class BlockClient:
             consumer_id=self._consumer_id,
             worker_uid=self.worker_uid,
             shares_memory=shares,
+            codecs=() if protocol == UNIX else CODECS,
         )
         frames.send(sock, frames.encode(pb.ToWorker(hello=hello).SerializeToString()))
         self._expect_welcome(reader)
@@ -235,15 +252,20 @@ class BlockClient:
             self._borrower = Borrower(reader.peer) if shares else None
             self._connected = True
             self._granted = 0
+            if self._elements is not None:
+                self._elements.take_back()
             for task_id, stream in self._streams.items():
                 self._say(_read(task_id, stream.received))
             self._give_credit(at_once=True)
         return reader
 
     def _open(self, protocol: str, address: str) -> socket.socket:
-        if protocol == "tcp":
+        if protocol == TCP:
             host, _, port = address.rpartition(":")
             sock = socket.create_connection((host.strip("[]"), int(port)), self._connect_timeout_s)
+        elif protocol == GRPC:
+            assert self._open_tunnel is not None
+            sock = self._open_tunnel(address, self._connect_timeout_s)
         else:
             sock = socket.socket(socket.AF_UNIX)
             try:
@@ -288,9 +310,11 @@ class BlockClient:
     def _payload(
         self, header: pb.Block, frame: frames.Frame, reader: frames.FrameReader
     ) -> frames.Bytes:
-        """The block's payload: behind its header, or in a slab."""
+        """The block's payload: behind its header, perhaps compressed, or in a slab."""
         if not header.HasField("slab"):
-            return frame.payload
+            return self._unpacked(header, frame, reader) if header.HasField("packed") else (
+                frame.payload
+            )  # fmt: skip
         if self._borrower is None:
             raise ProtocolError(f"{reader.peer} lends memory over a connection that cannot")
         size = payload_bytes(header)
@@ -307,11 +331,25 @@ class BlockClient:
                 os.close(descriptor)
         return self._borrower.borrow(header.slab.number, size)
 
+    def _unpacked(
+        self, header: pb.Block, frame: frames.Frame, reader: frames.FrameReader
+    ) -> frames.Bytes:
+        size = payload_bytes(header)
+        if size > self._max_payload_bytes:
+            raise ProtocolError(
+                f"{reader.peer} sent a block of {size} bytes, compressed; at most "
+                f"{self._max_payload_bytes} are allowed here"
+            )
+        payload = reader.memory(size)
+        unpack_payload(header, frame.payload, payload, reader.peer)
+        return payload
+
     def _accept(self, task_id: int, number: int, block: Block, peer: str) -> bool:
         """Account for a block that has arrived; say whether to deliver it."""
         size = cost(block)
         with self._lock:
-            if self._granted <= 0:
+            counted = self._elements is None or self._elements.received(block.count)
+            if self._granted <= 0 or not counted:
                 raise ProtocolError(f"{peer} sent block {number} of task {task_id} without credit")
             self._granted -= size
             self._unreported += size
@@ -325,6 +363,8 @@ class BlockClient:
                 stream.received = number
                 self._held += size
                 self._changed.add(task_id)
+            elif self._elements is not None:
+                self._elements.taken(block.count)
             self._give_credit()
         return wanted
 
@@ -344,7 +384,10 @@ class BlockClient:
         """Tell the worker what there is room for and what has come, when it is worth a message."""
         room = max(0, self._credit_bytes - self._held - self._granted)
         enough = self._credit_bytes // 4
-        if not at_once and room < enough and self._unreported < min(enough, _UNREPORTED_BYTES):
+        due = self._elements is not None and self._elements.is_due()
+        if not (
+            at_once or due or room >= enough or self._unreported >= min(enough, _UNREPORTED_BYTES)
+        ):
             return
         credit = pb.Credit(bytes=room)
         if self._borrower is not None:
@@ -353,6 +396,8 @@ class BlockClient:
             if (stream := self._streams.get(task_id)) is not None:
                 credit.positions.add(task_id=task_id, received=stream.received, taken=stream.taken)
         self._changed.clear()
+        if self._elements is not None and self._connected:
+            credit.elements = self._elements.grant()
         self._granted += room
         self._unreported = 0
         self._say(pb.ToWorker(credit=credit))

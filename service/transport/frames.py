@@ -138,6 +138,10 @@ class FrameReader:
         self._fill(payload.data, "payload")
         return Frame(header, payload)
 
+    def memory(self, size: int) -> Bytes:
+        """`size` aligned bytes of undefined content, recycled like those of payloads."""
+        return self._arena.take(size)
+
     def descriptor(self) -> int:
         """The first descriptor that came with the frames so far and was not asked for yet.
 

@@ -7,6 +7,7 @@ before NumPy sees it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from ..blocks import Array, Block, Component, Strings, buffers
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
-from . import frames
+from . import codecs, frames
 from .shared import SHARED_BYTES, Lender
 
 VERSION = 1
@@ -54,6 +55,9 @@ class TaskUnknown:
 
 
 End = EndOfTask | TaskFailed | TaskUnknown
+
+Pack = Callable[[list[memoryview], int], tuple[str, bytes] | None]
+"""Takes a payload's buffers and its size; returns a codec and what that made of it, or None."""
 
 
 def cost(block: Block) -> int:
@@ -94,12 +98,16 @@ def encode_refusal(reason: str) -> bytes:
 
 
 def encode_block(
-    task_id: int, number: int, block: Block, lender: Lender | None = None
+    task_id: int,
+    number: int,
+    block: Block,
+    lender: Lender | None = None,
+    pack: Pack | None = None,
 ) -> tuple[list[frames.Buffer], int | None]:
     """The frame of a block that passes `check_block`.
 
     With a `lender`, large payloads go into shared memory; if that is new to the consumer, a
-    descriptor is to be sent along, and closed.
+    descriptor is to be sent along, and closed. With `pack`, payloads may be compressed.
     """
     header = pb.Block(task_id=task_id, number=number, count=block.count, lease_id=block.lease_id)
     payload: list[memoryview] = []
@@ -122,6 +130,10 @@ def encode_block(
     if lent is not None:
         payload = []
         header.slab.number, header.slab.fresh = lent.slab, lent.descriptor is not None
+    elif pack is not None and (packed := pack(payload, size)) is not None:
+        header.packed.codec, data = packed
+        header.packed.bytes = len(data)
+        payload = [memoryview(data)]
     frame = frames.encode(pb.ToConsumer(block=header).SerializeToString(), payload)
     return frame, None if lent is None else lent.descriptor
 
@@ -154,6 +166,26 @@ def decode_block(header: pb.Block, payload: frames.Bytes, peer: str) -> Block:
             f"{peer} sent block {header.number} of task {header.task_id}, which is broken: {what}"
         ) from None
     return Block(header.count, tuple(components), header.lease_id)
+
+
+def unpack_payload(
+    header: pb.Block, payload: frames.Bytes, target: frames.Bytes, peer: str
+) -> None:
+    """Decompress the payload of a block into `target`, which is as long as `payload_bytes` says.
+
+    Raises ProtocolError.
+    """
+    if header.packed.bytes > payload.size:
+        raise ProtocolError(
+            f"{peer} sent {payload.size} bytes of block {header.number} of task {header.task_id} "
+            f"and says that they are {header.packed.bytes}"
+        )
+    try:
+        codecs.unpack(header.packed.codec, payload[: header.packed.bytes].data, target)
+    except codecs.Unpackable as what:
+        raise ProtocolError(
+            f"{peer} sent block {header.number} of task {header.task_id}, which is broken: {what}"
+        ) from None
 
 
 class _Broken(Exception):

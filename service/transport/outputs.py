@@ -6,7 +6,8 @@ import collections
 import threading
 from collections.abc import Callable
 
-from ..blocks import Block
+from ...journal.proto import events_pb2 as ev
+from ..blocks import Block, split
 from ..errors import ForebayError
 from .messages import End, EndOfTask, TaskFailed, TaskUnknown, check_block, cost
 
@@ -22,6 +23,8 @@ class TaskOutput:
     """
 
     def __init__(self, max_bytes: int = 64 << 20) -> None:
+        # How its blocks travel; its producer may set it before the first one.
+        self.compression: ev.BlockCompression = ev.MEASURED
         self._max_bytes = max_bytes
         self._changed = threading.Condition(threading.RLock())
         self._blocks: collections.deque[tuple[Block, int]] = collections.deque()  # with their cost
@@ -92,10 +95,13 @@ class TaskOutput:
         """Whether there will be no more blocks."""
         return self._end is not None
 
-    def take(self, with_block: bool) -> tuple[Block, int] | End | None:
+    def take(
+        self, with_block: bool, max_elements: int | None = None
+    ) -> tuple[Block, int] | End | None:
         """For the server: the next block with its cost, the end if no block is left, or None.
 
-        Without `with_block` blocks stay where they are. Never waits.
+        Without `with_block` blocks stay where they are. If a block has more than `max_elements`,
+        its rest stays. Never waits.
         """
         with self._changed:
             if not self._blocks:
@@ -104,6 +110,11 @@ class TaskOutput:
                 return None
             block, size = self._blocks.popleft()
             self._bytes -= size
+            if max_elements is not None and block.count > max_elements:
+                block, rest = split(block, max_elements)
+                size, rest_size = cost(block), cost(rest)
+                self._blocks.appendleft((rest, rest_size))
+                self._bytes += rest_size
             self._changed.notify_all()
             return block, size
 

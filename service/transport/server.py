@@ -14,12 +14,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from google.protobuf.message import DecodeError
 
 from ..errors import AddressInUse, ProtocolError
 from ..proto import transfer_pb2 as pb
-from . import frames
+from . import frames, local
+from .compression import Packer
 from .messages import VERSION, encode_block, encode_end, encode_refusal
 from .outputs import TaskOutput
 from .sessions import Ended, Link, Outgoing, Refusal, Sent, Sessions
@@ -47,13 +49,21 @@ class BlockServer:
     """
 
     def __init__(
-        self, worker_uid: int, host: str = "127.0.0.1", port: int = 0, *, linger_s: float = LINGER_S
+        self,
+        worker_uid: int,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        linger_s: float = LINGER_S,
+        is_this_host: Callable[[str], bool] | None = None,
     ) -> None:
         """Listen on `host` and `port` (0: any); serve from `start` on.
 
         A consumer whose connection ends has `linger_s` to come again and lose nothing.
-        Raises AddressInUse.
+        `is_this_host` says of a consumer's IP address whether it is one of this host; by default,
+        the system is asked. Raises AddressInUse.
         """
+        self._is_this_host = is_this_host or _is_this_host
         self._tcp = _listen_tcp(host, port)
         self._worker_uid = worker_uid
         self._sessions = Sessions(linger_s)
@@ -105,8 +115,9 @@ class BlockServer:
         self._sessions.forget_all()
 
     def start(self) -> None:
-        """Serve consumers, from a thread of its own."""
+        """Serve consumers, from a thread of its own, and those in this process."""
         self._thread.start()
+        local.offer(self._worker_uid, self._sessions)
 
     def stop(self, drain_s: float = 0.0) -> None:
         """Close all connections, telling the consumers; leave no thread behind. Idempotent.
@@ -124,8 +135,8 @@ class BlockServer:
             closing.close()
         with self._lock:
             connections = list(self._connections)
-        for connection in connections:
-            connection.refuse("the worker stops")
+        local.withdraw(self._worker_uid)
+        self._sessions.refuse_all("the worker stops")
         deadline = time.monotonic() + _FAREWELL_S
         for connection in connections:
             connection.close(deadline)
@@ -150,16 +161,30 @@ class BlockServer:
             _log.warning("cannot accept a consumer's connection: %s", error)
             self._stopping.wait(_TICK_S)
             return
-        peer = f"consumer at {address[0]}:{address[1]}" if address else "consumer on this host"
         sock.setblocking(True)
+        self.serve(sock, address[:2] or None)
+
+    def serve(self, sock: socket.socket, address: tuple[str, int] | None) -> None:
+        """Serve the consumer at the other end of a connected, blocking socket.
+
+        `address` is its IP address ("" if that is unknown) and port, or None over a Unix socket.
+        The socket is closed in the end.
+        """
+        far = address is not None and not self._is_this_host(address[0])
+        peer = f"consumer at {address[0]}:{address[1]}" if address else "consumer on this host"
         with self._lock:
-            if len(self._connections) >= MAX_CONNECTIONS:
-                _log.warning("closed a connection: there are %d already", MAX_CONNECTIONS)
+            if len(self._connections) >= MAX_CONNECTIONS or self._stopping.is_set():
+                _log.warning(
+                    "closed a connection of the %s: the worker stops, or has %d already",
+                    peer, MAX_CONNECTIONS,
+                )  # fmt: skip
                 sock.close()
                 return
-            connection = _Connection(sock, peer, self._worker_uid, self._sessions, self._remove)
+            connection = _Connection(
+                sock, peer, far, self._worker_uid, self._sessions, self._remove
+            )
             self._connections.add(connection)
-        connection.start()
+            connection.start()  # before stop() looks for it
 
     def _remove(self, connection: _Connection) -> None:
         with self._lock:
@@ -173,6 +198,7 @@ class _Connection:
         self,
         sock: socket.socket,
         peer: str,
+        far: bool,
         worker_uid: int,
         sessions: Sessions,
         on_end: Callable[[_Connection], None],
@@ -190,14 +216,11 @@ class _Connection:
         )
         self._attended: tuple[Link, threading.Thread] | None = None  # once greeted: who sends
         self._lender: Lender | None = None  # if the consumer shares memory with us
+        self._far = far
+        self._packer: Packer | None = None  # if the consumer undoes compression
 
     def start(self) -> None:
         self._receiver.start()
-
-    def refuse(self, reason: str) -> None:
-        """Tell the consumer to go away, once it has read what is on its way."""
-        if self._attended is not None:
-            self._sessions.refuse(self._attended[0], reason)
 
     def close(self, deadline: float) -> None:
         """Cut the connection, with time for a refusal until `deadline`, and await its threads."""
@@ -255,6 +278,8 @@ class _Connection:
             frames.set_timeout(self._socket, socket.SO_RCVTIMEO, 0)
             if hello.shares_memory and self._socket.family == socket.AF_UNIX:
                 self._lender = Lender()
+            if hello.codecs:
+                self._packer = Packer(hello.codecs, far=self._far)
             self._write(pb.ToConsumer(welcome=pb.Welcome(version=VERSION)).SerializeToString())
             return self._sessions.attach(hello.consumer_id, self._cut)
         self._write(encode_refusal(reason))
@@ -272,7 +297,8 @@ class _Connection:
                     credit = message.credit
                     if self._lender is not None:
                         self._lender.take_back(credit.slabs)
-                    self._sessions.give_credit(link, credit.bytes, credit.positions)
+                    elements = credit.elements if credit.HasField("elements") else None
+                    self._sessions.give_credit(link, credit.bytes, credit.positions, elements)
                 case "stop":
                     self._sessions.stop_reading(link, message.stop.task_id)
                 case "goodbye":
@@ -308,8 +334,11 @@ class _Connection:
         try:
             for out in batch:
                 match out:
-                    case Sent(task_id, number, block, _):
-                        frame, descriptor = encode_block(task_id, number, block, self._lender)
+                    case Sent(task_id, number, block, _, compression):
+                        pack = None
+                        if self._packer is not None:
+                            pack = partial(self._packer.pack, compression)
+                        frame, descriptor = encode_block(task_id, number, block, self._lender, pack)
                         buffers += frame
                         if descriptor is not None:
                             descriptors.append(descriptor)
@@ -317,10 +346,23 @@ class _Connection:
                         buffers += frames.encode(encode_end(task_id, end))
                     case Refusal(reason):
                         buffers += frames.encode(encode_refusal(reason))
+            begun = time.perf_counter()
             frames.send(self._socket, buffers, descriptors)
+            if self._packer is not None:
+                self._packer.sent(time.perf_counter() - begun)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+
+def _is_this_host(ip: str) -> bool:
+    """Whether it is an address of this host: only then can a socket be bound to it."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as trial:
+            trial.bind((ip, 0))
+    except OSError:
+        return False
+    return bool(ip)  # any address
 
 
 def _listen_tcp(host: str, port: int) -> socket.socket:

@@ -27,6 +27,7 @@ from .outputs import TaskOutput
 BATCH_BYTES = 256 << 10  # of small blocks leave together
 MAX_CREDIT_BYTES = 64 << 30
 MAX_RETAINED_BYTES = 256 << 20  # for one consumer; more waits until it says what it received
+MAX_AWAY_BYTES = 1 << 30  # for all consumers that have no connection, and may not come again
 MAX_WAITING_REPLIES = 1000
 MAX_BLOCKS = 1 << 62
 
@@ -38,6 +39,7 @@ class Sent(NamedTuple):
     number: int
     block: Block
     cost: int
+    compression: int = 0  # an events_pb2.BlockCompression
 
 
 class Ended(NamedTuple):
@@ -77,17 +79,20 @@ class Stream:
         while self.retained and self.retained[0].number <= count:
             self.retained_bytes -= self.retained.popleft().cost
 
-    def next(self, credit: bool, room: bool) -> Sent | Ended | None:
-        """What to send next: a block only with `credit`, and a new one only with `room`."""
+    def next(self, credit: bool, room: bool, max_elements: int | None) -> Sent | Ended | None:
+        """What to send next: a block only with `credit`, and a new one only with `room`.
+
+        A new one has `max_elements` at most; one that is sent again is as it was.
+        """
         if self.resend:
             return self.resend.popleft() if credit else None
-        item = self.output.take(credit and room)
+        item = self.output.take(credit and room, max_elements)
         if item is None:
             return None
         if not isinstance(item, tuple):
             return Ended(self.task_id, item)
         self.number += 1
-        sent = Sent(self.task_id, self.number, *item)
+        sent = Sent(self.task_id, self.number, *item, self.output.compression)
         self.retained.append(sent)
         self.retained_bytes += sent.cost
         return sent
@@ -102,6 +107,10 @@ class Session:
         self.link: Link | None = None
         self.left_at = 0.0
 
+    @property
+    def retained_bytes(self) -> int:
+        return sum(stream.retained_bytes for stream in self.streams.values())
+
 
 class Link:
     """One connection of a consumer. `cut` closes its socket, and may be called at any time."""
@@ -113,6 +122,7 @@ class Link:
         self.outbox: deque[Outgoing] = deque()
         self.streams: deque[Stream] = deque()  # those that have not ended, in turn
         self.credit = 0
+        self.elements: int | None = None  # that may be sent, if they are counted
         self.closed = False
         self.refused = False
 
@@ -127,6 +137,7 @@ class Sessions:
         self._outputs: dict[int, TaskOutput] = {}
         self._sessions: dict[int, Session] = {}
         self._idle: dict[Link, None] = {}  # whose sender waits, the longest first
+        self._refusal = ""  # what whoever comes now is told
 
     def add_task(self, task_id: int, output: TaskOutput) -> None:
         with self._lock:
@@ -149,6 +160,8 @@ class Sessions:
                 self._close(session.link)
                 session.link.cut()
             session.link = Link(session, self._lock, cut)
+            if self._refusal:
+                self._refuse(session.link, self._refusal)
             return session.link
 
     def detach(self, link: Link, now: float) -> None:
@@ -160,6 +173,7 @@ class Sessions:
                 link.session.left_at = now
                 if not link.session.streams:
                     self._drop(link.session)
+                self._bound_what_is_kept()
 
     def forget(self, link: Link) -> None:
         """The consumer has said goodbye."""
@@ -192,12 +206,25 @@ class Sessions:
             link.streams.append(stream)
             self._wake(link)
 
-    def give_credit(self, link: Link, size: int, positions: Iterable[pb.Position]) -> None:
-        """The consumer can take `size` more bytes, and has received what the positions say."""
+    def give_credit(
+        self,
+        link: Link,
+        size: int,
+        positions: Iterable[pb.Position],
+        elements: int | None = None,
+    ) -> None:
+        """The consumer can take `size` more bytes, and has received what the positions say.
+
+        From the first time on that it gives `elements`, it takes so many more, and no others.
+        """
         with self._lock:
             link.credit += size
-            if link.credit > MAX_CREDIT_BYTES:
-                raise ProtocolError(f"a credit of {link.credit} bytes is absurd")
+            if elements is not None:
+                link.elements = (link.elements or 0) + elements
+            if link.credit > MAX_CREDIT_BYTES or (link.elements or 0) > MAX_CREDIT_BYTES:
+                raise ProtocolError(
+                    f"a credit of {link.credit} bytes and {link.elements} elements is absurd"
+                )
             for position in positions:
                 stream = link.session.streams.get(position.task_id)
                 if stream is not None:
@@ -215,9 +242,15 @@ class Sessions:
     def refuse(self, link: Link, reason: str) -> None:
         """Send this after what is on its way, and nothing more."""
         with self._lock:
-            link.refused = True
-            link.outbox.append(Refusal(reason))
-            link.ready.notify()
+            self._refuse(link, reason)
+
+    def refuse_all(self, reason: str) -> None:
+        """Send this to all consumers, and to those that come later."""
+        with self._lock:
+            self._refusal = reason
+            for session in self._sessions.values():
+                if session.link is not None:
+                    self._refuse(session.link, reason)
 
     def next_batch(self, link: Link) -> list[Outgoing] | None:
         """What to send on the link now; waits for it. None when the link is closed."""
@@ -279,12 +312,12 @@ class Sessions:
     def _fill(self, link: Link) -> None:
         if link.refused or link.closed:
             return
-        room = MAX_RETAINED_BYTES - sum(s.retained_bytes for s in link.session.streams.values())
+        room = MAX_RETAINED_BYTES - link.session.retained_bytes
         batch = sum(out.cost for out in link.outbox if isinstance(out, Sent))
         misses = 0
         while batch < BATCH_BYTES and misses < len(link.streams):
             stream = link.streams.popleft()
-            out = stream.next(link.credit > 0, room > 0)
+            out = stream.next(link.credit > 0 and link.elements != 0, room > 0, link.elements)
             if out is None:
                 link.streams.append(stream)
                 misses += 1
@@ -297,8 +330,15 @@ class Sessions:
             elif isinstance(out, Sent):
                 link.streams.append(stream)
                 link.credit -= out.cost
+                if link.elements is not None:
+                    link.elements = max(0, link.elements - out.block.count)
                 room -= out.cost
                 batch += out.cost
+
+    def _refuse(self, link: Link, reason: str) -> None:
+        link.refused = True
+        link.outbox.append(Refusal(reason))
+        link.ready.notify()
 
     def _reply(self, link: Link, reply: Ended) -> None:
         if len(link.outbox) >= MAX_WAITING_REPLIES:
@@ -311,6 +351,19 @@ class Sessions:
         link.closed = True
         self._idle.pop(link, None)
         link.ready.notify()
+
+    def _bound_what_is_kept(self) -> None:
+        """Forget those who have been away longest, as of a trainer that crashes again and again."""
+        away = sorted(
+            (session for session in self._sessions.values() if session.link is None),
+            key=lambda session: session.left_at,
+        )
+        kept = sum(session.retained_bytes for session in away)
+        for session in away:
+            if kept <= MAX_AWAY_BYTES:
+                break
+            kept -= session.retained_bytes
+            self._drop(session)
 
     def _drop(self, session: Session) -> None:
         if self._sessions.get(session.consumer_id) is session:

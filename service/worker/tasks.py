@@ -113,6 +113,7 @@ class TaskRunner:
         if task.num_providers:
             self._feed = LeaseFeed(self._dispatcher, task.task_id, task.num_providers)
         self.definition = dataset.definition
+        self.output.compression = dataset.definition.compression
         executor = make_executor(dataset.definition, dataset.graph, self._feed)
         self._executor = executor
         # Once more, if it came too early to find what it is about.

@@ -18,11 +18,13 @@ from dataclasses import dataclass
 import grpc
 
 from ...journal.proto import events_pb2 as ev
+from .. import tunnel
 from ..dispatcher_client import DispatcherClient
 from ..errors import ForebayError, InvalidArgument
 from ..executors import load
 from ..grpc_server import SERVER_OPTIONS, WILDCARDS, bind
 from ..proto import forebay_pb2 as pb
+from ..protocols import GRPC, SERVED, TCP
 from ..transport import BlockServer, TaskOutput
 from .tasks import TaskRunner
 from .tensorflow_face import TensorFlowFace
@@ -41,13 +43,19 @@ KEPT_COMPLETED = 64
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """`address` is what clients are told; by default, host and port."""
+    """`address` and `data_address` are what clients are told; by default, host and port.
+
+    "%port%" in them stands for the port. `data_transfer_protocol` is the only way that blocks
+    are offered, "unix", "tcp" or "grpc"; by default, all of them are.
+    """
 
     dispatcher: str
     host: str = "127.0.0.1"
     port: int = 0
     data_port: int = 0
     address: str = ""
+    data_address: str = ""
+    data_transfer_protocol: str | None = None
     tags: tuple[str, ...] = ()
     heartbeat_interval_ms: int = 5_000  # the longest that a heartbeat waits for a change
     dispatcher_timeout_ms: int = 60_000
@@ -78,9 +86,11 @@ class Worker:
         self.address = ""
         self._face = TensorFlowFace(self.runner_of)
         self._grpc = grpc.server(
-            ThreadPoolExecutor(GRPC_THREADS, thread_name_prefix="forebay-worker-grpc"),
-            handlers=[self._face.handlers()],
-            options=SERVER_OPTIONS,
+            ThreadPoolExecutor(
+                GRPC_THREADS + tunnel.MAX_TUNNELS, thread_name_prefix="forebay-worker-grpc"
+            ),
+            handlers=[self._face.handlers(), tunnel.handlers(self._blocks.serve)],
+            options=[*SERVER_OPTIONS, *tunnel.SERVER_OPTIONS],
         )
 
     def start(self) -> None:
@@ -149,12 +159,13 @@ class Worker:
                 log.warning("task %d is still in an element, and is left", runner.task.task_id)
 
     def _data_addresses(self) -> list[tuple[str, str]]:
-        """Where blocks are to be had, under the host name that clients are told."""
-        host = self.address.rpartition(":")[0]
-        return [
-            (protocol, f"{host}:{self._blocks.port}" if protocol == "tcp" else address)
-            for protocol, address in self._blocks.addresses
-        ]
+        """Where blocks are to be had, the best way first, as clients are told."""
+        data_address = self._options.data_address or f"{self.address.rpartition(':')[0]}:%port%"
+        addresses = dict(self._blocks.addresses)
+        addresses[TCP] = data_address.replace("%port%", str(self._blocks.port))
+        addresses[GRPC] = self.address
+        wanted = self._options.data_transfer_protocol
+        return [(p, addresses[p]) for p in SERVED if wanted is None or p == wanted]
 
     def _take_all(self) -> list[TaskRunner]:
         with self._tasks_lock:

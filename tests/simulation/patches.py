@@ -112,6 +112,10 @@ def replaced(owner: Any, **values: object) -> Iterator[None]:
             setattr(owner, name, value)
 
 
+def _no_tunnel(address: str, timeout_s: float) -> None:
+    raise ConnectionRefusedError(111, "Connection refused")
+
+
 @contextmanager
 def simulated() -> Iterator[None]:
     """Replace all of it, and put it back."""
@@ -130,6 +134,10 @@ def simulated() -> Iterator[None]:
     replace(concurrent.futures.thread, "_threads_queues", WeakKeyDictionary())
     server = sys.modules["forebay.service.transport.server"]
     replace(server, "set", InOrder)
+    # Consumers are never in a worker's process, nor do they reach one by gRPC.
+    consumer = sys.modules["forebay.service.client.consumer"]
+    replace(consumer, "local_worker", lambda uid: None)
+    replace(consumer, "open_tunnel", _no_tunnel)
     log = logging.getLogger("forebay")
     handler = _Listener()
     level, propagate = log.level, log.propagate

@@ -129,7 +129,8 @@ class Socket:
 
     # -- data --------------------------------------------------------------------------------
 
-    def sendmsg(self, buffers: Sequence[bytes | memoryview]) -> int:
+    def sendmsg(self, buffers: Sequence[bytes | memoryview], ancillary: Sequence[Any] = ()) -> int:
+        assert not ancillary, "nothing here is large enough for shared memory"
         self._check_open()
         pipe, this = self._out, kernel()
         if pipe is None:
@@ -190,6 +191,11 @@ class Socket:
         del pipe.arrived[:count]
         pipe.writable.notify_all()
         return count
+
+    def recvmsg_into(
+        self, targets: Sequence[memoryview], room: int, flags: int
+    ) -> tuple[int, list[Any], int, None]:
+        return self.recv_into(targets[0]), [], 0, None
 
     def _wait(self, room: WaitingRoom, option: int) -> None:
         timeout_s = self._timeouts[option] or None
@@ -373,6 +379,7 @@ def _network() -> Network:
 
 socket = SimpleNamespace(
     **{name: getattr(real, name) for name in dir(real) if name.isupper() and name[0] in "ASMITL"},
+    CMSG_SPACE=real.CMSG_SPACE,
     socket=Socket,
     socketpair=_socketpair,
     create_connection=_create_connection,

@@ -1,0 +1,143 @@
+"""The datasets that are read, and how their elements reach a trainer.
+
+Sources are cheap and the same on both sides: what is measured is the way of an element, not
+the making of one. Pixels and numbers are random, so that no compression saves any transport.
+"""
+
+from __future__ import annotations
+
+import enum
+import pathlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from .files import records
+from .training import keras_step, photograph_batches
+
+BATCH = 1_000
+SMALL_BATCH = 100
+ENDLESS = 10**12
+SEQUENCES = 1_000
+LONGEST = 512
+
+
+class Into(enum.Enum):
+    """What a trainer has of the elements."""
+
+    TENSORFLOW = "a tf.data.Dataset"
+    NUMPY = "NumPy arrays"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A dataset, and how its elements reach the trainer's Python."""
+
+    dataset: Callable[[pathlib.Path, int], Any]  # from the directory of the row's files, and a size
+    dynamic: bool = False
+    into: Into = Into.TENSORFLOW
+    batch: int = 1  # elements that reach Python at once
+    gather: Callable[[Any], Any] | None = None  # makes these batches, in-graph, after the read
+    protocol: str | None = None  # of data, by which they reach it; Forebay's name for it
+    step: Callable[[], Callable[[Any], None]] | None = None  # makes what is done with each
+
+
+def _random(shape: tuple[int, ...]) -> Any:
+    return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+
+
+def _again(tensors: Any) -> Any:
+    """An element, again and again: nothing is made, nothing is copied."""
+    return tf.data.Dataset.from_tensors(tensors).repeat()
+
+
+def _in_turn(tensors: Any) -> Any:
+    """Slices, again and again: for small elements, cheaper than repeating a single one."""
+    return tf.data.Dataset.from_tensor_slices(tensors).repeat()
+
+
+def _scalars(_: pathlib.Path, size: int) -> Any:
+    return tf.data.Dataset.range(size or ENDLESS)
+
+
+def _record_files(directory: pathlib.Path, _: int) -> Any:
+    return tf.data.TFRecordDataset([str(file) for file in records(directory)]).repeat()
+
+
+def _fixed_records(_: pathlib.Path, __: int) -> Any:
+    return _in_turn(_random((SEQUENCES, 1024)))
+
+
+def _images(_: pathlib.Path, __: int) -> Any:
+    return _again(_random((224, 224, 3)))
+
+
+def _medium(_: pathlib.Path, __: int) -> Any:
+    return _again(_random((16, 1024)))
+
+
+def _batches(_: pathlib.Path, __: int) -> Any:
+    return _again(_random((32, 224, 224, 3)))
+
+
+def _big_batches(_: pathlib.Path, __: int) -> Any:
+    return _again(np.random.default_rng(0).random((32, 224, 224, 3), np.float32))
+
+
+def _tokens(_: pathlib.Path, __: int) -> Any:
+    """Sequences of 1 to 512 tokens, most of them short, as text is."""
+    random = np.random.default_rng(0)
+    lengths = np.minimum(LONGEST, 1 + random.geometric(1 / 100, SEQUENCES))
+    flat = random.integers(0, 50_000, lengths.sum(), np.int32)
+    return _in_turn(tf.RaggedTensor.from_row_lengths(flat, lengths)).map(_dense)
+
+
+def _dense(row: Any) -> Any:
+    return tf.ensure_shape(row, [None])
+
+
+def _dicts(_: pathlib.Path, __: int) -> Any:
+    random = np.random.default_rng(0)
+    names = [f"example {number}" for number in range(SEQUENCES)]
+    return _in_turn(
+        {
+            "image": _random((SEQUENCES, 32, 32, 3)),
+            "label": np.arange(SEQUENCES),
+            "weight": random.random(SEQUENCES, np.float32),
+            "meta": {"name": names, "valid": random.random(SEQUENCES) < 0.5},
+            "box": tuple(random.random((4, SEQUENCES), np.float32)),
+        }
+    )
+
+
+def _batch(dataset: Any) -> Any:
+    return dataset.batch(BATCH)
+
+
+def _small_batch(dataset: Any) -> Any:
+    return dataset.batch(SMALL_BATCH)
+
+
+def _ragged_batch(dataset: Any) -> Any:
+    return dataset.ragged_batch(SMALL_BATCH)
+
+
+CASES = {
+    "scalars": Case(dataset=_scalars, batch=BATCH, gather=_batch),
+    "records": Case(dataset=_record_files, batch=BATCH, gather=_batch),
+    "fixed records": Case(dataset=_fixed_records, batch=BATCH, gather=_batch),
+    "numpy": Case(dataset=_scalars, into=Into.NUMPY),
+    "medium": Case(dataset=_medium),
+    "images": Case(dataset=_images),
+    "batches": Case(dataset=_batches),
+    "batches into NumPy": Case(dataset=_batches, into=Into.NUMPY),
+    "batches over TCP": Case(dataset=_batches, into=Into.NUMPY, protocol="tcp"),
+    "big batches": Case(dataset=_big_batches),
+    "tokens": Case(dataset=_tokens, batch=SMALL_BATCH, gather=_ragged_batch),
+    "dicts": Case(dataset=_dicts, batch=SMALL_BATCH, gather=_small_batch),
+    "jpeg": Case(dataset=photograph_batches, step=keras_step),
+    "splits": Case(dataset=_scalars, dynamic=True, batch=BATCH, gather=_batch),
+}

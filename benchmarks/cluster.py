@@ -1,0 +1,145 @@
+"""One side's cluster on this machine, read from by readers that measure."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import pathlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .results import Reading, together
+from .servers import Child, Server, our_dispatcher, our_worker, peer_dispatcher, peer_worker
+from .setting import Setting
+
+
+@dataclass(frozen=True)
+class Side:
+    """A service, with a compression that datasets are registered with."""
+
+    label: str
+    service: str
+    compression: str
+
+
+SIDES = {
+    "peer": Side("tf.data service", "tensorflow", "AUTO"),
+    "uncompressed": Side("tf.data service, compression=None", "tensorflow", "none"),
+    "ours": Side("Forebay", "forebay", "AUTO"),
+}
+
+
+class Reader(Child):
+    """A trainer's process, to be asked for readings. Until it is ready it takes a while."""
+
+    def __init__(self, side: Side, dispatcher: Server, files: pathlib.Path) -> None:
+        super().__init__(
+            "forebay.benchmarks.reader",
+            *(side.service, dispatcher.address, side.compression, files),
+            tied=True,
+        )
+
+    @functools.cached_property
+    def _greeting(self) -> str:
+        return self.answer()
+
+    def wait_until_ready(self) -> None:
+        assert self._greeting
+
+    def reading(self) -> Reading:
+        """The answer to what it was asked."""
+        return Reading(**json.loads(self.answer()))
+
+
+class Cluster:
+    """A dispatcher, workers and readers of one side. Readers, if several, share a job."""
+
+    def __init__(self, side: Side, setting: Setting, directory: pathlib.Path) -> None:
+        self._side = side
+        self._setting = setting
+        self._stack = contextlib.ExitStack()
+        self._workers: list[Server] = []
+        self._readers: list[Reader] = []
+        self._jobs = 0
+        own = directory / side.label
+        own.mkdir()
+        dispatcher = our_dispatcher(own) if self._ours else peer_dispatcher(own, collect=True)
+        self._dispatcher = self._stack.enter_context(dispatcher)
+
+    @property
+    def _ours(self) -> bool:
+        return self._side.service == "forebay"
+
+    def grow(self, *, workers: int, readers: int) -> None:
+        """Start what is missing to so many; `wait_until_ready` waits for them."""
+        start = our_worker if self._ours else peer_worker
+        for _ in range(len(self._workers), workers):
+            self._workers.append(self._stack.enter_context(start(self._dispatcher)))
+        for _ in range(len(self._readers), readers):
+            reader = Reader(self._side, self._dispatcher, self._setting.files)
+            self._readers.append(self._stack.enter_context(reader))
+
+    def wait_until_ready(self) -> None:
+        for worker in self._workers:
+            worker.wait_until_serving()
+        for reader in self._readers:
+            reader.wait_until_ready()
+
+    @contextlib.contextmanager
+    def fresh_reader(self) -> Iterator[None]:
+        """For a while, a reader that has not read anything is the only one."""
+        with Reader(self._side, self._dispatcher, self._setting.files) as reader:
+            reader.wait_until_ready()
+            before, self._readers = self._readers, [reader]
+            yield
+            self._readers = before
+
+    def measure(self, case: str, *, size: int = 0, seconds: float | None = None) -> Reading:
+        """Read with all readers for some time; a dataset of a size to its end, if it gets there."""
+        self._jobs += 1
+        question = {
+            "case": case,
+            "size": size,
+            "warm_up_s": 0 if size else self._setting.warm_up_s,
+            "seconds": self._setting.seconds if seconds is None else seconds,
+            "workers": [worker.pid for worker in self._workers],
+            "job_name": f"job {self._jobs}" if len(self._readers) > 1 else None,
+        }
+        for reader in self._readers:
+            reader.ask(question)
+        return together([reader.reading() for reader in self._readers])
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@contextlib.contextmanager
+def own_clusters(setting: Setting, name: str) -> Iterator[dict[str, Cluster]]:
+    """A cluster of each side, of one worker and one reader, for one row alone."""
+    with contextlib.ExitStack() as stack:
+        directory = setting.directory(name)
+        sides = {}
+        for side in SIDES:
+            cluster = Cluster(SIDES[side], setting, directory)
+            sides[side] = stack.enter_context(contextlib.closing(cluster))
+        grow(sides)
+        yield sides
+
+
+def shared_clusters(setting: Setting) -> dict[str, Cluster]:
+    """The same for several rows, one after another: starting processes takes its time."""
+    if not setting.shared:
+        directory = setting.directory("shared")
+        for side in SIDES:
+            setting.shared[side] = Cluster(SIDES[side], setting, directory)
+        grow(setting.shared)
+    return setting.shared
+
+
+def grow(sides: dict[str, Cluster], *, workers: int = 1, readers: int = 1) -> None:
+    """Bring each side to so many workers and readers, all at once, and wait for them."""
+    for cluster in sides.values():
+        cluster.grow(workers=workers, readers=readers)
+    for cluster in sides.values():
+        cluster.wait_until_ready()

@@ -1,0 +1,169 @@
+"""The rows there are, a run of some of them, and its record in JSON."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..service.errors import ForebayError, InvalidArgument
+from . import elements
+from .curves import elements_curve, splits_curve
+from .failover import failover
+from .first_element import first_element
+from .fleet import fleet
+from .loopback import loopback
+from .machine import describe, filesystem, require
+from .memory import memory
+from .redis import redis, redis_restart
+from .restart import restart
+from .results import Costs, Curve, Finding, Result
+from .scaling import consumers, workers
+from .setting import Setting
+from .splits import get_split, leases
+
+Row = Callable[[Setting], Sequence[Finding]]
+SHARING: dict[str, Row] = {  # the clusters that elements.py and others read from
+    "scalars": elements.scalars,
+    "records": elements.records,
+    "numpy": elements.numpy,
+    "tokens": elements.tokens,
+    "dicts": elements.dicts,
+    "fine_splits": elements.fine_splits,
+    "first_element": first_element,
+    "elements_curve": elements_curve,
+    "splits_curve": splits_curve,
+    "images": elements.images,
+    "batches": elements.batches,
+    "loopback": loopback,
+    "jpeg": elements.jpeg,
+}
+ROWS: dict[str, Row] = {
+    **SHARING,
+    "big_batches": elements.big_batches,
+    "workers": workers,
+    "consumers": consumers,
+    "fleet": fleet,
+    "restart": restart,
+    "leases": leases,
+    "get_split": get_split,
+    "memory": memory,
+    "redis": redis,
+    "redis_restart": redis_restart,
+    "failover": failover,
+}
+ROUNDS = 5
+SECONDS = 2.0
+QUICK_SECONDS = 0.5
+WARM_UP_S = 0.5
+
+
+@dataclass(kw_only=True)
+class Report:
+    """All that a run found, as far as it has come."""
+
+    started: str
+    quick: bool
+    rounds: int
+    machine: dict[str, Any]
+    calibrations_ms: list[float]
+    findings: list[Finding] = field(default_factory=list)
+    took_s: dict[str, float] = field(default_factory=dict)  # by row
+    failed: dict[str, str] = field(default_factory=dict)  # why, by row
+
+    def results(self) -> list[Result]:
+        return [finding for finding in self.findings if isinstance(finding, Result)]
+
+    def costs(self) -> list[Costs]:
+        return [finding for finding in self.findings if isinstance(finding, Costs)]
+
+    def curves(self) -> list[Curve]:
+        return [finding for finding in self.findings if isinstance(finding, Curve)]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "started": self.started,
+            "quick": self.quick,
+            "rounds": self.rounds,
+            "machine": self.machine,
+            "calibrations_ms": self.calibrations_ms,
+            "took_s": self.took_s,
+            "failed": self.failed,
+            "results": [result.as_json() for result in self.results()],
+            "costs": [costs.as_json() for costs in self.costs()],
+            "curves": [curve.as_json() for curve in self.curves()],
+        }
+
+
+def run(
+    rows: Sequence[str],
+    *,
+    rounds: int | None,
+    quick: bool,
+    directory: str,
+    progress: Callable[[str], None],
+) -> Report:
+    """Measure these rows, or all if there are none; `progress` is told which one it is at.
+
+    A row that fails, because something is missing or has ended that should not have, is said to
+    have failed. Raises InvalidArgument for rows and directories that cannot be measured,
+    ForebayError without TensorFlow.
+    """
+    if unknown := set(rows) - ROWS.keys():
+        raise InvalidArgument(
+            f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}"
+        )
+    if not os.path.isdir(directory):
+        raise InvalidArgument(f"--directory {directory} is no directory; make it first")
+    if filesystem(directory) == "tmpfs" and not quick:
+        raise InvalidArgument(
+            f"{directory} is in memory, where fsync costs nothing; give a --directory on a disk"
+        )
+    require("tensorflow")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # for TensorFlow, wherever it is used
+    with tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=directory) as name:
+        setting = Setting(
+            rounds=rounds or (1 if quick else ROUNDS),
+            quick=quick,
+            path=pathlib.Path(name),
+            seconds=QUICK_SECONDS if quick else SECONDS,
+            warm_up_s=QUICK_SECONDS if quick else WARM_UP_S,
+        )
+        report = Report(
+            started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            quick=quick,
+            rounds=setting.rounds,
+            machine=describe(setting.path),
+            calibrations_ms=setting.calibrations_ms,
+        )
+        try:
+            for row in rows or ROWS:
+                progress(row)
+                begun = time.perf_counter()
+                try:
+                    if row not in SHARING:
+                        setting.release()
+                    report.findings += ROWS[row](setting)
+                except ForebayError as error:
+                    report.failed[row] = str(error)  # the others' figures are worth having
+                    setting.release()
+                report.took_s[row] = round(time.perf_counter() - begun, 1)
+        finally:
+            setting.release()
+    return report
+
+
+def write(report: Report, file: pathlib.Path) -> None:
+    """Write its JSON. Raises ForebayError if that cannot be."""
+    text = json.dumps(report.as_json(), indent=1, ensure_ascii=False) + "\n"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    except OSError as error:
+        raise ForebayError(f"the figures could not be written to {file}: {error}") from None

@@ -1,0 +1,76 @@
+"""`forebay bench`: the benchmarks, side by side with tf.data service in the same run."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+import time
+
+import typer
+
+from ..errors import ForebayError, InvalidArgument
+
+WIDTH = 130  # of the tables, at least
+ROWS = typer.Argument(None, metavar="[ROW]…", help="By default, all; an unknown one lists them.")
+
+
+def bench(
+    rows: list[str] = ROWS,
+    rounds: int | None = typer.Option(
+        None, min=1, help="Of measuring each side; 5 by default.", envvar="FOREBAY_ROUNDS"
+    ),
+    quick: bool = typer.Option(
+        False, "--quick", help="Only try out whether it runs: the figures mean nothing.",
+        envvar="FOREBAY_QUICK",
+    ),
+    json_file: str = typer.Option(
+        "", "--json", help="Where the figures go, with plots (PNG) beside them; by default "
+        "forebay-bench-<date>.json here, and nowhere if --quick.", envvar="FOREBAY_JSON",
+    ),
+    directory: str = typer.Option(
+        tempfile.gettempdir(), help="For journals; on a disk.", envvar="FOREBAY_DIRECTORY"
+    ),
+    plot: str = typer.Option(
+        "", help="Measure nothing: plot the figures in this file of an earlier run again.",
+        envvar="FOREBAY_PLOT",
+    ),
+) -> None:  # fmt: skip
+    """Measure Forebay beside TensorFlow's tf.data service, each in processes of its own."""
+    from rich.console import Console
+
+    from ...benchmarks.plot import load, write_plots
+    from ...benchmarks.run import run, write
+    from ...benchmarks.tables import render
+
+    if plot:
+        _say_written(write_plots(load(pathlib.Path(plot)), pathlib.Path(plot)))
+        return
+    console = Console()
+    started = time.strftime("%Y-%m-%d-%H%M", time.gmtime())
+    with console.status("") as shown:
+        try:
+            report = run(
+                rows or [],
+                rounds=rounds,
+                quick=quick,
+                directory=directory,
+                progress=lambda row: shown.update(f"measuring {row} …"),
+            )
+        except InvalidArgument as error:
+            raise typer.BadParameter(str(error)) from None
+    Console(width=max(WIDTH, console.width)).print(render(report))
+    if json_file or not quick:
+        file = pathlib.Path(json_file or f"forebay-bench-{started}.json")
+        write(report, file)
+        _say_written([file])
+        try:
+            _say_written(write_plots(report.as_json(), file))
+        except ForebayError as error:
+            print(f"no plot: {error}")
+    if report.failed:
+        raise ForebayError(f"not all was measured: {', '.join(report.failed)} failed, see above")
+
+
+def _say_written(files: list[pathlib.Path]) -> None:
+    for file in files:
+        print(f"written: {file}")

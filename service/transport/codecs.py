@@ -1,0 +1,82 @@
+"""The codecs by which a block's payload is compressed on its way: zstd and LZ4, from libraries.
+
+Both let go of the interpreter lock while they work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import lz4.block
+import numpy as np
+import zstandard
+
+from . import frames
+
+CODECS = ("lz4", "zstd")
+"""As they are called on the wire, the fastest first."""
+
+_MAX_LZ4_BYTES = 0x7E000000  # of input; LZ4's own limit
+_MAX_WINDOW_BYTES = 128 << 20  # that a zstd frame may have its reader keep
+
+
+class Unpackable(Exception):
+    """What was received is not what its header says; the message says how."""
+
+
+def pack(codec: str, payload: bytes | memoryview) -> bytes | None:
+    """The payload, compressed; None if that does not make it smaller."""
+    packed = _PACK[codec](payload)
+    return packed if packed is not None and len(packed) < len(payload) else None
+
+
+def join(buffers: Sequence[memoryview]) -> bytes | memoryview:
+    """The buffers as one, each padded as in a frame; not copied if there is but one."""
+    if len(buffers) == 1 and not frames.padding(len(buffers[0])):
+        return buffers[0]
+    return b"".join(part for b in buffers for part in (b, bytes(frames.padding(len(b)))))
+
+
+def unpack(codec: str, packed: memoryview, target: frames.Bytes) -> None:
+    """Fill `target` with what was packed, neither more nor less. Raises Unpackable."""
+    if codec not in _UNPACK:
+        raise Unpackable(f"it is compressed with {codec!r}, which nobody asked for")
+    try:
+        size = _UNPACK[codec](packed, target)
+    except (zstandard.ZstdError, lz4.block.LZ4BlockError) as error:
+        raise Unpackable(f"it does not decompress to {target.size} bytes: {error}") from error
+    if size != target.size:
+        raise Unpackable(f"it decompresses to {size} bytes instead of {target.size}")
+
+
+def _pack_lz4(payload: bytes | memoryview) -> bytes | None:
+    if len(payload) > _MAX_LZ4_BYTES:
+        return None
+    return cast(bytes, lz4.block.compress(payload, store_size=False))
+
+
+def _unpack_lz4(packed: memoryview, target: frames.Bytes) -> int:
+    raw = lz4.block.decompress(packed, uncompressed_size=target.size)
+    target[: len(raw)] = np.frombuffer(raw, np.uint8)  # the library has no way to fill a buffer
+    return len(raw)
+
+
+def _pack_zstd(payload: bytes | memoryview) -> bytes:
+    return zstandard.ZstdCompressor(level=1).compress(payload)
+
+
+def _unpack_zstd(packed: memoryview, target: frames.Bytes) -> int:
+    reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).stream_reader(packed)
+    # In one piece, which zstd decompresses straight into the target.
+    return reader.readinto(target.data) + len(reader.read(1))
+
+
+_PACK: dict[str, Callable[[bytes | memoryview], bytes | None]] = {
+    "lz4": _pack_lz4,
+    "zstd": _pack_zstd,
+}
+_UNPACK: dict[str, Callable[[memoryview, frames.Bytes], int]] = {
+    "lz4": _unpack_lz4,
+    "zstd": _unpack_zstd,
+}

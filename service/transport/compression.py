@@ -1,0 +1,164 @@
+"""Whether to compress blocks on a connection: measured, not guessed.
+
+What counts is how long the sender is busy with a byte of elements. Sent as it is, that is the
+time that the socket makes it wait: next to nothing while the network keeps up, and what the
+network needs for a byte when it does not. Compressed, it is the time to compress, and to send
+what is left, as far as the socket's buffer does not have both happen at once. `Choice` compares
+these: a sample of a block says which codec is worth a try, and the try whether it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from ...journal.proto import events_pb2 as ev
+from . import codecs
+
+WINDOW_S = 0.1  # busy, or
+WINDOW_BYTES = 32 << 20  # sent: then it is time to compare
+FAST_S_PER_BYTE = 0.25e-9  # 4 GB/s: no codec makes that faster
+GAIN = 0.9  # of the time, at most, or it is not worth the processor
+USELESS = 0.95  # compressed to more than that: give up at once
+LEAST_PATIENCE = 4  # windows until the next look, after a change;
+MAX_PATIENCE = 64  # and after many looks that changed nothing
+SAMPLE_BYTES = 256 << 10
+LEAST_BYTES = 1 << 10  # of a payload that is compressed
+
+_CODECS: dict[int, str] = {ev.ZSTD: "zstd", ev.LZ4: "lz4"}
+
+
+class Sample(NamedTuple):
+    """How a codec does on a piece of a block."""
+
+    ratio: float  # compressed to uncompressed
+    s_per_byte: float  # to compress, by uncompressed size
+
+
+class Choice:
+    """Which codec to use now, if any. Pure: told of measurements, it decides."""
+
+    def __init__(self) -> None:
+        self.codec: str | None = None
+        self.wants_samples = False
+        self._plain_s_per_byte = 0.0  # when last measured without compression
+        self._bytes = 0  # in this window
+        self._busy_s = 0.0
+        self._windows = 0  # since the last look
+        self._patience = 1  # windows until the next one
+        self._proven: str | None = None  # what was used last for a window, and kept
+
+    def sent(self, raw_bytes: int, busy_s: float) -> None:
+        """Blocks of that size have left, compressed if `codec` says so; to compress and to send
+        them took so long."""
+        self._bytes += raw_bytes
+        self._busy_s += busy_s
+        if self._busy_s < WINDOW_S and self._bytes < WINDOW_BYTES:
+            return
+        s_per_byte = self._busy_s / max(1, self._bytes)
+        self._bytes, self._busy_s = 0, 0.0
+        self._windows += 1
+        if self.codec is not None and s_per_byte > GAIN * self._plain_s_per_byte:
+            self._use(None)
+            return
+        if self._windows == 1 and self.codec != self._proven:
+            self._proven = self.codec
+            self._patience = LEAST_PATIENCE
+        if self.codec is None:
+            self._plain_s_per_byte = s_per_byte
+            if self._windows >= self._patience:
+                if s_per_byte > FAST_S_PER_BYTE:
+                    self.wants_samples = True
+                else:
+                    self._use(None)
+        elif self._windows >= self._patience:
+            # A window without, to see whether the network is still that slow; then the look.
+            self.codec = None
+            self._windows -= 1
+
+    def sampled(self, samples: Mapping[str, Sample]) -> None:
+        """What each codec would do with the blocks of now."""
+        self.wants_samples = False
+        plain = self._plain_s_per_byte
+        expected = {
+            codec: max(sample.s_per_byte, sample.ratio * plain)
+            for codec, sample in samples.items()
+            if sample.ratio <= USELESS
+        }
+        best = min(expected, key=expected.__getitem__, default=None)
+        self._use(best if best is not None and expected[best] <= GAIN * plain else None)
+
+    def disappointed(self) -> None:
+        """The codec in use did not make a block smaller."""
+        self._use(None)
+
+    def _use(self, codec: str | None) -> None:
+        if codec == self._proven:  # nothing has changed
+            self._patience = min(2 * self._patience, MAX_PATIENCE)
+        self.codec = codec
+        self._bytes, self._busy_s, self._windows = 0, 0.0, 0
+
+
+class Packer:
+    """Compresses the blocks of one connection; used by the thread that sends them.
+
+    `known` are the codecs that the consumer can undo. Where compression is to be measured, it is
+    only if `far`: the consumer is on another host.
+    """
+
+    def __init__(self, known: Collection[str], *, far: bool) -> None:
+        self._known = [codec for codec in codecs.CODECS if codec in known]
+        self._far = far
+        self._choice = Choice()
+        self._raw_bytes = 0  # since the last `sent`
+        self._packing_s = 0.0
+
+    def pack(
+        self, compression: int, buffers: Sequence[memoryview], size: int
+    ) -> tuple[str, bytes] | None:
+        """The codec, and the payload compressed; or None, to send it as it is.
+
+        `compression` is the dataset's: an events_pb2.BlockCompression.
+        """
+        self._raw_bytes += size
+        if size < LEAST_BYTES or not self._known:
+            return None
+        if compression != ev.MEASURED:
+            return self._packed(_CODECS.get(compression), buffers)
+        if not self._far:
+            return None
+        if self._choice.wants_samples:
+            self._choice.sampled(self._samples(buffers))
+        packed = self._packed(self._choice.codec, buffers)
+        if self._choice.codec is not None and (packed is None or len(packed[1]) > USELESS * size):
+            self._choice.disappointed()
+        return packed
+
+    def sent(self, seconds: float) -> None:
+        """What was packed since the last time has left the process in so long."""
+        self._choice.sent(self._raw_bytes, self._packing_s + seconds)
+        self._raw_bytes, self._packing_s = 0, 0.0
+
+    def _packed(self, codec: str | None, buffers: Sequence[memoryview]) -> tuple[str, bytes] | None:
+        if codec not in self._known:
+            return None
+        begun = time.perf_counter()
+        packed = codecs.pack(codec, codecs.join(buffers))
+        self._packing_s += time.perf_counter() - begun
+        return None if packed is None else (codec, packed)
+
+    def _samples(self, buffers: Sequence[memoryview]) -> dict[str, Sample]:
+        largest = max(buffers, key=len)
+        start = max(0, len(largest) - SAMPLE_BYTES) // 2
+        piece = largest[start : start + SAMPLE_BYTES]
+        return {codec: _sample(codec, piece) for codec in self._known}
+
+
+def _sample(codec: str, piece: memoryview) -> Sample:
+    seconds = []
+    for _ in range(2):  # one may have waited for the interpreter
+        begun = time.perf_counter()
+        packed = codecs.pack(codec, piece)
+        seconds.append(time.perf_counter() - begun)
+    return Sample(1.0 if packed is None else len(packed) / len(piece), min(seconds) / len(piece))

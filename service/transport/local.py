@@ -1,0 +1,127 @@
+"""A worker and its consumer in one process: blocks are handed over as they are.
+
+No socket, no encoding, no copy. What a consumer is owed, credit, turns among consumers and ends
+are those of `Sessions`, as over any connection; only that here nothing is ever on its way.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from ..blocks import Block
+from ..proto import transfer_pb2 as pb
+from .budget import Share
+from .messages import End, cost
+from .sessions import Ended, Refusal, Sent, Sessions
+
+_running: dict[int, Sessions] = {}  # of this process, by the worker's uid
+os.register_at_fork(after_in_child=_running.clear)  # their threads are not there
+
+
+def offer(worker_uid: int, sessions: Sessions) -> None:
+    """Let consumers of this process read from the worker."""
+    _running[worker_uid] = sessions
+
+
+def withdraw(worker_uid: int) -> None:
+    """The worker stops. Idempotent."""
+    _running.pop(worker_uid, None)
+
+
+def local_worker(uid: int) -> Sessions | None:
+    """The sessions of a worker that runs in this process."""
+    return _running.get(uid)
+
+
+def has_local_workers() -> bool:
+    """Whether any worker runs in this process."""
+    return bool(_running)
+
+
+class LocalClient:
+    """What BlockClient is, for a worker of this process."""
+
+    def __init__(
+        self,
+        worker: Sessions,
+        *,
+        consumer_id: int,
+        deliver: Callable[[int, Block | End], None],
+        lost: Callable[[str], None],
+        credit_bytes: int = 64 << 20,
+        elements: Share | None = None,
+    ) -> None:
+        self._worker = worker
+        self._deliver = deliver
+        self._lost = lost
+        self._credit_bytes = credit_bytes
+        self._elements = elements
+        self._link = worker.attach(consumer_id, lambda: None)
+        self._reading: set[int] = set()
+        self._closing = False
+        self._thread = threading.Thread(
+            target=self._run, name=f"forebay-blocks-of-{consumer_id}", daemon=True
+        )
+
+    def start(self) -> None:
+        self._give(self._credit_bytes)
+        self._thread.start()
+
+    def read(self, task_id: int) -> None:
+        """Have the task's blocks delivered. Each task can be read once."""
+        self._reading.add(task_id)
+        self._worker.read(self._link, task_id, 0)
+
+    def stop_task(self, task_id: int) -> None:
+        """Have no more of the task delivered, as soon as a delivery under way has returned."""
+        self._reading.discard(task_id)
+        self._worker.stop_reading(self._link, task_id)
+
+    def taken(self, task_id: int, block: Block) -> None:
+        """The trainer has the block, or nobody wants it: another may come in its place."""
+        if self._elements is not None:
+            self._elements.taken(block.count)
+        self._give(cost(block))
+
+    def close(self) -> None:
+        """Nothing is delivered afterwards. Idempotent."""
+        self._closing = True
+        if self._elements is not None:
+            self._elements.leave()
+        self._worker.forget(self._link)
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        reason = "it does not know this consumer any more"
+        while (batch := self._worker.next_batch(self._link)) is not None:
+            for out in batch:
+                match out:
+                    case Sent():
+                        self._receive(out)
+                    case Ended(task_id, end):
+                        if task_id in self._reading:
+                            self._reading.discard(task_id)
+                            self._deliver(task_id, end)
+                    case Refusal(text):
+                        reason = text
+        if not self._closing:
+            self._lost(reason)
+
+    def _receive(self, sent: Sent) -> None:
+        position = pb.Position(task_id=sent.task_id, received=sent.number)
+        self._worker.give_credit(self._link, 0, [position])
+        if self._elements is not None:
+            self._elements.received(sent.block.count)
+        if sent.task_id in self._reading:
+            self._deliver(sent.task_id, sent.block)
+        else:
+            self.taken(sent.task_id, sent.block)
+
+    def _give(self, size: int) -> None:
+        elements = None
+        if self._elements is not None:
+            elements = self._elements.grant() if self._elements.is_due() else 0
+        self._worker.give_credit(self._link, size, (), elements)

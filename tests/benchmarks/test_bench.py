@@ -1,0 +1,105 @@
+"""`forebay bench` runs, and writes what it found. What that is, is for people to look at."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from forebay.benchmarks import run
+from forebay.benchmarks.results import Better, Finding, Result
+from forebay.benchmarks.setting import Setting
+from forebay.service.cli.bench import bench
+from forebay.service.errors import ForebayError
+
+
+def forebay(*arguments: object, timeout_s: int = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "forebay.service.cli", "bench", *map(str, arguments)],
+        capture_output=True, text=True, timeout=timeout_s, check=False,
+    )  # fmt: skip
+
+
+def test_rows_run(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "figures.json"
+    done = forebay(
+        *("scalars", "fleet", "--quick", "--json", file, "--directory", tmp_path), timeout_s=110
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads(file.read_text())
+    assert [result["row"] for result in record["results"]] == ["scalars", "scalars"]
+    for result in record["results"]:
+        assert len(result["forebay"]) == len(result["peer"]) == len(result["ratios"]) == 1
+    sides = [costs["side"] for costs in record["costs"]]
+    assert sides == ["tf.data service", "tf.data service, compression=None", "Forebay"]
+    for costs in record["costs"]:
+        assert costs["median"]["worker_peak_mb"] > 0
+    assert [len(curve["lines"]["Forebay"]) for curve in record["curves"]] == [2, 2]
+    assert len(record["calibrations_ms"]) == 1
+    for plot in ("figures-ratios.png", "figures-curves.png"):
+        assert (tmp_path / plot).read_bytes().startswith(b"\x89PNG")
+    assert "scalars, batched in-graph" in done.stdout
+    assert "how quiet the machine was" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("hopes",), "no such row: hopes; there are scalars, records"),
+        (("scalars", "--directory", "/nowhere"), "--directory /nowhere is no directory"),
+        (("--rounds", 0), "--rounds"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(arguments: tuple[object, ...], said: str) -> None:
+    done = forebay(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def measured(_: Setting) -> list[Finding]:
+    return [Result(row="row", what="w", unit="u", better=Better.MORE, ours=[2.0], peer=[1.0])]
+
+
+def broken(_: Setting) -> list[Finding]:
+    raise ForebayError("a worker ended\nas its log says")
+
+
+def run_here(file: pathlib.Path, *rows: str) -> None:
+    bench(
+        rows=list(rows), rounds=1, quick=True, json_file=str(file), directory=str(file.parent),
+        plot="",
+    )  # fmt: skip
+
+
+def test_without_matplotlib_the_figures_are_written(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name)
+    )
+    monkeypatch.setitem(run.ROWS, "row", measured)
+    file = tmp_path / "figures.json"
+    run_here(file, "row")
+    assert json.loads(file.read_text())["results"][0]["ratios"] == [2.0]
+    assert "no plot: this needs matplotlib, not installed here" in capsys.readouterr().out
+    assert list(tmp_path.glob("*.png")) == []
+
+
+def test_a_row_that_fails_does_not_cost_the_others(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(run.ROWS, "row", measured)
+    monkeypatch.setitem(run.ROWS, "broken", broken)
+    file = tmp_path / "figures.json"
+    with pytest.raises(ForebayError, match="not all was measured: broken failed, see above"):
+        run_here(file, "broken", "row")
+    record = json.loads(file.read_text())
+    assert [result["row"] for result in record["results"]] == ["row"]
+    assert record["failed"] == {"broken": "a worker ended\nas its log says"}
+    assert "as its log says" in capsys.readouterr().out

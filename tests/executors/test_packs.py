@@ -1,0 +1,92 @@
+"""Pipelines that go through the queue in packs: which ones, and that nobody notices."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from forebay.service.client.tf_elements import graph_of
+from forebay.service.element_specs import component_specs
+from forebay.service.executors.packs import MAX_PACK_ELEMENTS, TEXT_ELEMENTS, elements_per_pack
+from forebay.service.executors.tf_data import TfDataExecutor
+from forebay.service.graphs import Graph
+
+Dataset = tf.data.Dataset
+
+
+def pack_of(dataset: Any) -> int:
+    return elements_per_pack(Graph(graph_of(dataset)), component_specs(dataset.element_spec))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "elements"),
+    [
+        (lambda: Dataset.range(10), MAX_PACK_ELEMENTS),
+        (lambda: Dataset.range(10).shuffle(3).repeat().take(5), MAX_PACK_ELEMENTS),
+        (lambda: Dataset.from_tensor_slices(tf.zeros([9, 1024], tf.uint8)), 64),
+        (lambda: tf.data.TFRecordDataset(["a", "b"]), TEXT_ELEMENTS),
+        (
+            lambda: Dataset.from_tensor_slices(["a"]).interleave(
+                tf.data.TFRecordDataset, num_parallel_calls=2
+            ),
+            TEXT_ELEMENTS,
+        ),
+        (lambda: Dataset.zip(Dataset.range(9), tf.data.TextLineDataset("a")), TEXT_ELEMENTS),
+        # Functions are called, and may take their time; shapes differ; elements are large.
+        (lambda: Dataset.range(10).map(lambda x: x + 1), 1),
+        (lambda: Dataset.range(10).filter(lambda x: x > 1), 1),
+        (lambda: Dataset.range(9).flat_map(lambda x: Dataset.from_tensors(x * 2)), 1),
+        (lambda: Dataset.range(9).interleave(lambda x: Dataset.range(x).map(tf.square)), 1),
+        (lambda: Dataset.range(10).batch(3), 1),
+        (lambda: Dataset.from_tensors(tf.zeros([1 << 20])).repeat(3), 1),
+        (lambda: Dataset.from_tensors(tf.zeros([0])).repeat(3), 1),
+    ],
+)  # fmt: skip
+def test_only_pipelines_that_call_no_function_are_packed(
+    dataset: Callable[[], Any], elements: int
+) -> None:
+    assert pack_of(dataset()) == elements
+
+
+def test_records_come_back_in_their_order(tmp_path: pathlib.Path) -> None:
+    records = [b"%d" % i * (i % 700) for i in range(1000)]
+    path = str(tmp_path / "records")
+    with tf.io.TFRecordWriter(path) as writer:
+        for record in records:
+            writer.write(record)
+    dataset = Dataset.zip(Dataset.range(1000), tf.data.TFRecordDataset([path]))
+    executor = TfDataExecutor(graph_of(dataset), element_spec=dataset.element_spec)
+    numbers, texts = [], []
+    for block in executor.blocks():
+        numbers += list(block.components[0].elements())
+        texts += list(block.components[1].elements())
+        assert len(texts) == len(numbers)
+    assert numbers == list(range(1000))
+    assert texts == records
+
+
+def test_what_is_there_when_splits_run_dry_waits_for_no_more_than_a_pack() -> None:
+    dry, more = threading.Event(), threading.Event()
+
+    class Feed:
+        def next_range(self, provider: int, repetition: int) -> tuple[int, int] | None:
+            if not dry.is_set():
+                dry.set()
+                return 0, 10 * MAX_PACK_ELEMENTS + 7
+            more.wait()
+            return None
+
+    dataset = Dataset.range(10**6)
+    executor = TfDataExecutor(graph_of(dataset), Feed(), element_spec=dataset.element_spec)
+    blocks = executor.blocks()
+    seen = 0
+    while seen < 10 * MAX_PACK_ELEMENTS:
+        seen += next(blocks).count
+    assert dry.is_set()
+    more.set()
+    assert seen + sum(block.count for block in blocks) == 10 * MAX_PACK_ELEMENTS + 7

@@ -1,0 +1,161 @@
+"""Workers that say what they are told to, and a connection that alters what passes."""
+
+from __future__ import annotations
+
+import collections
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from forebay.service.proto import transfer_pb2 as pb
+from forebay.service.transport import frames
+
+TIMEOUT_S = 30
+
+
+def encoded(message: pb.ToConsumer | pb.ToWorker, payload: bytes = b"") -> bytes:
+    """The frame of a message."""
+    return b"".join(frames.encode(message.SerializeToString(), [memoryview(payload)]))
+
+
+class Saying(NamedTuple):
+    """Bytes, and the descriptors that go with the first of them; those are closed once sent."""
+
+    data: bytes
+    descriptors: Sequence[int] = ()
+
+
+WELCOME = Saying(encoded(pb.ToConsumer(welcome=pb.Welcome(version=1))))
+ENOUGH = Saying(encoded(pb.ToConsumer(refused=pb.Refused(reason="it has been enough"))))
+
+
+class ScriptedWorker:
+    """Follows a script on each connection and closes it; without one it refuses for good."""
+
+    def __init__(self, family: socket.AddressFamily = socket.AF_INET) -> None:
+        if family == socket.AF_UNIX:
+            name = f"forebay-test-{secrets.token_hex(8)}"
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(f"\0{name}")
+            self._listener.listen()
+            self.addresses = [("unix", f"@{name}")]
+        else:
+            self._listener = socket.create_server(("127.0.0.1", 0))
+            self.addresses = [("tcp", f"127.0.0.1:{self._listener.getsockname()[1]}")]
+        self._scripts: collections.deque[list[Saying]] = collections.deque()
+        self._thread = threading.Thread(target=self._run, name="test-scripted-worker")
+        self._thread.start()
+
+    def follow(self, script: Iterable[Saying]) -> None:
+        """Say this to the next one that connects."""
+        self._scripts.append(list(script))
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            script = self._scripts.popleft() if self._scripts else [ENOUGH]
+            with sock:
+                self._perform(sock, script)
+
+    @staticmethod
+    def _perform(sock: socket.socket, script: list[Saying]) -> None:
+        sock.settimeout(TIMEOUT_S)
+        open_ones = [d for saying in script for d in saying.descriptors]
+        try:
+            for saying in script:
+                if saying.data:
+                    frames.send(sock, [saying.data], saying.descriptors)
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(1 << 16):
+                pass
+        except OSError:  # the client has had enough of it
+            pass
+        finally:
+            for descriptor in open_ones:
+                os.close(descriptor)
+
+
+class Damage(NamedTuple):
+    """What is done to the byte `at` of what passes in one direction."""
+
+    to_worker: bool
+    at: int
+    cut: bool  # there; otherwise all bits of the byte are turned over
+
+
+class MeddlingProxy:
+    """Passes on what clients and a worker say, and damages connections."""
+
+    def __init__(self, port: int, damage: Callable[[], Damage | None]) -> None:
+        """`damage` is asked for each connection to the worker's `port`."""
+        self._target = ("127.0.0.1", port)
+        self._damage = damage
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.addresses = [("tcp", f"127.0.0.1:{self._listener.getsockname()[1]}")]
+        self.damaged = 0  # connections
+        self._threads = [threading.Thread(target=self._run, name="test-proxy")]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        """End; the connections have ended before."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        self._listener.close()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            thread = threading.Thread(
+                target=self._serve, args=(near, self._damage()), name="test-proxy"
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, near: socket.socket, damage: Damage | None) -> None:
+        with near, socket.create_connection(self._target) as far:
+            for sock in (near, far):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            forth = threading.Thread(
+                target=self._pass,
+                args=(near, far, damage if damage and damage.to_worker else None),
+                name="test-proxy",
+            )
+            forth.start()
+            self._pass(far, near, damage if damage and not damage.to_worker else None)
+            forth.join()
+
+    def _pass(self, source: socket.socket, sink: socket.socket, damage: Damage | None) -> None:
+        passed = 0
+        try:
+            while data := source.recv(1 << 16):
+                if damage is not None and passed <= damage.at < passed + len(data):
+                    self.damaged += 1
+                    at = damage.at - passed
+                    if damage.cut:
+                        sink.sendall(data[:at])
+                        break
+                    data = data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+                sink.sendall(data)
+                passed += len(data)
+        except OSError:  # cut, by the other direction or by an end
+            pass
+        for sock in (source, sink):
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:  # it is cut
+                pass

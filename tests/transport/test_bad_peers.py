@@ -1,0 +1,374 @@
+"""Peers that stall, hoard, vanish and come again: bounded memory, nothing twice, nothing lost."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import itertools
+import logging
+import os
+import random
+import socket
+import struct
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from forebay.service.blocks import Block
+from forebay.service.chaos.proxy import Proxies
+from forebay.service.proto import transfer_pb2 as pb
+from forebay.service.transport import (
+    BlockServer,
+    EndOfTask,
+    TaskOutput,
+    frames,
+    messages,
+    server,
+    sessions,
+)
+
+from .peers import Damage, MeddlingProxy
+from .samples import numbered
+from .test_connection import TIMEOUT_S, UID, Consumer, only, say, task
+
+TASK = 5
+MB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing() -> Iterator[None]:
+    gc.collect()
+    files = len(os.listdir("/proc/self/fd"))
+    yield
+    assert [t.name for t in threading.enumerate() if t.name.startswith("forebay-blocks")] == []
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
+@pytest.fixture
+def closing(leave_nothing: None) -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def started(closing: ExitStack, **options: float) -> BlockServer:
+    running = BlockServer(UID, **options)  # type: ignore[arg-type]
+    closing.callback(running.stop)
+    running.start()
+    return running
+
+
+class Peer:
+    """A consumer that does as the test says, and not more."""
+
+    def __init__(self, worker: BlockServer, consumer_id: int, received: int = 0) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", worker.port), TIMEOUT_S)
+        frames.tune(self.socket)
+        self._reader = frames.FrameReader(self.socket, "the worker")
+        hello = pb.Hello(version=messages.VERSION, consumer_id=consumer_id, worker_uid=UID)
+        say(self.socket, pb.ToWorker(hello=hello))
+        assert self.hear().HasField("welcome")
+        say(self.socket, pb.ToWorker(read=pb.Read(task_id=TASK, any=pb.Any(received=received))))
+
+    def give(self, credit_bytes: int, received: int | None = None) -> None:
+        positions = [] if received is None else [pb.Position(task_id=TASK, received=received)]
+        say(self.socket, pb.ToWorker(credit=pb.Credit(bytes=credit_bytes, positions=positions)))
+
+    def hear(self) -> pb.ToConsumer:
+        frame = self._reader.read()
+        assert frame is not None
+        return pb.ToConsumer.FromString(frame.header)
+
+    def blocks(self) -> Iterator[pb.Block]:
+        """Until the end of the task."""
+        while (message := self.hear()).HasField("block"):
+            yield message.block
+        assert message.HasField("end_of_task")
+
+    def vanish(self) -> None:
+        """Reset the connection: no goodbye, and what is on its way is lost."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+
+
+def all_of(consumer: Consumer, ends: int) -> dict[int, list[int]]:
+    """The numbers of the blocks of each task, until so many of them have ended."""
+    numbers: dict[int, list[int]] = collections.defaultdict(list)
+    while ends:
+        task_id, item = consumer.take()
+        if isinstance(item, Block):
+            numbers[task_id].append(item.lease_id)
+        else:
+            assert item == EndOfTask()
+            ends -= 1
+    return numbers
+
+
+# -- stalls ------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_accepts_and_says_nothing_is_passed_over(closing: ExitStack) -> None:
+    mute = closing.enter_context(socket.create_server(("127.0.0.1", 0)))
+    worker = started(closing)
+    task(worker, TASK, 3)
+    addresses = [("tcp", f"127.0.0.1:{mute.getsockname()[1]}"), *only(worker, "tcp")]
+    consumer = Consumer(addresses, reads=TASK, connect_timeout_s=0.2)
+    closing.callback(consumer.client.close)
+    assert consumer.numbers() == [1, 2, 3]
+
+
+def test_a_connection_that_stalls_or_goes_deaf_costs_nothing(closing: ExitStack) -> None:
+    """Others go on meanwhile. What was lost on the way is sent again, and nothing twice."""
+    worker = started(closing)
+    proxies = Proxies()
+    closing.callback(proxies.close)
+    proxy = [("tcp", f"127.0.0.1:{proxies.add('worker', worker.port)}")]
+    task(worker, TASK, 60, lambda: MB)
+    slow = Consumer(proxy, 1, reads=TASK, credit_bytes=4 * MB, give_up_s=TIMEOUT_S)
+    closing.callback(slow.client.close)
+    slow_ones = [slow.take()[1].lease_id for _ in range(5)]  # type: ignore[union-attr]
+    proxies.stall("worker", 600)
+    brisk = Consumer(only(worker, "tcp"), 2, reads=TASK)
+    closing.callback(brisk.client.close)
+    brisk_ones = brisk.numbers()
+    proxies.mute("worker", 0.1)  # lost, and then the connection is cut
+    proxies.stall("worker", 0)
+    slow_ones += slow.numbers()
+    assert slow_ones == sorted(slow_ones)
+    assert sorted(slow_ones + brisk_ones) == list(range(1, 61))
+
+
+def test_consumers_that_do_not_read_hold_only_what_was_sent_to_them(closing: ExitStack) -> None:
+    worker = started(closing)
+    task(worker, TASK, 300, lambda: MB)
+    mute = [Peer(worker, consumer_id) for consumer_id in range(10)]
+    for peer in mute:
+        closing.callback(peer.socket.close)
+        peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        peer.give(1 << 34)
+    brisk = Consumer(worker.addresses, 11, reads=TASK)
+    closing.callback(brisk.client.close)
+    numbers = brisk.numbers()
+    assert len(numbers) >= 300 - 10 * 10, "the kernel takes a few, the sender has one in its hands"
+    for peer in mute:
+        numbers += [block.lease_id for block in peer.blocks()]
+    assert sorted(numbers) == list(range(1, 301))
+
+
+# -- hoarders ----------------------------------------------------------------------------------
+
+
+def test_a_consumer_that_never_says_what_arrived(closing: ExitStack) -> None:
+    """It gets as much as is kept for it, whatever its credit, until it does say so."""
+    worker = started(closing)
+    most = sessions.MAX_RETAINED_BYTES // MB + 1
+    one, total = numbered(1, MB), 2 * most
+    output = TaskOutput(1 << 40)
+    for _ in range(total):
+        output.put(one)
+    output.finish()
+    worker.add_task(TASK, output)
+    hoarder = Peer(worker, 1)
+    closing.callback(hoarder.socket.close)
+    hoarder.give(1 << 34)
+    for number in range(1, most):
+        assert hoarder.hear().block.number == number
+    hoarder.socket.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        for _ in range(2):
+            hoarder.hear()
+    brisk = Consumer(worker.addresses, 2, reads=TASK)
+    closing.callback(brisk.client.close)
+    assert len(brisk.numbers()) >= total - most - 1, "the others' share is theirs"
+
+
+def test_credit_is_held_to(closing: ExitStack) -> None:
+    worker = started(closing)
+    task(worker, TASK, 50, lambda: 10_000)
+    peer = Peer(worker, 1)
+    closing.callback(peer.socket.close)
+    numbers = []
+    for _ in range(50):
+        peer.give(1)
+        numbers.append(peer.hear().block.number)
+        peer.give(10_511, numbers[-1])  # what the block cost beyond that
+    assert numbers == list(range(1, 51))
+    assert list(peer.blocks()) == []
+
+
+# -- those that come again and again -----------------------------------------------------------
+
+
+def test_a_consumer_that_comes_a_thousand_times(closing: ExitStack) -> None:
+    """Each time it takes a block or two, and is gone without a word. It gets all, in order."""
+    worker = started(closing)
+    total = 1000
+    task(worker, TASK, total, lambda: 2_000)
+    dice = random.Random(7)
+    received = 0
+    memory = []
+    tracemalloc.start()
+    closing.callback(tracemalloc.stop)
+    for times in itertools.count(1):
+        peer = Peer(worker, 1, received)
+        peer.give(20_000)
+        for _ in range(dice.randrange(1, 3)):
+            if not (message := peer.hear()).HasField("block"):
+                break
+            assert message.block.number == message.block.lease_id == received + 1
+            received += 1
+            if dice.random() < 0.5:
+                peer.give(0, received)
+            if received == total:
+                break
+        peer.vanish()
+        if times % 100 == 0:
+            gc.collect()
+            memory.append(tracemalloc.get_traced_memory()[0])
+        if times >= 1000 and received == total:
+            break
+    assert max(memory) < memory[0] + 2 * MB
+
+
+def test_consumers_that_come_once_are_forgotten(closing: ExitStack) -> None:
+    worker = started(closing, linger_s=0)
+    output = TaskOutput(4 * MB)
+    worker.add_task(TASK, output)
+    closing.callback(output.cancel)
+    tracemalloc.start()
+    closing.callback(tracemalloc.stop)
+    for consumer_id in range(300):
+        output.put(numbered(consumer_id, MB))
+        peer = Peer(worker, consumer_id)
+        peer.give(1)
+        assert peer.hear().block.number == 1
+        peer.vanish()
+    assert tracemalloc.get_traced_memory()[1] < 40 * MB
+
+
+def test_what_is_kept_for_those_who_stay_away_is_bounded(
+    closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a trainer that crashes again and again: each time it is another consumer."""
+    monkeypatch.setattr(sessions, "MAX_AWAY_BYTES", 8 * MB)
+    worker = started(closing)
+    task(worker, TASK, 40, lambda: MB)
+    for consumer_id in range(1, 21):
+        peer = Peer(worker, consumer_id)
+        peer.give(1)
+        assert peer.hear().block.lease_id == consumer_id
+        peer.vanish()
+        wait_until_nobody_is_served()
+    again = []
+    for consumer_id in range(20, 0, -1):
+        peer = Peer(worker, consumer_id)
+        closing.callback(peer.socket.close)
+        peer.give(1)
+        again.append(peer.hear().block.lease_id)
+    assert again == [*range(20, 13, -1), *range(21, 34)], "those who left last, theirs again"
+
+
+def wait_until_nobody_is_served() -> None:
+    while any(t.name == "forebay-blocks-receiver" for t in threading.enumerate()):
+        time.sleep(0.001)
+
+
+def test_more_connections_than_are_allowed(
+    closing: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 4)
+    worker = started(closing)
+    task(worker, TASK, 4)
+    peers = [Peer(worker, consumer_id) for consumer_id in range(4)]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", worker.port), TIMEOUT_S) as refused:
+                assert refused.recv(1) == b""
+    assert len(caplog.records) == 3
+    for number, peer in enumerate(peers, 1):
+        peer.give(1)
+        assert peer.hear().block.lease_id == number
+        peer.socket.close()
+    while True:  # until the worker has noticed that they are gone
+        try:
+            Peer(worker, 5).socket.close()
+        except (OSError, AssertionError):
+            continue
+        break
+
+
+def test_connections_that_have_ended_leave_no_shared_memory(closing: ExitStack) -> None:
+    """Nor a descriptor; and not only once the garbage collector happens to come."""
+    worker = started(closing)
+    output = TaskOutput(1 << 40)
+    worker.add_task(TASK, output)
+    one = numbered(1, MB)
+    for _ in range(1000):
+        output.put(one)
+    gc.collect()
+    gc.disable()
+    closing.callback(gc.enable)
+    files = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        consumer = Consumer(only(worker, "unix"), reads=TASK, credit_bytes=8 * MB)
+        for _ in range(20):
+            consumer.take()
+        consumer.client.close()
+        consumer.arrived.queue.clear()
+        wait_until_nobody_is_served()
+        assert len(os.listdir("/proc/self/fd")) == files
+
+
+# -- many of both, and connections that are cut anywhere ---------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_block_once_through_connections_cut_anywhere(closing: ExitStack, seed: int) -> None:
+    """Four consumers of four workers: each block goes to one of them, in order, once."""
+    dice = random.Random(seed)
+
+    def cut() -> Damage:
+        return Damage(dice.random() < 0.3, int(dice.expovariate(1 / 8_000)), cut=True)
+
+    workers = [started(closing) for _ in range(4)]
+    proxies = [MeddlingProxy(worker.port, cut) for worker in workers]
+    outputs = [TaskOutput(100_000) for _ in workers]
+    total = 300
+
+    def produce(number: int, output: TaskOutput) -> None:
+        sizes = random.Random(number)
+        for block in range(1, total + 1):
+            output.put(numbered(block, sizes.choice([8, 800, 8_000])))
+        output.finish()
+
+    producers = [
+        threading.Thread(target=produce, args=pair, name="test-producer")
+        for pair in enumerate(outputs)
+    ]
+    for proxy, worker, output, producer in zip(proxies, workers, outputs, producers, strict=True):
+        closing.callback(proxy.close)
+        worker.add_task(TASK, output)
+        producer.start()
+    consumers = [
+        [
+            Consumer(p.addresses, i, reads=TASK, credit_bytes=40_000, give_up_s=TIMEOUT_S)
+            for p in proxies
+        ]
+        for i in range(4)
+    ]
+    for consumer in itertools.chain(*consumers):
+        closing.callback(consumer.client.close)
+    for number in range(4):
+        of_worker = []
+        for mine in consumers:
+            numbers = mine[number].numbers()
+            assert numbers == sorted(numbers)
+            of_worker += numbers
+        assert sorted(of_worker) == list(range(1, total + 1))
+    for producer in producers:
+        producer.join()
+    assert sum(proxy.damaged for proxy in proxies) > 20

@@ -1,0 +1,475 @@
+"""Compression of blocks: when it pays, what arrives, and what lies about itself."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import lz4.block
+import numpy as np
+import pytest
+import zstandard
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.blocks import Block, Component
+from forebay.service.errors import ProtocolError
+from forebay.service.proto import transfer_pb2 as pb
+from forebay.service.transport import BlockServer, EndOfTask, TaskOutput, frames, messages
+from forebay.service.transport.codecs import CODECS, Unpackable, join, pack, unpack
+from forebay.service.transport.compression import (
+    MAX_PATIENCE,
+    WINDOW_BYTES,
+    WINDOW_S,
+    Choice,
+    Packer,
+    Sample,
+)
+
+from .samples import SAMPLES, assert_same, strings
+from .test_connection import UID, Consumer, only
+
+TASK = 5
+MB = 1 << 20
+SMOOTH = bytes(range(256)) * 4096
+NOISE = np.random.default_rng(0).bytes(MB)
+
+every_codec = pytest.mark.parametrize("codec", CODECS)
+
+
+@pytest.fixture
+def closing() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+# -- codecs ------------------------------------------------------------------------------------
+
+
+def room(size: int) -> frames.Bytes:
+    return np.full(size, 0xEE, np.uint8)
+
+
+@every_codec
+@pytest.mark.parametrize("size", [1000, 64 << 10, MB])
+def test_there_and_back(codec: str, size: int) -> None:
+    packed = pack(codec, SMOOTH[:size])
+    assert packed is not None and len(packed) < size
+    target = room(size)
+    unpack(codec, memoryview(packed), target)
+    assert target.tobytes() == SMOOTH[:size]
+
+
+@every_codec
+def test_what_cannot_be_made_smaller_is_left_as_it_is(codec: str) -> None:
+    assert pack(codec, NOISE) is None
+
+
+@every_codec
+@pytest.mark.parametrize("change", [-1, 1, -MB // 2, MB])
+def test_a_wrong_size_is_noticed_and_nothing_is_written_beyond(codec: str, change: int) -> None:
+    packed = pack(codec, SMOOTH)
+    assert packed is not None
+    memory = room(2 * MB + 64)
+    target = memory[: MB + change]
+    with pytest.raises(Unpackable, match="decompress"):
+        unpack(codec, memoryview(packed), target)
+    assert (memory[target.size :] == 0xEE).all()
+
+
+@every_codec
+def test_every_cut_is_noticed(codec: str) -> None:
+    packed = pack(codec, SMOOTH[:5000])
+    assert packed is not None
+    for size in range(len(packed)):
+        with pytest.raises(Unpackable):
+            unpack(codec, memoryview(packed)[:size], room(5000))
+
+
+@every_codec
+def test_garbage_decompresses_to_nothing_or_to_what_fits(codec: str) -> None:
+    dice = np.random.default_rng(1)
+    packed = bytearray(pack(codec, SMOOTH[:5000]) or b"")
+    for _ in range(500):
+        broken = bytearray(packed)
+        broken[dice.integers(len(broken))] ^= 1 << int(dice.integers(8))
+        memory = room(6000)
+        try:
+            unpack(codec, memoryview(broken), memory[:5000])
+        except Unpackable:
+            pass
+        assert (memory[5000:] == 0xEE).all()
+
+
+def test_a_zstd_frame_that_wants_much_memory_is_refused() -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=30, enable_ldm=True)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    packed = compressor.compress(SMOOTH) + compressor.flush()
+    with pytest.raises(Unpackable):
+        unpack("zstd", memoryview(packed), room(MB - 1))
+
+
+def test_an_unknown_codec_is_refused() -> None:
+    with pytest.raises(Unpackable, match="'gzip', which nobody asked for"):
+        unpack("gzip", memoryview(b""), room(1))
+
+
+def test_join_pads_as_frames_do() -> None:
+    assert join([memoryview(b"a" * 64)]) == b"a" * 64
+    joined = join([memoryview(b"a"), memoryview(b""), memoryview(b"b" * 65)])
+    assert joined == b"a" + bytes(63) + b"b" * 65 + bytes(63)
+
+
+# -- the decision ------------------------------------------------------------------------------
+
+GOOD = {"lz4": Sample(0.5, 2e-9), "zstd": Sample(0.3, 6e-9)}
+NOISY = {"lz4": Sample(1.0, 0.2e-9), "zstd": Sample(1.0, 0.3e-9)}
+
+
+class Link:
+    """A connection with a sender that always has something to send."""
+
+    def __init__(self, s_per_byte: float, samples: dict[str, Sample]) -> None:
+        self.choice = Choice()
+        self.s_per_byte = s_per_byte
+        self.samples = samples
+        self.looks = 0
+
+    def window(self) -> str | None:
+        """Send for one window; with what."""
+        codec = self.choice.codec
+        sample = self.samples[codec] if codec else Sample(1, 0)
+        s_per_byte = sample.s_per_byte + sample.ratio * self.s_per_byte
+        size = int(min(WINDOW_BYTES, WINDOW_S / s_per_byte + 1))
+        self.choice.sent(size, size * s_per_byte)
+        if self.choice.wants_samples:
+            self.looks += 1
+            self.choice.sampled(self.samples)
+        return codec
+
+    def windows(self, count: int) -> list[str | None]:
+        return [self.window() for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("mb_per_s", "codec"),
+    [(10, "zstd"), (60, "zstd"), (100, "lz4"), (150, "lz4"), (400, None), (3000, None)],
+)
+def test_the_codec_that_makes_blocks_arrive_soonest(mb_per_s: int, codec: str | None) -> None:
+    """After a try, if need be: at 400 MB/s LZ4 might pay, and does not."""
+    link = Link(1e-6 / mb_per_s, GOOD)
+    link.windows(2)
+    assert link.choice.codec == codec
+
+
+def test_what_was_tried_in_vain_is_tried_less_and_less_often() -> None:
+    link = Link(1e-6 / 400, GOOD)
+    used = link.windows(1000)
+    assert 5 < used.count("lz4") < 1000 / MAX_PATIENCE + 8
+
+
+def test_nothing_is_decided_before_a_window_has_passed() -> None:
+    choice = Choice()
+    choice.sent(MB, WINDOW_S / 2)
+    assert not choice.wants_samples
+    choice.sent(MB, WINDOW_S / 2)
+    assert choice.wants_samples
+    choice.sampled({"zstd": Sample(0.3, 1e-9)})
+    assert choice.codec == "zstd"
+
+
+def test_a_network_faster_than_any_codec_is_not_even_sampled() -> None:
+    link = Link(0.1e-9, GOOD)
+    assert set(link.windows(1000)) == {None}
+    assert link.looks == 0
+
+
+def test_incompressible_data_is_left_alone_for_longer_each_time() -> None:
+    link = Link(20e-9, NOISY)
+    assert set(link.windows(1000)) == {None}
+    assert 5 < link.looks < 1000 / MAX_PATIENCE + 8
+
+
+def test_data_that_becomes_compressible_is_noticed() -> None:
+    link = Link(20e-9, NOISY)
+    link.windows(500)
+    link.samples = GOOD
+    link.windows(MAX_PATIENCE + 1)
+    assert link.choice.codec is not None
+
+
+def test_it_looks_again_and_goes_on() -> None:
+    link = Link(20e-9, GOOD)
+    used = link.windows(1000)
+    assert 1 < used.count(None) < 30
+    assert used.count("zstd") > 900 or used.count("lz4") > 900
+
+
+def test_a_network_that_becomes_fast_is_noticed() -> None:
+    link = Link(20e-9, GOOD)
+    link.windows(500)
+    link.s_per_byte = 0.3e-9
+    link.windows(MAX_PATIENCE + 1)
+    assert link.choice.codec is None
+    assert set(link.windows(100)) == {None}
+
+
+def test_a_codec_that_is_slower_than_its_sample_is_given_up() -> None:
+    choice = Choice()
+    choice.sent(1, WINDOW_S)
+    choice.sampled({"zstd": Sample(0.1, 0)})
+    assert choice.codec == "zstd"
+    choice.sent(1, 2 * WINDOW_S)
+    assert choice.codec is None
+
+
+def test_disappointment_is_immediate() -> None:
+    choice = Choice()
+    choice.sent(1, WINDOW_S)
+    choice.sampled(GOOD)
+    assert choice.codec is not None
+    choice.disappointed()
+    assert choice.codec is None and not choice.wants_samples
+
+
+def test_no_codec_in_common() -> None:
+    choice = Choice()
+    choice.sent(1, WINDOW_S)
+    choice.sampled({})
+    assert choice.codec is None
+
+
+# -- the packer --------------------------------------------------------------------------------
+
+
+def slow(packer: Packer, data: bytes, *, blocks: int) -> list[str | None]:
+    """Send blocks of so many bytes over a network of 1 MB/s; with which codecs."""
+    used = []
+    for _ in range(blocks):
+        packed = packer.pack(ev.MEASURED, [memoryview(data)], len(data))
+        packer.sent((len(data) if packed is None else len(packed[1])) * 1e-6)
+        used.append(packed and packed[0])
+    return used
+
+
+def test_a_slow_network_is_compressed_for() -> None:
+    used = slow(Packer(CODECS, far=True), SMOOTH, blocks=20)
+    assert used[0] is None and used.count(None) < 6
+
+
+def test_never_on_one_host() -> None:
+    assert set(slow(Packer(CODECS, far=False), SMOOTH, blocks=50)) == {None}
+
+
+def test_never_what_the_consumer_cannot_undo() -> None:
+    assert set(slow(Packer(["gzip"], far=True), SMOOTH, blocks=50)) == {None}
+    packer = Packer(["lz4"], far=True)
+    assert packer.pack(ev.ZSTD, [memoryview(SMOOTH)], len(SMOOTH)) is None
+    assert set(slow(packer, SMOOTH, blocks=50)) == {None, "lz4"}
+
+
+def test_noise_is_not_compressed() -> None:
+    assert set(slow(Packer(CODECS, far=True), NOISE, blocks=50)) == {None}
+
+
+def test_compressible_data_that_ends_is_given_up_at_once() -> None:
+    packer = Packer(CODECS, far=True)
+    slow(packer, SMOOTH, blocks=2)
+    assert slow(packer, SMOOTH, blocks=1) != [None]
+    assert set(slow(packer, NOISE, blocks=10)) == {None}
+    assert packer._choice.codec is None
+
+
+@pytest.mark.parametrize(
+    ("compression", "codec"), [(ev.ZSTD, "zstd"), (ev.LZ4, "lz4"), (ev.NEVER, None)]
+)
+def test_by_name(compression: ev.BlockCompression, codec: str | None) -> None:
+    packed = Packer(CODECS, far=False).pack(compression, [memoryview(SMOOTH)], len(SMOOTH))
+    assert (packed and packed[0]) == codec
+
+
+def test_small_payloads_are_not_worth_it() -> None:
+    assert Packer(CODECS, far=True).pack(ev.ZSTD, [memoryview(bytes(512))], 512) is None
+
+
+# -- connections -------------------------------------------------------------------------------
+
+
+class Slow:
+    """A TCP proxy that lets so many bytes through a second, and counts them."""
+
+    def __init__(self, port: int, bytes_per_s: float) -> None:
+        self.passed = 0
+        self._target = port
+        self._bytes_per_s = bytes_per_s
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.addresses = [("tcp", f"127.0.0.1:{self._listener.getsockname()[1]}")]
+        self._threads = [threading.Thread(target=self._run, name="test-slow-proxy")]
+        self._threads[0].start()
+
+    def _run(self) -> None:
+        try:
+            near, _ = self._listener.accept()
+        except OSError:  # closed
+            return
+        far = socket.socket()
+        for sock in (near, far):  # or the network would take megabytes at once
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+        far.connect(("127.0.0.1", self._target))
+        there = threading.Thread(target=self._pass, args=(near, far, 0.0), name="test-there")
+        there.start()
+        self._pass(far, near, 1 / self._bytes_per_s)
+        there.join()
+        near.close()
+        far.close()
+
+    def _pass(self, source: socket.socket, target: socket.socket, s_per_byte: float) -> None:
+        begun = time.monotonic()
+        passed = 0
+        try:
+            while data := source.recv(16 << 10):
+                target.sendall(data)
+                passed += len(data)
+                if s_per_byte:
+                    self.passed = passed
+                    time.sleep(max(0.0, begun + passed * s_per_byte - time.monotonic()))
+        except OSError:  # the other direction is over
+            pass
+        for sock in (source, target):
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        self._listener.close()
+
+
+def read_through(
+    closing: ExitStack,
+    data: bytes,
+    *,
+    compression: ev.BlockCompression,
+    far: bool,
+    blocks: int = 40,
+    bytes_per_s: float = 100e6,
+) -> int:
+    """Send blocks of such data, and look at what arrives; the bytes that it took."""
+    server = BlockServer(UID, is_this_host=lambda _: not far)
+    closing.callback(server.stop)
+    server.start()
+    slow = Slow(server.port, bytes_per_s)
+    closing.callback(slow.close)
+    output = TaskOutput(1 << 40)
+    output.compression = compression
+    values = np.frombuffer(data, np.uint8)[np.newaxis]
+    for number in range(blocks):
+        output.put(Block(1, (Component(values),), lease_id=number))
+    output.finish()
+    server.add_task(TASK, output)
+    consumer = Consumer(slow.addresses, reads=TASK)
+    closing.callback(consumer.client.close)
+    for number in range(blocks):
+        _, block = consumer.take()
+        assert isinstance(block, Block) and block.lease_id == number
+        array = block.components[0].values
+        assert isinstance(array, np.ndarray) and np.array_equal(array, values)
+        assert array.ctypes.data % frames.ALIGNMENT == 0 and array.flags.writeable
+    assert consumer.take() == (TASK, EndOfTask())
+    return slow.passed
+
+
+@pytest.mark.parametrize("compression", [ev.ZSTD, ev.LZ4])
+def test_named_codecs_compress_on_tcp(closing: ExitStack, compression: ev.BlockCompression) -> None:
+    assert read_through(closing, SMOOTH, compression=compression, far=False) < 4 * MB
+
+
+def test_never_means_never(closing: ExitStack) -> None:
+    assert read_through(closing, SMOOTH, compression=ev.NEVER, far=True) > 40 * MB
+
+
+def test_measured_on_one_host(closing: ExitStack) -> None:
+    assert read_through(closing, SMOOTH, compression=ev.MEASURED, far=False) > 40 * MB
+
+
+def test_measured_over_a_slow_network(closing: ExitStack) -> None:
+    """Until the first window is over it is sent as it is, and then some more to look again."""
+    passed = read_through(closing, SMOOTH, compression=ev.MEASURED, far=True, bytes_per_s=20e6)
+    assert passed < 30 * MB
+
+
+def test_measured_noise_over_a_slow_network(closing: ExitStack) -> None:
+    passed = read_through(closing, NOISE, compression=ev.MEASURED, far=True, bytes_per_s=100e6)
+    assert 40 * MB < passed < 41 * MB
+
+
+@every_codec
+def test_every_kind_of_block(closing: ExitStack, codec: str) -> None:
+    """Of every size from a kilobyte on; the small ones are left as they are."""
+    server = BlockServer(UID)
+    closing.callback(server.stop)
+    server.start()
+    output = TaskOutput()
+    output.compression = {"zstd": ev.ZSTD, "lz4": ev.LZ4}[codec]
+    words = strings(*itertools.islice(itertools.cycle([b"abc" * 9, b"", b"d"]), 500))
+    large = Block(500, (Component(words), Component(np.arange(500), np.ones((500, 1), np.int64))))
+    expected = [*SAMPLES.values(), large]
+    for block in expected:
+        output.put(block)
+    output.finish()
+    server.add_task(TASK, output)
+    consumer = Consumer(only(server, "tcp"), reads=TASK)
+    closing.callback(consumer.client.close)
+    for block in expected:
+        got = consumer.take()[1]
+        assert isinstance(got, Block)
+        assert_same(got, block)
+
+
+# -- liars -------------------------------------------------------------------------------------
+
+
+def packed_frame(codec: str, data: bytes, raw_bytes: int, *, says: int | None = None) -> bytes:
+    header = pb.Block(task_id=TASK, number=1, count=1)
+    header.components.add(dtype="uint8", shape=[1, raw_bytes], buffer_bytes=[raw_bytes])
+    header.packed.codec, header.packed.bytes = codec, len(data) if says is None else says
+    message = pb.ToConsumer(block=header).SerializeToString()
+    return b"".join(frames.encode(message, [memoryview(data)]))
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (packed_frame("zstd", zstandard.compress(SMOOTH), MB + 64), "instead of 1048640"),
+        (packed_frame("zstd", zstandard.compress(SMOOTH), MB - 64), "instead of 1048512"),
+        (packed_frame("lz4", lz4.block.compress(SMOOTH, store_size=False), 4096), "to 4096 bytes"),
+        (packed_frame("zstd", b"", 4096), "decompress"),
+        (packed_frame("lz4", b"\x00", 4096), "decompress"),
+        (packed_frame("gzip", b"abc", 4096), "nobody asked for"),
+        (packed_frame("zstd", b"abc", 4096, says=1 << 40), "says that they are 1099511627776"),
+        (packed_frame("zstd", b"abc", 1 << 33), "at most 4294967296 are allowed here"),
+        (packed_frame("zstd", b"abc", (1 << 63) - 1), "are allowed here"),
+    ],
+)
+def test_a_worker_that_lies_is_left(closing: ExitStack, frame: bytes, reason: str) -> None:
+    listener = closing.enter_context(socket.create_server(("127.0.0.1", 0)))
+    consumer = Consumer([("tcp", f"127.0.0.1:{listener.getsockname()[1]}")], reads=TASK)
+    closing.callback(consumer.client.close)
+    sock, _ = listener.accept()
+    with sock:
+        welcome = pb.ToConsumer(welcome=pb.Welcome(version=messages.VERSION))
+        frames.send(sock, [*frames.encode(welcome.SerializeToString()), frame])
+        lost = consumer.get()
+    assert isinstance(lost, str) and reason in lost
+
+
+def test_a_liar_breaks_the_protocol() -> None:
+    header = pb.Block(task_id=TASK, number=1, count=1)
+    header.packed.codec, header.packed.bytes = "zstd", 65
+    with pytest.raises(ProtocolError):
+        messages.unpack_payload(header, np.zeros(64, np.uint8), np.zeros(64, np.uint8), "the peer")

@@ -1,0 +1,389 @@
+"""Whatever bytes a peer sends: refused and said once, memory bounded, nobody else disturbed."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import logging
+import math
+import os
+import socket
+import struct
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import google_crc32c
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from forebay.service.blocks import Block
+from forebay.service.errors import ProtocolError
+from forebay.service.proto import transfer_pb2 as pb
+from forebay.service.transport import BlockServer, TaskOutput, frames, messages
+
+from .peers import WELCOME, Damage, MeddlingProxy, Saying, ScriptedWorker, encoded
+from .samples import SAMPLES
+from .test_connection import TIMEOUT_S, UID, Consumer, task
+
+TASK = 5
+CREDIT_BYTES = 4096
+MAX_PAYLOAD_BYTES = 1 << 20
+HELLO = pb.Hello(version=messages.VERSION, consumer_id=1, worker_uid=UID, shares_memory=True)
+
+
+def fuzz(max_examples: int) -> settings:
+    return settings(
+        derandomize=True,
+        max_examples=max_examples,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing() -> Iterator[None]:
+    files = len(os.listdir("/proc/self/fd"))
+    yield
+    assert [t.name for t in threading.enumerate() if t.name.startswith("forebay-blocks")] == []
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
+@pytest.fixture
+def closing(leave_nothing: None) -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def server(closing: ExitStack) -> BlockServer:
+    server = BlockServer(UID)
+    closing.callback(server.stop)
+    server.start()
+    return server
+
+
+@pytest.fixture(params=[socket.AF_INET, socket.AF_UNIX], ids=["tcp", "unix"])
+def worker(request: pytest.FixtureRequest, closing: ExitStack) -> ScriptedWorker:
+    worker = ScriptedWorker(request.param)
+    closing.callback(worker.close)
+    return worker
+
+
+@contextmanager
+def memory_bounded(size: int) -> Iterator[None]:
+    """No more than `size` bytes are asked for, above what there is."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < size
+    finally:
+        tracemalloc.stop()
+
+
+@contextmanager
+def logged(level: int) -> Iterator[list[logging.LogRecord]]:
+    """What the transport logs meanwhile, of this level or above."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(level)
+    handler.emit = records.append  # type: ignore[assignment,method-assign]
+    logger = logging.getLogger("forebay.service.transport")
+    logger.addHandler(handler)
+    try:
+        yield records
+    finally:
+        logger.removeHandler(handler)
+
+
+# -- damage on the way -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [True, False], ids=["cut", "turned over"])
+@pytest.mark.parametrize("to_worker", [True, False], ids=["to worker", "to consumer"])
+def test_every_byte_of_a_conversation(
+    server: BlockServer, closing: ExitStack, to_worker: bool, cut: bool
+) -> None:
+    """A connection is damaged there; all blocks come, once and in order, all the same."""
+    damages: list[Damage] = []
+    proxy = MeddlingProxy(server.port, lambda: damages.pop() if damages else None)
+    closing.callback(proxy.close)
+    samples = [SAMPLES[name] for name in ("varying strings", "scalars")]
+    for at in itertools.count():
+        output = TaskOutput()
+        for number, block in enumerate(samples):
+            output.put(Block(block.count, block.components, lease_id=number))
+        output.finish()
+        server.add_task(at, output)
+        damages.append(Damage(to_worker, at, cut))
+        consumer = Consumer(proxy.addresses, consumer_id=at, reads=at)
+        try:
+            assert consumer.numbers() == [0, 1], f"damaged at {at}"
+        finally:
+            consumer.client.close()
+        server.remove_task(at)
+        if proxy.damaged == at:
+            break
+    assert at > 80
+
+
+# -- strategies --------------------------------------------------------------------------------
+
+
+def absurd_prefix(header_bytes: int, payload_bytes: int) -> bytes:
+    """The beginning of a frame of these lengths, with right checksums."""
+    lengths = struct.pack("<4sIQI", b"FBY1", header_bytes, payload_bytes, 0)
+    return lengths + struct.pack("<I", google_crc32c.value(lengths))
+
+
+ABSURD_PREFIXES = st.builds(
+    absurd_prefix,
+    st.sampled_from([0, 1, 1 << 16, 1 << 20, (1 << 20) + 1, (1 << 32) - 1]),
+    st.sampled_from([0, 1, 1 << 20, (1 << 20) + 1, 1 << 32, (1 << 64) - 1]),
+)
+
+
+def damaged(frames_: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    """Most of them whole, some cut, some with a byte turned over, some garbage."""
+    share = st.floats(0, 1, exclude_max=True)
+
+    def cut(data: bytes, where: float) -> bytes:
+        return data[: int(where * len(data))]
+
+    def turned(data: bytes, where: float) -> bytes:
+        at = int(where * len(data))
+        return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+
+    broken = [st.builds(f, frames_, share) for f in (cut, turned)]
+    return st.one_of(frames_, frames_, frames_, *broken, st.binary(max_size=40), ABSURD_PREFIXES)
+
+
+SIZES = st.sampled_from([0, 0, 0, 1, 2, 3, 8, 64, 1 << 20, 1 << 27, 1 << 31, 1 << 62, -1])
+
+
+@st.composite
+def absurd_blocks(draw: st.DrawFn) -> bytes:
+    """The frame of a block whose sizes are absurd, though many of them agree with each other."""
+    header = pb.Block(task_id=TASK, number=1, count=draw(SIZES))
+    for _ in range(draw(st.integers(1, 3))):
+        dtype, size = draw(
+            st.sampled_from(
+                [("int32", 4), ("bool", 1), ("complex128", 16), ("string", 8), ("?", 1)]
+            )
+        )
+        varying = draw(st.booleans())
+        rank = draw(st.sampled_from([0, 0, 1, 2, 32, 33, -1])) if varying else 0
+        shape = draw(st.lists(SIZES, min_size=1, max_size=1 if varying else 4))
+        if not varying and draw(st.integers(0, 9)):
+            shape[0] = header.count
+        sizes = [math.prod(shape) * size, *[0] * (dtype == "string")]
+        sizes += [header.count * rank * 8] * varying
+        header.components.add(
+            dtype=dtype,
+            shape=shape,
+            rank=rank,
+            varying=varying,
+            buffer_bytes=[
+                n if 0 <= n <= MAX_PAYLOAD_BYTES else draw(SIZES) % (1 << 64) for n in sizes
+            ],
+        )
+    payload = sum(n + -n % 64 for c in header.components for n in c.buffer_bytes)
+    filled = bytes([draw(st.sampled_from([0, 1, 255]))]) * min(payload, MAX_PAYLOAD_BYTES)
+    return encoded(pb.ToConsumer(block=header), filled)
+
+
+def block(task_id: int, number: int, size: int, slab: pb.Slab | None) -> bytes:
+    component = pb.Component(dtype="uint8", shape=[1, size], buffer_bytes=[size])
+    header = pb.Block(
+        task_id=task_id, number=number, count=1, components=[component], lease_id=number, slab=slab
+    )
+    return encoded(pb.ToConsumer(block=header), bytes(size) if slab is None else b"")
+
+
+TASKS = st.sampled_from([TASK, TASK, TASK + 1, 9])
+SLABS = st.builds(pb.Slab, number=st.sampled_from([0, 1, 63, 64]), fresh=st.booleans())
+FROM_WORKERS = st.one_of(
+    st.builds(block, TASKS, st.integers(0, 4), st.sampled_from([0, 8, 3000]), st.none()),
+    st.builds(block, TASKS, st.integers(0, 4), st.sampled_from([0, 8, 3000]), st.none() | SLABS),
+    st.builds(lambda t: encoded(pb.ToConsumer(end_of_task=pb.EndOfTask(task_id=t))), TASKS),
+    st.builds(lambda t: encoded(pb.ToConsumer(task_failed=pb.TaskFailed(task_id=t))), TASKS),
+    st.builds(lambda t: encoded(pb.ToConsumer(task_unknown=pb.TaskUnknown(task_id=t))), TASKS),
+    st.sampled_from([pb.ToConsumer(), pb.ToConsumer(welcome=pb.Welcome())]).map(encoded),
+)
+
+COUNTS = st.sampled_from([0, 0, 1, 2, 3, 1 << 62, (1 << 64) - 1])
+POSITIONS = st.builds(pb.Position, task_id=TASKS, received=COUNTS, taken=COUNTS)
+FROM_CONSUMERS = st.one_of(
+    st.builds(
+        lambda t, n: pb.ToWorker(read=pb.Read(task_id=t, any=pb.Any(received=n))), TASKS, COUNTS
+    ),
+    st.builds(
+        lambda size, positions, slabs: pb.ToWorker(
+            credit=pb.Credit(bytes=size, positions=positions, slabs=slabs)
+        ),
+        st.sampled_from([0, 1, 3000, 1 << 20, 1 << 36, (1 << 64) - 1]),
+        st.lists(POSITIONS, max_size=2),
+        st.lists(st.sampled_from([0, 1, 64]), max_size=1),
+    ),
+    st.builds(lambda t: pb.ToWorker(stop=pb.Stop(task_id=t)), TASKS),
+    st.sampled_from(
+        [
+            pb.ToWorker(),
+            pb.ToWorker(goodbye=pb.Goodbye()),
+            pb.ToWorker(read=pb.Read(task_id=TASK)),
+            pb.ToWorker(hello=HELLO),
+            pb.ToWorker(hello=pb.Hello(version=0)),
+        ]
+    ),
+).map(encoded)
+
+
+# -- what workers say --------------------------------------------------------------------------
+
+
+def verdict(worker: ScriptedWorker, script: list[Saying]) -> list[Any]:
+    """What comes of it with a consumer of two tasks: what was delivered, and why it ended."""
+    worker.follow([WELCOME, *script])
+    consumer = Consumer(
+        worker.addresses,
+        reads=TASK,
+        credit_bytes=CREDIT_BYTES,
+        max_payload_bytes=MAX_PAYLOAD_BYTES,
+        give_up_s=TIMEOUT_S,
+    )
+    try:
+        consumer.client.read(TASK + 1)
+        arrived = [consumer.get()]
+        while not isinstance(arrived[-1], str):
+            arrived.append(consumer.get())
+    finally:
+        consumer.client.close()
+    assert arrived[-1] != "its thread crashed; the log says why"
+    return arrived
+
+
+@pytest.mark.parametrize("worker", [socket.AF_INET], indirect=True, ids=["tcp"])
+@given(frame=absurd_blocks())
+@fuzz(max_examples=200)
+def test_blocks_with_absurd_headers(worker: ScriptedWorker, frame: bytes) -> None:
+    with memory_bounded(16 * MAX_PAYLOAD_BYTES):
+        for item in verdict(worker, [Saying(frame)])[:-1]:
+            for component in item[1].components:
+                assert component.values is not None
+
+
+def descriptors(kind: str) -> list[int]:
+    """Files, not all of which can be shared memory."""
+    if kind == "pipe":
+        return list(os.pipe())
+    if kind == "none":
+        return []
+    file = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, 4096)
+    if kind == "sealed":
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    return [file] if kind != "many" else [file, *(os.dup(file) for _ in range(80))]
+
+
+FILES = st.sampled_from(["none", "none", "sealed", "sealed", "unsealed", "pipe", "many"])
+
+
+@given(script=st.lists(st.tuples(damaged(FROM_WORKERS), FILES), max_size=10))
+@fuzz(max_examples=150)
+def test_whatever_a_worker_says(worker: ScriptedWorker, script: list[tuple[bytes, str]]) -> None:
+    shares = worker.addresses[0][0] == "unix"
+    sayings = [Saying(data, descriptors(files) if shares else []) for data, files in script]
+    with memory_bounded(16 * MAX_PAYLOAD_BYTES):
+        arrived = verdict(worker, sayings)[:-1]
+        delivered = [item for _, item in arrived if isinstance(item, Block)]
+        held = [messages.cost(block) for block in delivered]
+        assert sum(held[:-1]) < CREDIT_BYTES
+    assert {task_id for task_id, _ in arrived} <= {TASK, TASK + 1}
+    for task_id in (TASK, TASK + 1):
+        items = [item for of, item in arrived if of == task_id]
+        ends = [item for item in items if not isinstance(item, Block)]
+        assert ends == items[len(items) - len(ends) :]
+        assert len(ends) <= 1
+        numbers = [item.lease_id for item in items if isinstance(item, Block)]
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
+# -- what consumers say ------------------------------------------------------------------------
+
+
+def connect(address: tuple[str, str]) -> socket.socket:
+    protocol, where = address
+    if protocol == "tcp":
+        host, _, port = where.rpartition(":")
+        return socket.create_connection((host, int(port)), TIMEOUT_S)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(TIMEOUT_S)
+    sock.connect(where.replace("@", "\0", 1))
+    return sock
+
+
+def understood(script: list[bytes]) -> Iterator[pb.ToWorker]:
+    """The messages before the first that is damaged."""
+    near, far = socket.socketpair()
+    with near, far:
+        near.sendall(b"".join(script))
+        near.shutdown(socket.SHUT_WR)
+        reader = frames.FrameReader(far, "the test", max_header_bytes=1 << 16, max_payload_bytes=0)
+        try:
+            while (frame := reader.read()) is not None:
+                yield pb.ToWorker.FromString(frame.header)
+        except (ProtocolError, DecodeError):
+            return
+
+
+def answers(sock: socket.socket) -> Iterator[pb.ToConsumer]:
+    """All that the worker says, until it closes the connection."""
+    reader = frames.FrameReader(sock, "the worker")
+    try:
+        while (frame := reader.read()) is not None:
+            yield pb.ToConsumer.FromString(frame.header)
+    except ConnectionResetError:  # it closed before it had read everything
+        pass
+
+
+@pytest.mark.parametrize("protocol", ["unix", "tcp"])
+def test_whatever_a_consumer_says(server: BlockServer, protocol: str) -> None:
+    (address,) = [a for a in server.addresses if a[0] == protocol]
+    hello = encoded(pb.ToWorker(hello=HELLO))
+    examples = 0
+
+    @given(greets=st.integers(0, 9), script=st.lists(damaged(FROM_CONSUMERS), max_size=10))
+    @fuzz(max_examples=80)
+    def check(greets: int, script: list[bytes]) -> None:
+        nonlocal examples
+        examples += 1
+        task(server, TASK, 3)
+        task(server, TASK + 1, 3, lambda: 300_000)
+        task(server, TASK + 2, 3)
+        with connect(address) as sock:
+            try:
+                sock.sendall(b"".join([hello] * (greets > 0) + script))
+                sock.shutdown(socket.SHUT_WR)
+            except OSError:  # the worker has had enough of it
+                pass
+            said = list(answers(sock))
+        costs = [
+            sum(n for c in s.block.components for n in c.buffer_bytes) + 512
+            for s in said
+            if s.HasField("block")
+        ]
+        credit = sum(message.credit.bytes for message in understood(script))
+        assert sum(costs[:-1]) <= credit
+        assert not costs or credit
+        brisk = Consumer([address], consumer_id=2, reads=TASK + 2)
+        assert brisk.numbers() == [1, 2, 3]
+        brisk.client.close()
+        for task_id in range(TASK, TASK + 3):
+            server.remove_task(task_id)
+
+    with memory_bounded(64 << 20), logged(logging.WARNING) as records:
+        check()
+        server.stop()
+    assert 0 < len(records) <= examples

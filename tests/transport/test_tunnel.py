@@ -1,0 +1,241 @@
+"""The data connection through gRPC: the same one, whatever is between."""
+
+from __future__ import annotations
+
+import gc
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+import pytest
+
+from forebay.service import tunnel
+from forebay.service.blocks import Block
+from forebay.service.chaos.proxy import Proxies
+from forebay.service.grpc_server import SERVER_OPTIONS, bind
+from forebay.service.transport import BlockServer, EndOfTask, TaskOutput
+
+from .samples import SAMPLES, assert_same
+from .test_connection import TIMEOUT_S, UID, Consumer, task
+
+TASK = 5
+
+
+@pytest.fixture(autouse=True)
+def leave_no_thread() -> Iterator[None]:
+    yield
+    gc.collect()  # of a socket that nobody closed, pytest makes an error
+    wait_until(lambda: not named_threads("forebay-tunnel"))
+    assert named_threads("forebay-blocks") == []
+
+
+def named_threads(name: str) -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith(name)]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    give_up_s = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def closing() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+class Worker:
+    """A BlockServer that is reached through a gRPC server only."""
+
+    def __init__(self, closing: ExitStack) -> None:
+        self.blocks = BlockServer(UID)
+        self.hosts: queue.Queue[str] = queue.Queue()
+        self.grpc = grpc.server(
+            ThreadPoolExecutor(2 * tunnel.MAX_TUNNELS),
+            handlers=[tunnel.handlers(self._serve)],
+            options=[*SERVER_OPTIONS, *tunnel.SERVER_OPTIONS],
+        )
+        self.address = bind(self.grpc, "127.0.0.1", 0)
+        self.grpc.start()
+        self.blocks.start()
+        closing.callback(lambda: self.grpc.stop(0).wait())
+        closing.callback(self.blocks.stop)
+
+    def _serve(self, sock: socket.socket, address: tuple[str, int]) -> None:
+        self.hosts.put(address[0])
+        self.blocks.serve(sock, address)
+
+    def consumer(self, **options: Any) -> Consumer:
+        return consumer_at(self.address, **options)
+
+
+def consumer_at(address: str, **options: Any) -> Consumer:
+    return Consumer([("grpc", address)], open_tunnel=tunnel.open_tunnel, **options)
+
+
+@pytest.fixture
+def worker(closing: ExitStack) -> Worker:
+    return Worker(closing)
+
+
+def test_every_kind_of_block_arrives(worker: Worker, closing: ExitStack) -> None:
+    output = TaskOutput()
+    worker.blocks.add_task(TASK, output)
+    for block in SAMPLES.values():
+        output.put(block)
+    output.finish()
+    consumer = worker.consumer(reads=TASK)
+    closing.callback(consumer.client.close)
+    for expected in SAMPLES.values():
+        got = consumer.take()[1]
+        assert isinstance(got, Block)
+        assert_same(got, expected)
+    assert consumer.take() == (TASK, EndOfTask())
+    assert worker.hosts.get() == "127.0.0.1"
+
+
+def test_large_blocks_through_little_credit(worker: Worker, closing: ExitStack) -> None:
+    task(worker.blocks, TASK, 20, lambda: 5 << 20)
+    consumer = worker.consumer(reads=TASK, credit_bytes=8 << 20)
+    closing.callback(consumer.client.close)
+    assert consumer.numbers() == [*range(1, 21)]
+
+
+def test_a_connection_that_is_cut_is_resumed(worker: Worker, closing: ExitStack) -> None:
+    proxies = Proxies()
+    closing.callback(proxies.close)
+    port = proxies.add("worker", int(worker.address.rpartition(":")[2]))
+    task(worker.blocks, TASK, 400, lambda: 200 << 10)
+    consumer = consumer_at(f"127.0.0.1:{port}", reads=TASK, credit_bytes=4 << 20)
+    closing.callback(consumer.client.close)
+    numbers = []
+    while isinstance(item := consumer.take()[1], Block):
+        numbers.append(item.lease_id)
+        if len(numbers) % 100 == 50:
+            proxies.cut("worker")
+    assert numbers == [*range(1, 401)]
+
+
+def test_a_consumer_that_closes_is_forgotten_at_once(worker: Worker, closing: ExitStack) -> None:
+    """Its farewell arrives before the tunnel ends; otherwise its blocks were kept for minutes."""
+    task(worker.blocks, TASK, 50, lambda: 1 << 20)
+    consumer = worker.consumer(reads=TASK, credit_bytes=8 << 20)
+    consumer.take()
+    consumer.client.close()
+    wait_until(lambda: not worker.blocks.is_read(TASK))
+
+
+def test_a_worker_that_stops_says_so(worker: Worker, closing: ExitStack) -> None:
+    worker.blocks.add_task(TASK, TaskOutput())
+    consumer = worker.consumer(reads=TASK)
+    closing.callback(consumer.client.close)
+    wait_until(lambda: worker.blocks.is_read(TASK))
+    worker.blocks.stop()
+    assert "the worker stops" in str(consumer.get())
+
+
+def test_a_grpc_server_that_stops_ends_its_tunnels(worker: Worker, closing: ExitStack) -> None:
+    worker.blocks.add_task(TASK, TaskOutput())
+    consumer = worker.consumer(reads=TASK, give_up_s=0.1)
+    closing.callback(consumer.client.close)
+    wait_until(lambda: worker.blocks.is_read(TASK))
+    worker.grpc.stop(0).wait()
+    assert "out of reach" in str(consumer.get())
+
+
+def test_closing_does_not_wait_for_a_host_that_is_silent(
+    worker: Worker, closing: ExitStack
+) -> None:
+    proxies = Proxies()
+    closing.callback(proxies.close)
+    port = proxies.add("worker", int(worker.address.rpartition(":")[2]))
+    worker.blocks.add_task(TASK, TaskOutput())
+    consumer = consumer_at(f"127.0.0.1:{port}", reads=TASK)
+    wait_until(lambda: worker.blocks.is_read(TASK))
+    proxies.stall("worker", 600)
+    consumer.client.close()
+    assert named_threads("forebay-tunnel") != []  # the worker's end does not know yet
+    proxies.cut("worker")
+
+
+def test_a_tunnel_more_than_there_may_be_is_refused(
+    worker: Worker, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnel, "MAX_TUNNELS", 2)
+    small = Worker(closing)
+    for _ in range(2):
+        closing.callback(tunnel.open_tunnel(small.address, TIMEOUT_S).close)
+    with pytest.raises(ConnectionError, match=r"RESOURCE_EXHAUSTED.*2 tunnels already"):
+        tunnel.open_tunnel(small.address, TIMEOUT_S)
+
+
+def test_a_server_without_tunnels(closing: ExitStack) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    address = bind(server, "127.0.0.1", 0)
+    server.start()
+    closing.callback(lambda: server.stop(0).wait())
+    with pytest.raises(ConnectionError, match="UNIMPLEMENTED"):
+        tunnel.open_tunnel(address, TIMEOUT_S)
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(ConnectionError, match="UNAVAILABLE"):
+        tunnel.open_tunnel(f"127.0.0.1:{port}", TIMEOUT_S)
+
+
+def test_somebody_listens_and_says_nothing(closing: ExitStack) -> None:
+    silent = closing.enter_context(socket.create_server(("127.0.0.1", 0)))
+    with pytest.raises(ConnectionError, match="it does not answer"):
+        tunnel.open_tunnel(f"127.0.0.1:{silent.getsockname()[1]}", 0.5)
+
+
+def test_a_consumer_that_takes_nothing_fills_no_memory(worker: Worker, closing: ExitStack) -> None:
+    """Nobody reads the socket: the worker's side stops sending, and the rest of it stays there."""
+    sent = 0
+    release = threading.Event()
+
+    def flood(sock: socket.socket) -> None:
+        nonlocal sent
+        sock.settimeout(1)
+        try:
+            while not release.is_set():
+                sent += sock.send(bytes(1 << 20))
+        except TimeoutError:
+            release.set()
+
+    def serve(sock: socket.socket, _: object) -> None:
+        threading.Thread(target=flood, args=(sock,), name="test-flood").start()
+        closing.callback(sock.close)
+
+    server = grpc.server(ThreadPoolExecutor(4), handlers=[tunnel.handlers(serve)])
+    address = bind(server, "127.0.0.1", 0)
+    server.start()
+    closing.callback(lambda: server.stop(0).wait())
+    end = tunnel.open_tunnel(address, TIMEOUT_S)
+    closing.callback(end.close)
+    assert release.wait(TIMEOUT_S)
+    assert sent < 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.1.2.3:77", ("10.1.2.3", 77)),
+        ("ipv6:%5B::1%5D:77", ("::1", 77)),
+        ("ipv6:[fe80::2]:1", ("fe80::2", 1)),
+        ("unix:/tmp/socket", ("", 0)),
+        ("", ("", 0)),
+    ],
+)
+def test_where_a_peer_is(peer: str, address: tuple[str, int]) -> None:
+    assert tunnel._address(peer) == address
