@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import gc
 import itertools
 import logging
@@ -18,12 +17,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from forebay.service.blocks import Block
 from forebay.service.chaos.proxy import Proxies
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import (
     BlockServer,
-    EndOfTask,
     TaskOutput,
     frames,
     messages,
@@ -93,19 +90,6 @@ class Peer:
         """Reset the connection: no goodbye, and what is on its way is lost."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
-
-
-def all_of(consumer: Consumer, ends: int) -> dict[int, list[int]]:
-    """The numbers of the blocks of each task, until so many of them have ended."""
-    numbers: dict[int, list[int]] = collections.defaultdict(list)
-    while ends:
-        task_id, item = consumer.take()
-        if isinstance(item, Block):
-            numbers[task_id].append(item.lease_id)
-        else:
-            assert item == EndOfTask()
-            ends -= 1
-    return numbers
 
 
 # -- stalls ------------------------------------------------------------------------------------

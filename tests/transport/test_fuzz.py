@@ -202,9 +202,15 @@ def block(task_id: int, number: int, size: int, slab: pb.Slab | None) -> bytes:
     return encoded(pb.ToConsumer(block=header), bytes(size) if slab is None else b"")
 
 
+def run(task_id: int, count: int, size: int) -> bytes:
+    """The first blocks of a task, as they ought to come."""
+    return b"".join(block(task_id, number, size, None) for number in range(1, count + 1))
+
+
 TASKS = st.sampled_from([TASK, TASK, TASK + 1, 9])
 SLABS = st.builds(pb.Slab, number=st.sampled_from([0, 1, 63, 64]), fresh=st.booleans())
 FROM_WORKERS = st.one_of(
+    st.builds(run, TASKS, st.integers(2, 5), st.sampled_from([0, 3000])),
     st.builds(block, TASKS, st.integers(0, 4), st.sampled_from([0, 8, 3000]), st.none()),
     st.builds(block, TASKS, st.integers(0, 4), st.sampled_from([0, 8, 3000]), st.none() | SLABS),
     st.builds(lambda t: encoded(pb.ToConsumer(end_of_task=pb.EndOfTask(task_id=t))), TASKS),

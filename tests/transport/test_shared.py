@@ -1,0 +1,259 @@
+"""Memory that a worker shares with a consumer: who has it, and what becomes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pathlib
+import random
+import socket
+import tempfile
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from forebay.service.blocks import Block, Component
+from forebay.service.errors import ProtocolError
+from forebay.service.proto import transfer_pb2 as pb
+from forebay.service.transport import BlockServer, EndOfTask, TaskOutput, frames, messages
+from forebay.service.transport.shared import (
+    LEAST_SLABS,
+    MAX_SLABS,
+    POOL_BYTES,
+    SHARED_BYTES,
+    Borrower,
+    Lender,
+)
+
+from .test_connection import UID, Consumer
+
+MIB = 1 << 20
+
+
+class Pair:
+    """A lender and the borrower that hears of everything."""
+
+    def __init__(self) -> None:
+        self.lender = Lender()
+        self.borrower = Borrower("a worker")
+
+    def send(self, *values: np.ndarray) -> frames.Bytes | None:
+        """The values as the consumer gets them; None if no memory was free."""
+        buffers = [frames.as_bytes(v) for v in values]
+        size = sum(len(b) + frames.padding(len(b)) for b in buffers)
+        lent = self.lender.lend(size, buffers)
+        if lent is None:
+            return None
+        if lent.descriptor is not None:
+            self.borrower.learn(lent.slab, lent.descriptor)
+            os.close(lent.descriptor)
+        return self.borrower.borrow(lent.slab, size)
+
+    def give_back(self) -> list[int]:
+        released = self.borrower.released()
+        self.lender.take_back(released)
+        return released
+
+
+def mapped_slabs() -> int:
+    return pathlib.Path("/proc/self/maps").read_text().count("memfd:forebay-slab")
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing_mapped() -> Iterator[None]:
+    yield
+    gc.collect()
+    assert mapped_slabs() == 0
+    open_files = [os.readlink(f"/proc/self/fd/{fd}") for fd in _open_descriptors()]
+    assert not [name for name in open_files if "forebay-slab" in name]
+
+
+def _open_descriptors() -> list[str]:
+    return [fd for fd in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{fd}")]
+
+
+def test_buffers_arrive_each_at_its_padded_place() -> None:
+    first, second = np.arange(1001, dtype=np.uint8), np.arange(300.0)
+    payload = Pair().send(first, second)
+    assert payload is not None
+    assert (payload[:1001] == first).all()
+    assert (payload[1024 : 1024 + 2400].view(np.float64) == second).all()
+    assert payload.ctypes.data % frames.ALIGNMENT == 0
+
+
+def test_memory_is_used_again_when_the_last_view_is_gone() -> None:
+    pair = Pair()
+    payload = pair.send(np.full(MIB, 1, np.uint8))
+    assert payload is not None
+    view = payload[10:20].view(np.int16)
+    del payload
+    assert pair.give_back() == []
+    other = pair.send(np.full(MIB, 2, np.uint8))
+    assert (view == 0x0101).all()
+    del view
+    assert pair.give_back() == [0]
+    third = pair.send(np.full(MIB, 3, np.uint8))
+    assert mapped_slabs() == 4  # two of them, in both roles: the first one was used again
+    assert other is not None and third is not None
+    assert (other == 2).all() and (third == 3).all()
+
+
+def test_who_keeps_everything_is_lent_no_more_than_the_pool() -> None:
+    pair = Pair()
+    kept: list[frames.Bytes] = []
+    while (payload := pair.send(np.full(4 * MIB, len(kept), np.uint8))) is not None:
+        kept.append(payload)
+    assert len(kept) == POOL_BYTES // (4 * MIB)
+    assert all((payload == i).all() for i, payload in enumerate(kept))
+
+
+def test_payloads_above_the_pool_have_a_few_slabs() -> None:
+    pair = Pair()
+    kept = [pair.send(np.zeros(POOL_BYTES, np.uint8)) for _ in range(LEAST_SLABS + 1)]
+    assert [payload is None for payload in kept] == [False] * LEAST_SLABS + [True]
+
+
+def test_other_sizes_take_the_place_of_free_slabs() -> None:
+    pair = Pair()
+    kept: list[object] = [pair.send(np.zeros(SHARED_BYTES, np.uint8)) for _ in range(MAX_SLABS)]
+    assert pair.send(np.zeros(SHARED_BYTES, np.uint8)) is None
+    kept.clear()
+    assert len(pair.give_back()) == MAX_SLABS
+    payload = pair.send(np.full(8 * MIB, 9, np.uint8))
+    assert payload is not None and (payload == 9).all()
+
+
+def test_random_sizes_and_times_of_giving_back() -> None:
+    dice = random.Random(1)
+    pair = Pair()
+    kept: list[tuple[int, frames.Bytes]] = []
+    shared = 0
+    for number in range(400):
+        payload = pair.send(np.full(64 * dice.randrange(1, MIB // 20), number % 251, np.uint8))
+        if payload is not None:
+            kept.append((number % 251, payload))
+            shared += 1
+        while kept and dice.random() < 0.5:
+            value, payload = kept.pop(dice.randrange(len(kept)))
+            assert (payload == value).all()
+        payload = None
+        if dice.random() < 0.3:
+            pair.give_back()
+    assert shared > 300
+
+
+def test_a_slab_is_given_back_once() -> None:
+    pair = Pair()
+    pair.send(np.zeros(MIB, np.uint8))
+    assert pair.give_back() == [0]
+    for slabs in ([0], [1], [MAX_SLABS]):
+        with pytest.raises(ProtocolError, match="had not been lent"):
+            pair.lender.take_back(slabs)
+
+
+def test_what_a_worker_may_not_lend() -> None:
+    borrower = Borrower("a worker")
+    with tempfile.TemporaryFile() as file, pytest.raises(ProtocolError, match="might shrink"):
+        borrower.learn(0, file.fileno())
+    unsealed = os.memfd_create("forebay-test")
+    try:
+        with pytest.raises(ProtocolError, match="might shrink"):
+            borrower.learn(0, unsealed)
+        with pytest.raises(ProtocolError, match="there are 64 at most"):
+            borrower.learn(MAX_SLABS, unsealed)
+    finally:
+        os.close(unsealed)
+    with pytest.raises(ProtocolError, match="slab 3, which is unknown"):
+        borrower.borrow(3, 10)
+    pair = Pair()
+    pair.send(np.zeros(1000, np.uint8))
+    with pytest.raises(ProtocolError, match="2000 bytes into slab 0, which is one of 1024"):
+        pair.borrower.borrow(0, 2000)
+
+
+def large(number: int, size: int = MIB) -> Block:
+    return Block(1, (Component(np.full((1, size), number % 256, np.uint8)),))
+
+
+def read_all(protocol: str, blocks: int, keep: int) -> None:
+    """Read large blocks, the last `keep` of which are kept, and look at each when it goes."""
+    server = BlockServer(UID)
+    output = TaskOutput()
+    server.add_task(5, output)
+    server.start()
+    addresses = [address for address in server.addresses if address[0] == protocol]
+    kept: list[tuple[int, np.ndarray]] = []
+    consumer = Consumer(addresses, reads=5, credit_bytes=8 * MIB)
+    with contextlib.closing(consumer.client):
+        for number in range(blocks):
+            output.put(large(number))
+            _, block = consumer.take()
+            assert isinstance(block, Block)
+            kept.append((number, np.asarray(block.components[0].values)))
+            consumer.client.taken(5, block)
+            if len(kept) > keep:
+                first, values = kept.pop(0)
+                assert (values == first % 256).all()
+        output.finish()
+        assert consumer.get() == (5, EndOfTask())
+    server.stop()
+    assert all((values == number % 256).all() for number, values in kept)
+
+
+@pytest.mark.parametrize("protocol", ["unix", "tcp"])
+@pytest.mark.parametrize("keep", [0, 3, 200], ids="keeps {}".format)
+def test_blocks_are_what_they_were_when_they_are_let_go(protocol: str, keep: int) -> None:
+    read_all(protocol, 150, keep)
+
+
+def connect(server: BlockServer, shares_memory: bool) -> tuple[socket.socket, frames.FrameReader]:
+    """A consumer that says and reads everything by hand."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(dict(server.addresses)["unix"].replace("@", "\0", 1))
+    reader = frames.FrameReader(sock, "the worker", takes_descriptors=True)
+    hello = pb.Hello(
+        version=messages.VERSION, consumer_id=1, worker_uid=UID, shares_memory=shares_memory
+    )
+    say(sock, pb.ToWorker(hello=hello))
+    assert reader.read() is not None
+    return sock, reader
+
+
+def say(sock: socket.socket, message: pb.ToWorker) -> None:
+    frames.send(sock, frames.encode(message.SerializeToString()))
+
+
+@pytest.mark.parametrize("shares_memory", [True, False])
+def test_only_who_says_so_is_lent_memory(shares_memory: bool) -> None:
+    server = BlockServer(UID)
+    output = TaskOutput()
+    server.add_task(5, output)
+    server.start()
+    output.put(large(1))
+    sock, reader = connect(server, shares_memory)
+    with sock:
+        say(sock, pb.ToWorker(read=pb.Read(task_id=5, any=pb.Any())))
+        say(sock, pb.ToWorker(credit=pb.Credit(bytes=MIB)))
+        frame = reader.read()
+        assert frame is not None
+        block = pb.ToConsumer.FromString(frame.header).block
+        assert block.HasField("slab") == shares_memory
+        assert len(frame.payload) == (0 if shares_memory else MIB)
+        reader.close()  # which closes a descriptor that nobody asked for
+    server.stop()
+
+
+def test_who_gives_back_what_it_does_not_have_is_refused() -> None:
+    server = BlockServer(UID)
+    server.start()
+    sock, reader = connect(server, shares_memory=True)
+    with sock:
+        say(sock, pb.ToWorker(credit=pb.Credit(bytes=MIB, slabs=[3])))
+        frame = reader.read()
+        assert frame is not None
+        refused = pb.ToConsumer.FromString(frame.header).refused
+        assert "slab 3 was given back, and had not been lent" in refused.reason
+        assert reader.read() is None
+    server.stop()
