@@ -27,7 +27,8 @@ class Child:
     """A Python process that answers on its standard output, a line at a time.
 
     Being a context manager, it stops at the end of the context. If we end without that, one
-    that is `tied` is killed; the others read their standard input, and notice.
+    that is `tied` is killed, as it may be waiting for a dispatcher; the others notice that
+    their standard input has ended.
     """
 
     def __init__(self, module: str, *arguments: object, tied: bool = False) -> None:
@@ -143,4 +144,4 @@ def peer_dispatcher(directory: pathlib.Path, port: int = 0, *, collect: bool = F
 
 
 def peer_worker(dispatcher: Server) -> Server:
-    return Server("forebay.benchmarks.peer", "worker", dispatcher.address)
+    return Server("forebay.benchmarks.peer", "worker", dispatcher.address, tied=True)

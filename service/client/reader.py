@@ -25,7 +25,7 @@ from .options import (
     sharding_policy,
 )
 
-CREDIT_BYTES = 64 << 20
+CREDIT_BYTES = 32 << 20
 """How far a worker may run ahead of a consumer."""
 
 

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 SHARED_BYTES = 256 << 10  # smaller payloads go over the socket as fast
 MAX_SLABS = 64
-POOL_BYTES = 64 << 20  # of slabs for one consumer; but LEAST_SLABS of them, however large
+POOL_BYTES = 48 << 20  # of slabs for one consumer; but LEAST_SLABS of them, however large
 LEAST_SLABS = 3
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

@@ -24,10 +24,11 @@ def forebay(*arguments: object, timeout_s: int = 60) -> subprocess.CompletedProc
     )  # fmt: skip
 
 
+@pytest.mark.timeout(140)  # TensorFlow is imported eight times, on whatever else is going on
 def test_rows_run(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "figures.json"
     done = forebay(
-        *("scalars", "fleet", "--quick", "--json", file, "--directory", tmp_path), timeout_s=110
+        *("scalars", "fleet", "--quick", "--json", file, "--directory", tmp_path), timeout_s=135
     )
     assert done.returncode == 0, done.stderr
     record = json.loads(file.read_text())

@@ -98,7 +98,7 @@ def leaves_of(content: Any) -> list[Any]:
         content = tuple(content[key] for key in sorted(content))
     if isinstance(content, tuple):
         return [leaf for part in content for leaf in leaves_of(part)]
-    return [content.item() if content.dtype == object else content]
+    return [content]
 
 
 class Job:

@@ -23,12 +23,14 @@ from forebay.service.transport import (
     BlockServer,
     End,
     EndOfTask,
+    LocalClient,
     TaskFailed,
     TaskOutput,
     TaskUnknown,
     frames,
     messages,
 )
+from forebay.service.transport.sessions import Sessions
 
 from .samples import SAMPLES, assert_same, numbered
 
@@ -65,21 +67,26 @@ class Consumer:
         consumer_id: int = 1,
         uid: int = UID,
         reads: int | None = None,
+        local: Sessions | None = None,
+        start: bool = True,
         **options: Any,
     ) -> None:
-        """`reads` is a task that it reads from the start."""
+        """`reads` is a task that it reads from the start, `local` a worker in this process."""
         self.arrived: queue.Queue[tuple[int, Block | End] | str] = queue.Queue()
-        self.client = BlockClient(
-            addresses,
-            worker_uid=uid,
-            consumer_id=consumer_id,
-            deliver=lambda task_id, item: self.arrived.put((task_id, item)),
-            lost=self.arrived.put,
-            **options,
-        )
+        options |= {
+            "consumer_id": consumer_id,
+            "deliver": lambda task_id, item: self.arrived.put((task_id, item)),
+            "lost": self.arrived.put,
+        }
+        self.client: BlockClient | LocalClient
+        if local is not None:
+            self.client = LocalClient(local, **options)
+        else:
+            self.client = BlockClient(addresses, worker_uid=uid, **options)
         if reads is not None:
             self.client.read(reads)
-        self.client.start()
+        if start:
+            self.client.start()
 
     def get(self) -> tuple[int, Block | End] | str:
         return self.arrived.get(timeout=TIMEOUT_S)
@@ -386,7 +393,7 @@ def refusal(sock: socket.socket) -> str:
     return reason
 
 
-HELLO = {"version": messages.VERSION, "consumer_id": 1, "worker_uid": UID}
+HELLO: dict[str, Any] = {"version": messages.VERSION, "consumer_id": 1, "worker_uid": UID}
 
 
 @pytest.mark.parametrize(

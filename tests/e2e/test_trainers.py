@@ -1,0 +1,124 @@
+"""What trainers do with what they read: Keras, graphs, NumPy, other libraries, and leaving."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from forebay import service
+
+from ..cluster import WorkerProcess
+from ..stock import DispatcherProcess
+
+OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("journal")
+    with DispatcherProcess(directory) as dispatcher, WorkerProcess(dispatcher.address):
+        yield f"grpc://{dispatcher.address}"
+
+
+# Which Keras says of every dataset whose length it does not know.
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_model_fit(target: str) -> None:
+    def example(i: Any) -> tuple[Any, Any]:
+        x = tf.one_hot(i % 8, 8)
+        return x, tf.reduce_sum(x * tf.range(8.0))
+
+    dataset = tf.data.Dataset.range(4000).map(example).batch(50, drop_remainder=True)
+    model = tf.keras.Sequential([tf.keras.Input([8]), tf.keras.layers.Dense(1, use_bias=False)])
+    model.compile(tf.keras.optimizers.Adam(0.5), "mse")
+    read = dataset.apply(service.distribute(DYNAMIC, target))
+    history = model.fit(read, epochs=4, shuffle=False, verbose=0)
+    assert len(history.history["loss"]) == 4
+    assert model.optimizer.iterations.numpy() == 4 * 80
+    np.testing.assert_allclose(model.get_weights()[0].ravel(), np.arange(8.0), atol=0.2)
+
+
+def test_a_loop_inside_a_function(target: str) -> None:
+    dataset = tf.data.Dataset.range(100_000).apply(service.distribute(DYNAMIC, target))
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def total(elements: tf.data.Dataset) -> Any:
+        result = tf.constant(0, tf.int64)
+        for element in elements.batch(1000):
+            result += tf.reduce_sum(element)
+        return result
+
+    assert total(dataset).numpy() == sum(range(100_000))
+
+
+@pytest.mark.parametrize("protocol", ["unix", "tcp"])
+def test_arrays_are_views_that_other_libraries_share(target: str, protocol: str) -> None:
+    image = tf.reshape(tf.range(MIB, dtype=tf.int32), [1024, 1024])
+    dataset = tf.data.Dataset.range(20).map(lambda i: (i, image + tf.cast(i, tf.int32)))
+    dataset_id = service.register_dataset(target, dataset)
+    with service.read(target, dataset_id, data_transfer_protocol=protocol) as elements:
+        for number, values in elements:
+            assert values.base is not None  # a view of what was received
+            assert values.flags.writeable and values.flags.c_contiguous
+            assert values.ctypes.data % 64 == 0
+            shared = np.from_dlpack(values)  # as torch.from_dlpack and jax.dlpack do
+            assert np.shares_memory(shared, values)
+            adopted = tf.convert_to_tensor(values)
+            assert values[-1, -1] == adopted[-1, -1] == MIB - 1 + number
+            values[0, 0] = -1  # it is the trainer's own
+            assert shared[0, 0] == -1
+
+
+def test_numpy_scalars_and_strings_are_what_tensorflow_gives(target: str) -> None:
+    dataset = tf.data.Dataset.range(3).map(lambda i: {"n": i, "text": tf.strings.as_string(i)})
+    with service.read(target, service.register_dataset(target, dataset)) as elements:
+        read = list(elements)
+    expected = list(dataset.as_numpy_iterator())
+    assert read == expected
+    assert [type(e[key]) for e in read for key in e] == [
+        type(e[key]) for e in expected for key in e
+    ]
+
+
+LEAVE = """
+import sys
+import tensorflow as tf
+from forebay import service
+
+kind, target = sys.argv[1:]
+datasets = {
+    "waits for the next element": tf.data.Dataset.range(3).concatenate(
+        tf.data.Dataset.range(10**15).filter(lambda x: x < 0)
+    ),
+    "has small ones to come": tf.data.Dataset.range(10**12),
+    "has large ones to come": tf.data.Dataset.from_tensors(tf.zeros([4 << 20])).repeat(),
+}
+dataset_id = service.register_dataset(target, datasets[kind])
+iterator = iter(service.from_dataset_id("parallel_epochs", target, dataset_id))
+elements = service.read(target, dataset_id)
+for _ in range(3):
+    next(iterator), next(elements)
+print("left")
+"""
+
+
+@pytest.mark.parametrize(
+    "kind", ["waits for the next element", "has small ones to come", "has large ones to come"]
+)
+def test_a_program_ends_while_it_still_reads(
+    target: str, kind: str, tmp_path: pathlib.Path
+) -> None:
+    script = tmp_path / "trainer.py"
+    script.write_text(LEAVE)
+    for _ in range(2):
+        run = subprocess.run(
+            [sys.executable, script, kind, target], capture_output=True, text=True, timeout=60
+        )
+        assert (run.returncode, run.stdout) == (0, "left\n"), run.stderr

@@ -1,0 +1,445 @@
+"""Flow control: how much is on its way, and that nobody starves beside the greedy and the slow."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forebay.service.blocks import Block, Component, Strings, split
+from forebay.service.errors import ProtocolError
+from forebay.service.transport import (
+    BlockServer,
+    ElementBudget,
+    EndOfTask,
+    LocalClient,
+    OutputCancelled,
+    TaskOutput,
+    local_worker,
+)
+from forebay.service.transport.sessions import MAX_CREDIT_BYTES, Sent
+
+from .samples import SAMPLES, numbered
+from .test_connection import TIMEOUT_S, Consumer, only
+from .test_sessions import World
+
+TASK = 5
+
+
+@pytest.fixture
+def closing() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+# -- cutting blocks ----------------------------------------------------------------------------
+
+
+def elements(block: Block) -> list[list[Any]]:
+    columns = [[np.asarray(e, object).tolist() for e in c.elements()] for c in block.components]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+@pytest.mark.parametrize("name", [n for n, block in SAMPLES.items() if block.count > 1])
+def test_a_block_can_be_cut_anywhere(name: str) -> None:
+    block = SAMPLES[name]
+    for count in range(1, block.count):
+        head, rest = split(block, count)
+        assert (head.count, rest.count) == (count, block.count - count)
+        assert {head.lease_id, rest.lease_id} == {block.lease_id}
+        assert elements(head) + elements(rest) == elements(block)
+        for part in (head, rest):
+            assert part.count > 1 or all(c.shapes is None for c in part.components)
+
+
+def test_cutting_copies_nothing() -> None:
+    values = np.arange(10)
+    text = Strings(np.full(10, 2), np.arange(20, dtype=np.uint8))
+    head, rest = split(Block(10, (Component(values), Component(text))), 3)
+    for part in (head, rest):
+        numbers, strings = (component.values for component in part.components)
+        assert isinstance(numbers, np.ndarray) and isinstance(strings, Strings)
+        assert np.shares_memory(numbers, values) and np.shares_memory(strings.data, text.data)
+
+
+# -- the budget --------------------------------------------------------------------------------
+
+
+def test_shares_are_even() -> None:
+    budget = ElementBudget(10)
+    one, other = budget.share(), budget.share()
+    assert [one.grant(), other.grant(), one.grant()] == [5, 5, 0]
+    assert budget.outstanding == 10
+
+
+def test_more_workers_than_elements_have_one_each() -> None:
+    budget = ElementBudget(2)
+    shares = [budget.share() for _ in range(4)]
+    assert [share.grant() for share in shares] == [1, 1, 1, 1]
+    assert [share.grant() for share in shares] == [0, 0, 0, 0]
+
+
+def test_what_is_held_counts_until_it_is_taken() -> None:
+    share = ElementBudget(4).share()
+    assert share.grant() == 4
+    assert share.received(3)
+    assert share.grant() == 0
+    share.taken(2)
+    assert share.grant() == 2
+    assert share.received(1) and share.received(2)
+    assert not share.received(1)
+    assert share.received(0)
+
+
+def test_one_that_joins_gets_its_share_as_the_others_are_taken() -> None:
+    budget = ElementBudget(8)
+    first = budget.share()
+    assert first.grant() == 8
+    second = budget.share()
+    assert second.is_due() and second.grant() == 1
+    first.received(6)
+    first.taken(6)
+    assert first.grant() == 2
+    second.received(1)
+    second.taken(1)
+    assert second.grant() == 4
+    assert budget.outstanding == 8
+
+
+def test_a_share_without_anything_outstanding_is_due_whatever_the_others_have() -> None:
+    budget = ElementBudget(8)
+    budget.share().grant()
+    starved = budget.share()
+    assert starved.is_due()
+
+
+def test_it_is_not_told_of_every_single_element() -> None:
+    share = ElementBudget(16).share()
+    share.grant()
+    share.received(16)
+    share.taken(4)
+    assert not share.is_due()
+    share.taken(1)
+    assert share.is_due()
+
+
+def test_what_was_granted_on_a_connection_ends_with_it() -> None:
+    budget = ElementBudget(4)
+    share = budget.share()
+    share.grant()
+    share.received(1)
+    share.take_back()
+    assert budget.outstanding == 1
+    assert share.grant() == 3
+
+
+def test_who_leaves_leaves_its_share_to_the_others_but_what_is_held_counts() -> None:
+    budget = ElementBudget(8)
+    stays, leaves = budget.share(), budget.share()
+    leaves.grant()
+    leaves.received(3)
+    leaves.leave()
+    leaves.leave()
+    assert leaves.grant() == 0 and not leaves.is_due()
+    assert stays.grant() == 5
+    leaves.taken(3)
+    assert stays.grant() == 3
+
+
+# -- sessions ----------------------------------------------------------------------------------
+
+
+def dense(count: int, first: int = 0) -> Block:
+    return Block(count, (Component(np.arange(first, first + count)),))
+
+
+def counts(world: World, link: Any) -> list[int]:
+    world.sessions.read(link, -1, 0)  # answered at once, so that next_batch never waits
+    batch = world.sessions.next_batch(link)
+    return [out.block.count for out in batch or () if isinstance(out, Sent)]
+
+
+def test_blocks_are_cut_to_what_is_allowed() -> None:
+    world = World()
+    world.output.put(dense(10))
+    world.output.put(dense(2))
+    link = world.connect(1, credit=0)
+    world.sessions.give_credit(link, 1 << 20, (), 4)
+    assert counts(world, link) == [4]
+    assert counts(world, link) == []
+    world.sessions.give_credit(link, 0, (), 7)
+    assert counts(world, link) == [6, 1]
+    world.sessions.give_credit(link, 0, (), 7)
+    assert counts(world, link) == [1]
+
+
+def test_what_was_sent_is_sent_again_as_it_was() -> None:
+    world = World()
+    world.output.put(dense(10))
+    link = world.connect(1, credit=0)
+    world.sessions.give_credit(link, 1 << 20, (), 8)
+    assert counts(world, link) == [8]
+    world.sessions.detach(link, 0.0)
+    link = world.connect(1, credit=0)
+    world.sessions.give_credit(link, 1 << 20, (), 3)
+    assert counts(world, link) == [8]
+    world.sessions.give_credit(link, 0, (), 3)
+    assert counts(world, link) == [2]
+
+
+def test_an_absurd_number_of_elements_is_refused() -> None:
+    world = World()
+    link = world.connect(1)
+    with pytest.raises(ProtocolError, match="absurd"):
+        world.sessions.give_credit(link, 0, (), MAX_CREDIT_BYTES + 1)
+
+
+# -- real connections --------------------------------------------------------------------------
+
+
+class Workers:
+    """Some workers, and consumers that read task TASK of each."""
+
+    def __init__(self, closing: ExitStack, count: int) -> None:
+        self.closing = closing
+        self.servers = [BlockServer(uid) for uid in range(1, count + 1)]
+        self.outputs = [TaskOutput(1 << 20) for _ in self.servers]
+        for server, output in zip(self.servers, self.outputs, strict=True):
+            server.add_task(TASK, output)
+            closing.callback(server.stop)
+            server.start()
+
+    def produce(self, uid: int, make: Callable[[int], Block], blocks: int) -> None:
+        """Have a worker produce blocks, as fast as they are taken."""
+        output = self.outputs[uid - 1]
+
+        def run() -> None:
+            with suppress(OutputCancelled):
+                for number in range(blocks):
+                    output.put(make(number))
+                output.finish()
+
+        thread = threading.Thread(target=run, name="test-producer")
+        thread.start()
+        self.closing.callback(thread.join)
+        self.closing.callback(output.cancel)
+
+    def consumers(self, consumer_id: int = 1, budget: ElementBudget | None = None) -> list[Any]:
+        made = []
+        for server in self.servers:
+            share = budget.share() if budget is not None else None
+            consumer = Consumer(
+                only(server, "tcp"), consumer_id, server._worker_uid, elements=share, start=False
+            )
+            consumer.client.read(TASK)
+            made.append(consumer)
+            self.closing.callback(consumer.client.close)
+        for consumer in made:
+            consumer.client.start()
+        return made
+
+
+def settled(value: Callable[[], int]) -> int:
+    """The value once it has not changed for a while."""
+    last, since = value(), time.monotonic()
+    while time.monotonic() - since < 0.2:
+        time.sleep(0.01)
+        if value() != last:
+            last, since = value(), time.monotonic()
+    return last
+
+
+@pytest.mark.parametrize(("limit", "workers"), [(1, 1), (7, 1), (8, 2), (9, 4), (2, 3)])
+def test_never_more_elements_than_asked_for(closing: ExitStack, limit: int, workers: int) -> None:
+    """Over all workers, but one of each; every element comes all the same."""
+    there = Workers(closing, workers)
+    for uid in range(1, workers + 1):
+        there.produce(uid, lambda n: dense(1 + n % 50), 30)
+    budget = ElementBudget(limit)
+    consumers = there.consumers(budget=budget)
+
+    def waiting() -> int:
+        items = (item for c in consumers for item in list(c.arrived.queue))
+        return sum(item[1].count for item in items if isinstance(item[1], Block))
+
+    allowed = max(limit, workers)
+    assert settled(waiting) == (allowed if limit <= workers else limit // workers * workers)
+    got = [0] * workers
+    ended = 0
+    while ended < workers:
+        for at, consumer in enumerate(consumers):
+            if consumer.arrived.empty():
+                time.sleep(0.0001)
+                continue
+            item = consumer.take()[1]
+            if isinstance(item, Block):
+                got[at] += item.count
+            else:
+                ended += 1
+            assert waiting() <= allowed and budget.outstanding <= allowed
+    assert got == [sum(1 + n % 50 for n in range(30))] * workers
+
+
+def test_one_that_is_stalled_holds_up_nobody(closing: ExitStack) -> None:
+    there = Workers(closing, 3)
+    for uid in (1, 2):
+        there.produce(uid, numbered, 200)
+    consumers = there.consumers(budget=ElementBudget(3))
+    for consumer in consumers[:2]:
+        assert consumer.numbers() == [*range(200)]
+    assert consumers[2].arrived.empty()
+
+
+def test_several_workers_feed_one_consumer_evenly(closing: ExitStack) -> None:
+    there = Workers(closing, 4)
+    for uid in range(1, 5):
+        there.produce(uid, lambda n: numbered(n, 64 << 10), 100_000)
+    inbox: collections.deque[tuple[int, int, Block]] = collections.deque()
+    budget = ElementBudget(16)
+    consumers = there.consumers(budget=budget)
+    taken: collections.Counter[int] = collections.Counter()
+    give_up_s = time.monotonic() + TIMEOUT_S
+    while sum(taken.values()) < 2000:
+        assert time.monotonic() < give_up_s
+        for at, consumer in enumerate(consumers):
+            while not consumer.arrived.empty():
+                inbox.append((at, *consumer.get()))
+        if inbox:  # one at a time, in the order that they came
+            at, task_id, block = inbox.popleft()
+            consumers[at].client.taken(task_id, block)
+            taken[at] += 1
+    assert min(taken.values()) > 200, taken
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "unix", "local"])
+def test_a_greedy_consumer_does_not_starve_the_others(closing: ExitStack, protocol: str) -> None:
+    """One asks for a hundred times as much; all of them take as fast as they can."""
+    there = Workers(closing, 1)
+    there.produce(1, lambda n: numbered(n, 16 << 10), 1_000_000)
+    server = there.servers[0]
+    enough = threading.Event()
+    got: collections.Counter[int] = collections.Counter()
+
+    def consume(number: int, credit_bytes: int) -> None:
+        worker = local_worker(1) if protocol == "local" else None
+        addresses = only(server, protocol)
+        consumer = Consumer(
+            addresses, number, 1, reads=TASK, local=worker, credit_bytes=credit_bytes
+        )
+        try:
+            while not enough.is_set():
+                consumer.take()
+                got[number] += 1
+        finally:
+            consumer.client.close()
+
+    sizes = [64 << 20, 640 << 10, 640 << 10]
+    threads = [
+        threading.Thread(target=consume, args=(number, size), name="test-consumer")
+        for number, size in enumerate(sizes)
+    ]
+    for thread in threads:
+        thread.start()
+    give_up_s = time.monotonic() + TIMEOUT_S
+    while min(got[n] for n in range(3)) < 200 and time.monotonic() < give_up_s:
+        time.sleep(0.01)
+    enough.set()
+    for thread in threads:
+        thread.join()
+    assert min(got[n] for n in range(3)) > sum(got.values()) / 100, got
+
+
+# -- in one process ----------------------------------------------------------------------------
+
+
+class TestLocal:
+    def consumer(self, closing: ExitStack, there: Workers, **options: Any) -> Consumer:
+        consumer = Consumer([], 1, 1, reads=TASK, local=local_worker(1), **options)
+        closing.callback(consumer.client.close)
+        assert isinstance(consumer.client, LocalClient)
+        return consumer
+
+    def test_blocks_are_handed_over_as_they_are(self, closing: ExitStack) -> None:
+        there = Workers(closing, 1)
+        blocks = [numbered(n) for n in range(10)]
+        there.produce(1, blocks.__getitem__, 10)
+        consumer = self.consumer(closing, there)
+        for block in blocks:
+            assert consumer.take()[1] is block
+        assert consumer.take() == (TASK, EndOfTask())
+
+    def test_credit_bounds_what_comes(self, closing: ExitStack) -> None:
+        there = Workers(closing, 1)
+        there.produce(1, lambda n: numbered(n, 1000), 1000)
+        consumer = self.consumer(closing, there, credit_bytes=50_000)
+        assert 30 <= settled(consumer.waiting_blocks) <= 35
+        assert consumer.numbers() == [*range(1000)]
+
+    def test_elements_are_counted(self, closing: ExitStack) -> None:
+        there = Workers(closing, 1)
+        there.produce(1, lambda n: dense(100, 100 * n), 5)
+        budget = ElementBudget(7)
+        consumer = self.consumer(closing, there, elements=budget.share())
+        values: list[int] = []
+        while isinstance(block := consumer.take()[1], Block):
+            assert block.count <= 7 and budget.outstanding <= 7
+            numbers = block.components[0].values
+            assert isinstance(numbers, np.ndarray)
+            values += numbers.tolist()
+        assert values == [*range(500)]
+
+    def test_a_worker_that_stops_says_so(self, closing: ExitStack) -> None:
+        there = Workers(closing, 1)
+        there.produce(1, numbered, 3)
+        consumer = self.consumer(closing, there)
+        consumer.numbers()
+        there.servers[0].stop(drain_s=TIMEOUT_S)
+        assert consumer.get() == "the worker stops"
+        assert local_worker(1) is None
+
+    def test_who_comes_while_it_stops_is_told(self, closing: ExitStack) -> None:
+        there = Workers(closing, 1)
+        worker = local_worker(1)
+        there.servers[0].stop()
+        consumer = Consumer([], 1, 1, reads=TASK, local=worker)
+        closing.callback(consumer.client.close)
+        assert consumer.get() == "the worker stops"
+
+    def test_a_worker_that_forgets_everybody(self, closing: ExitStack) -> None:
+        there = Workers(closing, 1)
+        consumer = self.consumer(closing, there)
+        there.servers[0].forget_all()
+        assert "does not know this consumer" in str(consumer.get())
+
+    def test_stopped_tasks_give_their_credit_back(self, closing: ExitStack) -> None:
+        there = Workers(closing, 1)
+        there.produce(1, lambda n: numbered(n, 1000), 100_000)
+        other = TaskOutput(1 << 40)
+        there.servers[0].add_task(TASK + 1, other)
+        for number in range(100):
+            other.put(numbered(number, 1000))
+        other.finish()
+        consumer = self.consumer(closing, there, credit_bytes=20_000)
+        consumer.take()
+        consumer.client.stop_task(TASK)
+        consumer.client.read(TASK + 1)
+        got = 0
+        while got < 100:
+            task_id, item = consumer.take()
+            got += task_id == TASK + 1 and isinstance(item, Block)
+
+    def test_closing_leaves_nothing(self, closing: ExitStack) -> None:
+        there = Workers(closing, 1)
+        there.produce(1, numbered, 100_000)
+        consumer = self.consumer(closing, there)
+        consumer.take()
+        consumer.client.close()
+        consumer.client.close()
+        assert not there.servers[0].is_read(TASK)
+        assert not [t for t in threading.enumerate() if t.name.startswith("forebay-blocks-of")]
