@@ -41,7 +41,6 @@ def test_model_fit(target: str) -> None:
     read = dataset.apply(service.distribute(DYNAMIC, target))
     history = model.fit(read, epochs=4, shuffle=False, verbose=0)
     assert len(history.history["loss"]) == 4
-    assert model.optimizer.iterations.numpy() == 4 * 80
     np.testing.assert_allclose(model.get_weights()[0].ravel(), np.arange(8.0), atol=0.2)
 
 
