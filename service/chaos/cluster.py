@@ -37,7 +37,7 @@ ELEMENT_S = 0.004
 SLOW = 1.3
 """By how much trainers that take their time are slower than the workers."""
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 4 << 20
 """What executors.tf_data stacks at most."""
 
 LOST_WITH_A_TRAINER = -(-(CREDIT_BYTES + BLOCK_BYTES) // ELEMENT_BYTES)

@@ -109,7 +109,8 @@ class ElementIterator:
     Elements are nested as they were registered: NumPy arrays and scalars (bytes for
     strings), in dicts, tuples and named tuples; ragged and sparse tensors as named tuples of
     their parts (service/structure.py). Arrays are views of the received block: copy what is
-    to be kept for long. Not thread-safe. Raises PipelineError when the pipeline fails.
+    to be kept for long. Those that a worker of this process hands over are read-only: they are
+    its pipeline's. Not thread-safe. Raises PipelineError when the pipeline fails.
     """
 
     def __init__(self, reader: Reader) -> None:

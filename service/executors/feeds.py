@@ -21,6 +21,7 @@ from tensorflow.python.ops import gen_dataset_ops
 from ..element_specs import plain
 from ..graphs import Graph, isolate
 from ..proto import graph_pb2 as pb
+from .packs import calls_functions
 
 Dataset = Any
 Tensor = Any
@@ -46,9 +47,11 @@ class LoadedGraph:
     def __init__(self, graph: bytes, feed: SplitFeed | None) -> None:
         """Raises InvalidGraph, NotSplittable (with a feed), and TensorFlow's errors."""
         prefix = f"forebay{uuid.uuid4().hex}"
-        self.parsed = Graph(graph)
-        sources = [node.name for node in self.parsed.sources()] if feed else []
-        self.component_specs = output_specs(self.parsed.dataset)
+        parsed = Graph(graph)
+        sources = [node.name for node in parsed.sources()] if feed else []
+        self.component_specs = output_specs(parsed.dataset)
+        self.calls_functions = calls_functions(parsed)
+        del parsed  # constants may be large, and TensorFlow makes copies of its own
         isolated, result, tables = isolate(graph, prefix)
         self._functions: list[str] = []
         self._tables: list[Tensor] = []
@@ -63,6 +66,7 @@ class LoadedGraph:
                 self._functions.append(function.signature.name)
             # Kept, because it keeps the feeds' Python functions.
             self._build = tf.function(build, autograph=False).get_concrete_function()
+            isolated.Clear()
             self.variant, *self._tables = self._build()
         except BaseException:
             self.close()

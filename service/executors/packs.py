@@ -46,10 +46,10 @@ _DATASETS = {
 _TRIVIAL = {"Const", "Identity", "NoOp", "Reshape"}
 
 
-def elements_per_pack(graph: Graph, specs: Sequence[Any]) -> int:
-    """How many elements of these component specs go through the queue together."""
+def elements_per_pack(specs: Sequence[Any]) -> int:
+    """How many elements of these component specs make a pack, in a pipeline that may have them."""
     fixed = [spec.shape.num_elements() for spec in specs if spec.shape.is_fully_defined()]
-    if not specs or len(fixed) < len(specs) or 0 in fixed or not _is_plain(graph):
+    if not specs or len(fixed) < len(specs) or 0 in fixed:
         return 1
     if any(spec.dtype.name == "string" for spec in specs):
         return TEXT_ELEMENTS
@@ -57,11 +57,11 @@ def elements_per_pack(graph: Graph, specs: Sequence[Any]) -> int:
     return max(1, min(MAX_PACK_ELEMENTS, PACK_BYTES // size))
 
 
-def _is_plain(graph: Graph) -> bool:
-    """Whether the pipeline calls no function for each element."""
+def calls_functions(graph: Graph) -> bool:
+    """Whether the pipeline calls functions for its elements, as far as one can see."""
     datasets = (node.op for node in graph.proto.node if "Dataset" in node.op)
     functions = (node.op for f in graph.proto.library.function for node in f.node_def)
-    return all(_is_plain_dataset(op) for op in datasets) and all(
+    return not all(_is_plain_dataset(op) for op in datasets) or not all(
         op in _TRIVIAL or _is_plain_dataset(op) for op in functions
     )
 

@@ -26,7 +26,7 @@ from .columns import column, reshaped
 from .feeds import LoadedGraph, SplitFeed
 from .packs import elements_per_pack
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 4 << 20
 LARGE_BYTES = 512 << 10  # an element of this size travels alone, and is not copied
 MAX_BLOCK_ELEMENTS = 8192
 LINGER_S = 0.01  # how long an element may wait for company
@@ -64,7 +64,8 @@ class TfDataExecutor:
         dataset = self._dataset(element_spec, compressed)
         raw = dataset.element_spec
         specs = list(raw) if element_spec is None else component_specs(element_spec)
-        pack = 1 if compressed else elements_per_pack(self._graph.parsed, specs)
+        alone = compressed or self._graph.calls_functions
+        pack = 1 if alone else elements_per_pack(specs)
         self._run = _Run(dataset, element_spec, specs, block_bytes, pack)
 
     def _dataset(self, element_spec: Any, compressed: bool) -> Any:

@@ -173,7 +173,9 @@ class TaskUnknown(_message.Message):
     def __init__(self, task_id: _Optional[int] = ...) -> None: ...
 
 class Refused(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "broken")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    broken: bool
+    def __init__(self, reason: _Optional[str] = ..., broken: bool = ...) -> None: ...

@@ -164,7 +164,7 @@ class BlockClient:
         reason = "its thread crashed; the log says why"
         try:
             retrying = tenacity.Retrying(
-                retry=tenacity.retry_if_exception_type(OSError),
+                retry=tenacity.retry_if_exception_type((OSError, ProtocolError)),
                 wait=tenacity.wait_random_exponential(multiplier=0.01, max=2),
                 stop=tenacity.stop_after_delay(self._give_up_s)
                 | tenacity.stop_when_event_set(self._closing),
@@ -182,20 +182,24 @@ class BlockClient:
                 self._lost(reason)
 
     def _attend(self) -> None:
-        """Connect, and read until the connection ends. Raises OSError if it was of no use."""
+        """Connect, and read until the connection ends.
+
+        Raises OSError or ProtocolError if it was of no use.
+        """
         started_at = time.monotonic()
         useful = False
         reader = None
         try:
             reader = self._connect()
             while (frame := reader.read()) is not None and not self._closing.is_set():
-                self._handle(frame, reader)
-                useful = True
+                useful = self._handle(frame, reader) or useful
             if not self._closing.is_set():
                 raise ConnectionResetError(f"{reader.peer} closed the connection")
-        except OSError as error:
+        except (OSError, ProtocolError) as error:
             if self._closing.is_set():
                 return
+            if not isinstance(error, OSError):
+                _log.warning("closed the connection: %s", error)
             # One that had merely nothing to say for long was of use too.
             if not useful and time.monotonic() - started_at < self._give_up_s:
                 raise
@@ -286,22 +290,27 @@ class BlockClient:
         if message.WhichOneof("message") != "welcome":
             raise ProtocolError(f"{reader.peer} did not answer Hello with Welcome: {message}")
 
-    def _handle(self, frame: frames.Frame, reader: frames.FrameReader) -> None:
+    def _handle(self, frame: frames.Frame, reader: frames.FrameReader) -> bool:
+        """Do what the worker says; was anything delivered?"""
         peer = reader.peer
         message = _message(frame, peer)
         match message.WhichOneof("message"):
             case "block":
                 header = message.block
                 block = decode_block(header, self._payload(header, frame, reader), peer)
-                if self._accept(header.task_id, header.number, block, peer):
+                wanted = self._accept(header.task_id, header.number, block, peer)
+                if wanted:
                     self._deliver(header.task_id, block)
+                return wanted
             case "end_of_task":
-                self._end(message.end_of_task.task_id, EndOfTask())
+                return self._end(message.end_of_task.task_id, EndOfTask())
             case "task_failed":
                 failed = message.task_failed
-                self._end(failed.task_id, TaskFailed(failed.code, failed.message))
+                return self._end(failed.task_id, TaskFailed(failed.code, failed.message))
             case "task_unknown":
-                self._end(message.task_unknown.task_id, TaskUnknown())
+                return self._end(message.task_unknown.task_id, TaskUnknown())
+            case "refused" if message.refused.broken:
+                raise ProtocolError(f"{peer} refused: {message.refused.reason}")
             case "refused":
                 raise WorkerRefused(f"{peer} refused: {message.refused.reason}")
             case other:
@@ -368,12 +377,13 @@ class BlockClient:
             self._give_credit()
         return wanted
 
-    def _end(self, task_id: int, end: End) -> None:
+    def _end(self, task_id: int, end: End) -> bool:
         with self._lock:
             self._give_credit(at_once=True)  # so that the worker may forget the last blocks
             known = self._streams.pop(task_id, None) is not None
         if known:
             self._deliver(task_id, end)
+        return known
 
     def _report(self) -> None:
         with self._lock:

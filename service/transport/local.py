@@ -105,7 +105,7 @@ class LocalClient:
                         if task_id in self._reading:
                             self._reading.discard(task_id)
                             self._deliver(task_id, end)
-                    case Refusal(text):
+                    case Refusal(text, _):
                         reason = text
         if not self._closing:
             self._lost(reason)

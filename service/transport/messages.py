@@ -23,6 +23,7 @@ from .shared import SHARED_BYTES, Lender
 VERSION = 1
 BLOCK_OVERHEAD_BYTES = 512  # what a block of no bytes costs of the credit
 MAX_RANK = 32
+MAX_SPANNED_BYTES = 1 << 60  # what an array would have without its dimensions of 0
 MAX_COMPONENTS = 2000
 MAX_TEXT = 100_000  # characters of an error
 
@@ -93,8 +94,9 @@ def encode_end(task_id: int, end: End) -> bytes:
     return message.SerializeToString()
 
 
-def encode_refusal(reason: str) -> bytes:
-    return pb.ToConsumer(refused=pb.Refused(reason=reason[:MAX_TEXT])).SerializeToString()
+def encode_refusal(reason: str, broken: bool = False) -> bytes:
+    refused = pb.Refused(reason=reason[:MAX_TEXT], broken=broken)
+    return pb.ToConsumer(refused=refused).SerializeToString()
 
 
 def encode_block(
@@ -209,18 +211,21 @@ def _decode_component(header: pb.Component, count: int, arrays: list[frames.Byte
     values = _strings(array, arrays[1]) if strings else array
     if not varying:
         return Component(values)
-    if not 0 <= header.rank <= MAX_RANK:
-        raise _Broken(f"the rank {header.rank}")
+    if not 0 <= header.rank <= MAX_RANK or (header.rank == 0 and count != shape[0]):
+        raise _Broken(f"the rank {header.rank} for {count} elements of {shape[0]} values")
     shapes = _view(arrays[-1], _INT64, (count, header.rank))
     # In float64, because a product of absurd sizes must not wrap around to a right one.
-    total = np.prod(shapes, axis=1, dtype=np.float64).sum()
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.prod(shapes, axis=1, dtype=np.float64).sum()
     if (shapes < 0).any() or total != shape[0]:
         raise _Broken(f"shapes of {total:g} values, but {shape[0]} of them")
     return Component(values, shapes)
 
 
 def _view(data: frames.Bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    if data.size != math.prod(shape) * dtype.itemsize:
+    # NumPy refuses arrays of no values, too, if their other dimensions are too many.
+    spanned = math.prod(filter(None, shape)) * dtype.itemsize
+    if data.size != math.prod(shape) * dtype.itemsize or spanned > MAX_SPANNED_BYTES:
         raise _Broken(f"{data.size} bytes for {dtype} of the shape {shape}")
     return data.view(dtype).reshape(shape)
 

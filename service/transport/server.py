@@ -259,6 +259,7 @@ class _Connection:
         except ProtocolError as error:
             _log.warning("closed the connection of %s: %s", self._peer, error)
         finally:
+            self._lender = None  # its memory, at once: we are part of cycles of references
             self._socket.close()
             self._on_end(self)
 
@@ -344,8 +345,8 @@ class _Connection:
                             descriptors.append(descriptor)
                     case Ended(task_id, end):
                         buffers += frames.encode(encode_end(task_id, end))
-                    case Refusal(reason):
-                        buffers += frames.encode(encode_refusal(reason))
+                    case Refusal(reason, broken):
+                        buffers += frames.encode(encode_refusal(reason, broken))
             begun = time.perf_counter()
             frames.send(self._socket, buffers, descriptors)
             if self._packer is not None:

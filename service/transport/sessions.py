@@ -51,6 +51,7 @@ class Refusal(NamedTuple):
     """The last that a link sends."""
 
     reason: str
+    broken: bool  # a rule was, on this connection: another may be made
 
 
 Outgoing = Sent | Ended | Refusal
@@ -137,7 +138,7 @@ class Sessions:
         self._outputs: dict[int, TaskOutput] = {}
         self._sessions: dict[int, Session] = {}
         self._idle: dict[Link, None] = {}  # whose sender waits, the longest first
-        self._refusal = ""  # what whoever comes now is told
+        self._refusal: Refusal | None = None  # what whoever comes now is told
 
     def add_task(self, task_id: int, output: TaskOutput) -> None:
         with self._lock:
@@ -160,7 +161,7 @@ class Sessions:
                 self._close(session.link)
                 session.link.cut()
             session.link = Link(session, self._lock, cut)
-            if self._refusal:
+            if self._refusal is not None:
                 self._refuse(session.link, self._refusal)
             return session.link
 
@@ -240,17 +241,17 @@ class Sessions:
             self._acknowledged.notify_all()
 
     def refuse(self, link: Link, reason: str) -> None:
-        """Send this after what is on its way, and nothing more."""
+        """The consumer broke a rule: send this after what is on its way, and nothing more."""
         with self._lock:
-            self._refuse(link, reason)
+            self._refuse(link, Refusal(reason, broken=True))
 
     def refuse_all(self, reason: str) -> None:
         """Send this to all consumers, and to those that come later."""
         with self._lock:
-            self._refusal = reason
+            self._refusal = Refusal(reason, broken=False)
             for session in self._sessions.values():
                 if session.link is not None:
-                    self._refuse(session.link, reason)
+                    self._refuse(session.link, self._refusal)
 
     def next_batch(self, link: Link) -> list[Outgoing] | None:
         """What to send on the link now; waits for it. None when the link is closed."""
@@ -335,9 +336,9 @@ class Sessions:
                 room -= out.cost
                 batch += out.cost
 
-    def _refuse(self, link: Link, reason: str) -> None:
+    def _refuse(self, link: Link, refusal: Refusal) -> None:
         link.refused = True
-        link.outbox.append(Refusal(reason))
+        link.outbox.append(refusal)
         link.ready.notify()
 
     def _reply(self, link: Link, reply: Ended) -> None:

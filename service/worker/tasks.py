@@ -101,6 +101,14 @@ class TaskRunner:
             if self._feed is not None:
                 self._feed.close()
 
+    def _make_executor(self) -> Executor:
+        task = self.task
+        dataset = self._dispatcher.get_dataset(task.dataset_id, with_graph=True)
+        if task.num_providers:
+            self._feed = LeaseFeed(self._dispatcher, task.task_id, task.num_providers)
+        self.definition = dataset.definition
+        return make_executor(dataset.definition, dataset.graph, self._feed)
+
     def _end_early(self, error: ForebayError) -> None:
         """The dispatcher gave the task up (its heartbeat will say so), or we are stopping."""
         if not self._cancelled.is_set():

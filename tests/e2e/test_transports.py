@@ -173,14 +173,16 @@ class TestInOneProcess:
         assert numbers(elements) == [*range(SIZE)]
         assert used == {TCP}
 
-    def test_arrays_are_the_readers_own(self, dispatcher: DispatcherProcess) -> None:
-        """To change one changes nothing for anybody else: each element has one reader."""
+    def test_what_the_pipeline_may_still_use_cannot_be_changed(
+        self, dispatcher: DispatcherProcess
+    ) -> None:
+        """All of these elements are one tensor of TensorFlow's."""
         dataset = tf.data.Dataset.from_tensors(np.zeros(100_000, np.float32)).repeat(5)
         dataset_id = service.register_dataset(dispatcher.target, dataset)
         with service.read(dispatcher.target, dataset_id) as elements:
             for array in elements:
-                assert not array.any()
-                array += 1
+                with pytest.raises(ValueError, match="read-only"):
+                    array += 1
 
     def test_local_targets_leave_other_workers_alone(
         self, dispatcher: DispatcherProcess, dataset_id: str, used: set[str]
@@ -272,13 +274,6 @@ class TestCompression:
                 "parallel_epochs", dispatcher.target, dataset_id, dataset.element_spec
             )
             assert [x.numpy().tolist() for x in theirs] == [[n] * 20_000 for n in range(8)]
-
-    def test_each_has_an_id_of_its_own(self, dispatcher: DispatcherProcess) -> None:
-        dataset = tf.data.Dataset.range(77)
-        names = ["AUTO", None, "ZSTD", "LZ4"]
-        ids = [service.register_dataset(dispatcher.target, dataset, name) for name in names]
-        again = [service.register_dataset(dispatcher.target, dataset, name) for name in names]
-        assert ids == again and len(set(ids)) == len(names)
 
     def test_an_id_stands_for_one(self, dispatcher: DispatcherProcess) -> None:
         dataset = tf.data.Dataset.range(3)

@@ -12,7 +12,12 @@ import tensorflow as tf
 
 from forebay.service.client.tf_elements import graph_of
 from forebay.service.element_specs import component_specs
-from forebay.service.executors.packs import MAX_PACK_ELEMENTS, TEXT_ELEMENTS, elements_per_pack
+from forebay.service.executors.packs import (
+    MAX_PACK_ELEMENTS,
+    TEXT_ELEMENTS,
+    calls_functions,
+    elements_per_pack,
+)
 from forebay.service.executors.tf_data import TfDataExecutor
 from forebay.service.graphs import Graph
 
@@ -20,7 +25,9 @@ Dataset = tf.data.Dataset
 
 
 def pack_of(dataset: Any) -> int:
-    return elements_per_pack(Graph(graph_of(dataset)), component_specs(dataset.element_spec))
+    if calls_functions(Graph(graph_of(dataset))):
+        return 1
+    return elements_per_pack(component_specs(dataset.element_spec))
 
 
 @pytest.mark.parametrize(

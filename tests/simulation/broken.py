@@ -83,9 +83,9 @@ def forgets_what_was_sent() -> AbstractContextManager[None]:
     """A worker that takes a block for received once it was sent."""
     following = Stream.next
 
-    def forgets(self: Stream, credit: bool, room: bool) -> Any:
+    def forgets(self: Stream, credit: bool, room: bool, max_elements: int | None) -> Any:
         self.retained.clear()
-        return following(self, credit, room)
+        return following(self, credit, room, max_elements)
 
     return replaced(Stream, next=forgets)
 

@@ -233,7 +233,7 @@ def test_disappointment_is_immediate() -> None:
     choice.sampled(GOOD)
     used = [choice.codec]
     choice.disappointed()
-    assert [*used, choice.codec] == ["lz4", None]
+    assert [*used, choice.codec] == ["zstd", None]
 
 
 def test_no_codec_in_common() -> None:

@@ -6,6 +6,7 @@ import random
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from forebay.service.transport import frames, messages
 from .samples import SAMPLES, assert_same
 
 
-def received(data: bytes, **limits: int) -> Iterator[frames.Frame]:
+def received(data: bytes, **limits: Any) -> Iterator[frames.Frame]:
     """What a reader makes of these bytes, however it gets them."""
     near, far = socket.socketpair()
     with near, far:
