@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$forebay/service/proto/transfer.proto\x12\x10\x66orebay.transfer\"\xe9\x01\n\x08ToWorker\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.forebay.transfer.HelloH\x00\x12&\n\x04read\x18\x02 \x01(\x0b\x32\x16.forebay.transfer.ReadH\x00\x12*\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x18.forebay.transfer.CreditH\x00\x12&\n\x04stop\x18\x04 \x01(\x0b\x32\x16.forebay.transfer.StopH\x00\x12,\n\x07goodbye\x18\x05 \x01(\x0b\x32\x19.forebay.transfer.GoodbyeH\x00\x42\t\n\x07message\"h\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\x03\x12\x12\n\nworker_uid\x18\x03 \x01(\x03\x12\x15\n\rshares_memory\x18\x04 \x01(\x08\x12\x0e\n\x06\x63odecs\x18\x05 \x03(\t\"F\n\x04Read\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12$\n\x03\x61ny\x18\x02 \x01(\x0b\x32\x15.forebay.transfer.AnyH\x00\x42\x07\n\x05order\"\x17\n\x03\x41ny\x12\x10\n\x08received\x18\x01 \x01(\x04\"}\n\x06\x43redit\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12-\n\tpositions\x18\x02 \x03(\x0b\x32\x1a.forebay.transfer.Position\x12\x11\n\x05slabs\x18\x03 \x03(\rB\x02\x10\x01\x12\x15\n\x08\x65lements\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_elements\"<\n\x08Position\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x10\n\x08received\x18\x02 \x01(\x04\x12\r\n\x05taken\x18\x03 \x01(\x04\"\x17\n\x04Stop\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\"\t\n\x07Goodbye\"\xbd\x02\n\nToConsumer\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x19.forebay.transfer.WelcomeH\x00\x12(\n\x05\x62lock\x18\x02 \x01(\x0b\x32\x17.forebay.transfer.BlockH\x00\x12\x32\n\x0b\x65nd_of_task\x18\x03 \x01(\x0b\x32\x1b.forebay.transfer.EndOfTaskH\x00\x12\x33\n\x0btask_failed\x18\x04 \x01(\x0b\x32\x1c.forebay.transfer.TaskFailedH\x00\x12\x35\n\x0ctask_unknown\x18\x05 \x01(\x0b\x32\x1d.forebay.transfer.TaskUnknownH\x00\x12,\n\x07refused\x18\x06 \x01(\x0b\x32\x19.forebay.transfer.RefusedH\x00\x42\t\n\x07message\"\x1a\n\x07Welcome\x12\x0f\n\x07version\x18\x01 \x01(\r\"\xca\x01\n\x05\x42lock\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\r\n\x05\x63ount\x18\x03 \x01(\x03\x12/\n\ncomponents\x18\x04 \x03(\x0b\x32\x1b.forebay.transfer.Component\x12\x10\n\x08lease_id\x18\x05 \x01(\x03\x12$\n\x04slab\x18\x06 \x01(\x0b\x32\x16.forebay.transfer.Slab\x12(\n\x06packed\x18\x07 \x01(\x0b\x32\x18.forebay.transfer.Packed\"&\n\x06Packed\x12\r\n\x05\x63odec\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"%\n\x04Slab\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05\x66resh\x18\x02 \x01(\x08\"^\n\tComponent\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x0f\n\x07varying\x18\x04 \x01(\x08\x12\x14\n\x0c\x62uffer_bytes\x18\x05 \x03(\x04\"\x1c\n\tEndOfTask\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\"<\n\nTaskFailed\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x1e\n\x0bTaskUnknown\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\")\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x62roken\x18\x02 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$forebay/service/proto/transfer.proto\x12\x10\x66orebay.transfer\"\xe9\x01\n\x08ToWorker\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.forebay.transfer.HelloH\x00\x12&\n\x04read\x18\x02 \x01(\x0b\x32\x16.forebay.transfer.ReadH\x00\x12*\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x18.forebay.transfer.CreditH\x00\x12&\n\x04stop\x18\x04 \x01(\x0b\x32\x16.forebay.transfer.StopH\x00\x12,\n\x07goodbye\x18\x05 \x01(\x0b\x32\x19.forebay.transfer.GoodbyeH\x00\x42\t\n\x07message\"h\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\x03\x12\x12\n\nworker_uid\x18\x03 \x01(\x03\x12\x15\n\rshares_memory\x18\x04 \x01(\x08\x12\x0e\n\x06\x63odecs\x18\x05 \x03(\t\"F\n\x04Read\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12$\n\x03\x61ny\x18\x02 \x01(\x0b\x32\x15.forebay.transfer.AnyH\x00\x42\x07\n\x05order\"\x17\n\x03\x41ny\x12\x10\n\x08received\x18\x01 \x01(\x04\"\x9a\x01\n\x06\x43redit\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12-\n\tpositions\x18\x02 \x03(\x0b\x32\x1a.forebay.transfer.Position\x12\x11\n\x05slabs\x18\x03 \x03(\rB\x02\x10\x01\x12\x1b\n\x0f\x61\x62\x61ndoned_slabs\x18\x05 \x03(\rB\x02\x10\x01\x12\x15\n\x08\x65lements\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_elements\"<\n\x08Position\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x10\n\x08received\x18\x02 \x01(\x04\x12\r\n\x05taken\x18\x03 \x01(\x04\"\x17\n\x04Stop\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\"\t\n\x07Goodbye\"\xbd\x02\n\nToConsumer\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x19.forebay.transfer.WelcomeH\x00\x12(\n\x05\x62lock\x18\x02 \x01(\x0b\x32\x17.forebay.transfer.BlockH\x00\x12\x32\n\x0b\x65nd_of_task\x18\x03 \x01(\x0b\x32\x1b.forebay.transfer.EndOfTaskH\x00\x12\x33\n\x0btask_failed\x18\x04 \x01(\x0b\x32\x1c.forebay.transfer.TaskFailedH\x00\x12\x35\n\x0ctask_unknown\x18\x05 \x01(\x0b\x32\x1d.forebay.transfer.TaskUnknownH\x00\x12,\n\x07refused\x18\x06 \x01(\x0b\x32\x19.forebay.transfer.RefusedH\x00\x42\t\n\x07message\"\x1a\n\x07Welcome\x12\x0f\n\x07version\x18\x01 \x01(\r\"\xca\x01\n\x05\x42lock\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\r\n\x05\x63ount\x18\x03 \x01(\x03\x12/\n\ncomponents\x18\x04 \x03(\x0b\x32\x1b.forebay.transfer.Component\x12\x10\n\x08lease_id\x18\x05 \x01(\x03\x12$\n\x04slab\x18\x06 \x01(\x0b\x32\x16.forebay.transfer.Slab\x12(\n\x06packed\x18\x07 \x01(\x0b\x32\x18.forebay.transfer.Packed\"&\n\x06Packed\x12\r\n\x05\x63odec\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"%\n\x04Slab\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05\x66resh\x18\x02 \x01(\x08\"^\n\tComponent\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x0f\n\x07varying\x18\x04 \x01(\x08\x12\x14\n\x0c\x62uffer_bytes\x18\x05 \x03(\x04\"\x1c\n\tEndOfTask\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\"<\n\nTaskFailed\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x1e\n\x0bTaskUnknown\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\")\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x62roken\x18\x02 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,6 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CREDIT'].fields_by_name['slabs']._loaded_options = None
   _globals['_CREDIT'].fields_by_name['slabs']._serialized_options = b'\020\001'
+  _globals['_CREDIT'].fields_by_name['abandoned_slabs']._loaded_options = None
+  _globals['_CREDIT'].fields_by_name['abandoned_slabs']._serialized_options = b'\020\001'
   _globals['_TOWORKER']._serialized_start=59
   _globals['_TOWORKER']._serialized_end=292
   _globals['_HELLO']._serialized_start=294
@@ -41,32 +43,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_READ']._serialized_end=470
   _globals['_ANY']._serialized_start=472
   _globals['_ANY']._serialized_end=495
-  _globals['_CREDIT']._serialized_start=497
-  _globals['_CREDIT']._serialized_end=622
-  _globals['_POSITION']._serialized_start=624
-  _globals['_POSITION']._serialized_end=684
-  _globals['_STOP']._serialized_start=686
-  _globals['_STOP']._serialized_end=709
-  _globals['_GOODBYE']._serialized_start=711
-  _globals['_GOODBYE']._serialized_end=720
-  _globals['_TOCONSUMER']._serialized_start=723
-  _globals['_TOCONSUMER']._serialized_end=1040
-  _globals['_WELCOME']._serialized_start=1042
-  _globals['_WELCOME']._serialized_end=1068
-  _globals['_BLOCK']._serialized_start=1071
-  _globals['_BLOCK']._serialized_end=1273
-  _globals['_PACKED']._serialized_start=1275
-  _globals['_PACKED']._serialized_end=1313
-  _globals['_SLAB']._serialized_start=1315
-  _globals['_SLAB']._serialized_end=1352
-  _globals['_COMPONENT']._serialized_start=1354
-  _globals['_COMPONENT']._serialized_end=1448
-  _globals['_ENDOFTASK']._serialized_start=1450
-  _globals['_ENDOFTASK']._serialized_end=1478
-  _globals['_TASKFAILED']._serialized_start=1480
-  _globals['_TASKFAILED']._serialized_end=1540
-  _globals['_TASKUNKNOWN']._serialized_start=1542
-  _globals['_TASKUNKNOWN']._serialized_end=1572
-  _globals['_REFUSED']._serialized_start=1574
-  _globals['_REFUSED']._serialized_end=1615
+  _globals['_CREDIT']._serialized_start=498
+  _globals['_CREDIT']._serialized_end=652
+  _globals['_POSITION']._serialized_start=654
+  _globals['_POSITION']._serialized_end=714
+  _globals['_STOP']._serialized_start=716
+  _globals['_STOP']._serialized_end=739
+  _globals['_GOODBYE']._serialized_start=741
+  _globals['_GOODBYE']._serialized_end=750
+  _globals['_TOCONSUMER']._serialized_start=753
+  _globals['_TOCONSUMER']._serialized_end=1070
+  _globals['_WELCOME']._serialized_start=1072
+  _globals['_WELCOME']._serialized_end=1098
+  _globals['_BLOCK']._serialized_start=1101
+  _globals['_BLOCK']._serialized_end=1303
+  _globals['_PACKED']._serialized_start=1305
+  _globals['_PACKED']._serialized_end=1343
+  _globals['_SLAB']._serialized_start=1345
+  _globals['_SLAB']._serialized_end=1382
+  _globals['_COMPONENT']._serialized_start=1384
+  _globals['_COMPONENT']._serialized_end=1478
+  _globals['_ENDOFTASK']._serialized_start=1480
+  _globals['_ENDOFTASK']._serialized_end=1508
+  _globals['_TASKFAILED']._serialized_start=1510
+  _globals['_TASKFAILED']._serialized_end=1570
+  _globals['_TASKUNKNOWN']._serialized_start=1572
+  _globals['_TASKUNKNOWN']._serialized_end=1602
+  _globals['_REFUSED']._serialized_start=1604
+  _globals['_REFUSED']._serialized_end=1645
 # @@protoc_insertion_point(module_scope)

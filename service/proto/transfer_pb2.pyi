@@ -49,16 +49,18 @@ class Any(_message.Message):
     def __init__(self, received: _Optional[int] = ...) -> None: ...
 
 class Credit(_message.Message):
-    __slots__ = ("bytes", "positions", "slabs", "elements")
+    __slots__ = ("bytes", "positions", "slabs", "abandoned_slabs", "elements")
     BYTES_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     SLABS_FIELD_NUMBER: _ClassVar[int]
+    ABANDONED_SLABS_FIELD_NUMBER: _ClassVar[int]
     ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     bytes: int
     positions: _containers.RepeatedCompositeFieldContainer[Position]
     slabs: _containers.RepeatedScalarFieldContainer[int]
+    abandoned_slabs: _containers.RepeatedScalarFieldContainer[int]
     elements: int
-    def __init__(self, bytes: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., slabs: _Optional[_Iterable[int]] = ..., elements: _Optional[int] = ...) -> None: ...
+    def __init__(self, bytes: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., slabs: _Optional[_Iterable[int]] = ..., abandoned_slabs: _Optional[_Iterable[int]] = ..., elements: _Optional[int] = ...) -> None: ...
 
 class Position(_message.Message):
     __slots__ = ("task_id", "received", "taken")

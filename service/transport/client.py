@@ -401,7 +401,9 @@ class BlockClient:
             return
         credit = pb.Credit(bytes=room)
         if self._borrower is not None:
-            credit.slabs.extend(self._borrower.released())
+            free, abandoned = self._borrower.released()
+            credit.slabs.extend(free)
+            credit.abandoned_slabs.extend(abandoned)
         for task_id in self._changed:
             if (stream := self._streams.get(task_id)) is not None:
                 credit.positions.add(task_id=task_id, received=stream.received, taken=stream.taken)

@@ -297,7 +297,7 @@ class _Connection:
                 case "credit":
                     credit = message.credit
                     if self._lender is not None:
-                        self._lender.take_back(credit.slabs)
+                        self._lender.take_back(credit.slabs, credit.abandoned_slabs)
                     elements = credit.elements if credit.HasField("elements") else None
                     self._sessions.give_credit(link, credit.bytes, credit.positions, elements)
                 case "stop":

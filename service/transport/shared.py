@@ -8,7 +8,9 @@ would copy it twice, and a slab's pages are faulted in once.
 
 Nothing has a name in the file system, so nothing is left behind, whoever is killed. A slab
 cannot shrink (it is sealed), so a worker cannot make its consumer's reads fail. Where no slab is
-free the payload takes the socket, so nobody waits for a consumer that keeps its arrays.
+free the payload takes the socket, so nobody waits for a consumer that keeps its arrays. A fork of
+the consumer's process refers to its slabs as well, for as long as nobody knows: these are never
+used again.
 """
 
 from __future__ import annotations
@@ -72,13 +74,22 @@ class Lender:
             start += len(buffer) + padding(len(buffer))
         return lent
 
-    def take_back(self, slabs: Iterable[int]) -> None:
-        """The consumer holds nothing of these any more. Raises ProtocolError."""
+    def take_back(self, slabs: Iterable[int], abandoned: Iterable[int] = ()) -> None:
+        """The consumer holds nothing of these any more; of the abandoned, others may.
+
+        Raises ProtocolError.
+        """
         with self._lock:
             for slab in slabs:
-                if slab not in self._slabs or slab in self._free:
-                    raise ProtocolError(f"slab {slab} was given back, and had not been lent")
+                self._check_lent(slab)
                 self._free.append(slab)
+            for slab in abandoned:
+                self._check_lent(slab)
+                del self._slabs[slab]
+
+    def _check_lent(self, slab: int) -> None:
+        if slab not in self._slabs or slab in self._free:
+            raise ProtocolError(f"slab {slab} was given back, and had not been lent")
 
     def _choose(self, size: int) -> Lent | None:
         for i in range(len(self._free) - 1, -1, -1):
@@ -88,7 +99,7 @@ class Lender:
         held = sum(slab.size for slab in self._slabs.values())
         many = len(self._slabs) >= LEAST_SLABS and held + size > POOL_BYTES
         if not many and len(self._slabs) < MAX_SLABS:
-            slab = len(self._slabs)
+            slab = next(n for n in range(MAX_SLABS) if n not in self._slabs)
         elif self._free:
             slab = self._free.pop(0)  # of another size
         else:
@@ -103,8 +114,11 @@ class Borrower:
     def __init__(self, peer: str) -> None:
         self._peer = peer
         self._slabs: dict[int, mmap.mmap] = {}
+        self._borrowed: set[int] = set()
+        self._shared_with_children: set[int] = set()
         # Appended to wherever the last reference to an array happens to die.
         self._released: collections.deque[int] = collections.deque()
+        _borrowers.add(self)
 
     def learn(self, slab: int, descriptor: int) -> None:
         """Map a new slab, in the place of an earlier one of its number.
@@ -130,12 +144,32 @@ class Borrower:
                 f"{'unknown' if known is None else f'one of {len(known)}'}"
             )
         payload: Bytes = np.frombuffer(known, np.uint8, size)
+        self._borrowed.add(slab)
         weakref.finalize(payload, self._released.append, slab).atexit = False
         return payload
 
-    def released(self) -> list[int]:
-        """The slabs that are free again since the last call."""
-        return [self._released.popleft() for _ in range(len(self._released))]
+    def released(self) -> tuple[list[int], list[int]]:
+        """The slabs that are free again since the last call, and those to be abandoned."""
+        slabs = {self._released.popleft() for _ in range(len(self._released))}
+        abandoned = slabs & self._shared_with_children
+        self._borrowed -= slabs
+        self._shared_with_children -= slabs
+        return list(slabs - abandoned), list(abandoned)
+
+    def share_with_child(self) -> None:
+        """The process is about to fork."""
+        self._shared_with_children |= self._borrowed
+
+
+_borrowers: weakref.WeakSet[Borrower] = weakref.WeakSet()
+
+
+def _share_with_child() -> None:
+    for borrower in list(_borrowers):
+        borrower.share_with_child()
+
+
+os.register_at_fork(before=_share_with_child)
 
 
 def _new_slab(size: int) -> tuple[int, Bytes]:

@@ -159,7 +159,7 @@ def test_aligned_arrays_are_adopted_without_a_copy(shape: list[int | None]) -> N
 
 
 def test_an_abandoned_iteration_closes_its_blocks() -> None:
-    blocks = blocks_of(tf.data.Dataset.range(100), block_bytes=64)
+    blocks = blocks_of(tf.data.Dataset.range(100).map(lambda x: x + 1), block_bytes=64)
     closed = []
 
     class Blocks:

@@ -457,16 +457,21 @@ def packed_frame(codec: str, data: bytes, raw_bytes: int, *, says: int | None = 
         (packed_frame("zstd", b"abc", (1 << 63) - 1), "are allowed here"),
     ],
 )
-def test_a_worker_that_lies_is_left(closing: ExitStack, frame: bytes, reason: str) -> None:
+def test_a_worker_that_lies_is_left(
+    closing: ExitStack, frame: bytes, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
     listener = closing.enter_context(socket.create_server(("127.0.0.1", 0)))
-    consumer = Consumer([("tcp", f"127.0.0.1:{listener.getsockname()[1]}")], reads=TASK)
+    consumer = Consumer(
+        [("tcp", f"127.0.0.1:{listener.getsockname()[1]}")], reads=TASK, give_up_s=0.2
+    )
     closing.callback(consumer.client.close)
     sock, _ = listener.accept()
+    listener.close()  # it does not come back
     with sock:
         welcome = pb.ToConsumer(welcome=pb.Welcome(version=messages.VERSION))
         frames.send(sock, [*frames.encode(welcome.SerializeToString()), frame])
-        lost = consumer.get()
-    assert isinstance(lost, str) and reason in lost
+        assert isinstance(consumer.get(), str)  # lost
+    assert reason in caplog.text
 
 
 def test_a_liar_breaks_the_protocol() -> None:

@@ -52,8 +52,8 @@ class Pair:
         return self.borrower.borrow(lent.slab, size)
 
     def give_back(self) -> list[int]:
-        released = self.borrower.released()
-        self.lender.take_back(released)
+        released, abandoned = self.borrower.released()
+        self.lender.take_back(released, abandoned)
         return released
 
 
@@ -142,6 +142,30 @@ def test_random_sizes_and_times_of_giving_back() -> None:
         if dice.random() < 0.3:
             pair.give_back()
     assert shared > 300
+
+
+def test_what_a_fork_holds_is_never_overwritten() -> None:
+    pair = Pair()
+    payload = pair.send(np.full(MIB, 1, np.uint8))
+    let_go = pair.send(np.full(MIB, 2, np.uint8))
+    assert payload is not None and let_go is not None
+    del let_go
+    asked, ask = os.pipe()
+    answer, answers = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(asked, 1)
+        os.write(answers, bytes([payload.min(), payload.max()]))
+        os._exit(0)
+    del payload
+    assert pair.give_back() == []
+    later = [pair.send(np.full(MIB, 3 + n, np.uint8)) for n in range(3)]
+    assert all(values is not None and (values == 3 + n).all() for n, values in enumerate(later))
+    os.write(ask, b"?")
+    assert os.read(answer, 2) == bytes([1, 1])
+    os.waitpid(child, 0)
+    later.clear()
+    assert sorted(pair.give_back()) == [0, 1, 2]
 
 
 def test_a_slab_is_given_back_once() -> None:
