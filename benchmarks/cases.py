@@ -84,7 +84,9 @@ def _batches(_: pathlib.Path, __: int) -> Any:
 
 
 def _big_batches(_: pathlib.Path, __: int) -> Any:
-    return _again(np.random.default_rng(0).random((32, 224, 224, 3), np.float32))
+    """Put together on the worker, so that each of them has memory of its own."""
+    image = np.random.default_rng(0).random((224, 224, 3), np.float32)
+    return _again(image).batch(32, drop_remainder=True)
 
 
 def _tokens(_: pathlib.Path, __: int) -> Any:

@@ -150,7 +150,7 @@ def run(
                     if row not in SHARING:
                         setting.release()
                     report.findings += ROWS[row](setting)
-                except ForebayError as error:
+                except (ForebayError, OSError) as error:
                     report.failed[row] = str(error)  # the others' figures are worth having
                     setting.release()
                 report.took_s[row] = round(time.perf_counter() - begun, 1)

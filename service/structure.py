@@ -68,7 +68,12 @@ def assemble(structure: str) -> Assemble:
 
     def elements(columns: Sequence[Iterable[Array]], count: int) -> Iterator[Any]:
         rest = iter(columns)
-        built = build(rest, count)
+        try:
+            built = build(rest, count)
+        except StopIteration:
+            raise ValueError(
+                f"{len(columns)} components are fewer than the structure {structure} has"
+            ) from None
         if next(rest, None) is not None:
             raise ValueError(
                 f"{len(columns)} components are more than the structure {structure} has"

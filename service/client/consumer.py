@@ -73,6 +73,7 @@ class _Gone(NamedTuple):
     """The worker process has gone, or goes: nothing more comes from it."""
 
     uid: int
+    client: BlockClient | LocalClient
     reason: str
 
 
@@ -147,7 +148,9 @@ class Consumer:
                 self._update(item)
             elif isinstance(item, _Gone):
                 log.info("worker %s is gone: %s", item.uid, item.reason)
-                self._forget(item.uid)
+                link = self._links.get(item.uid)
+                if link is not None and link.client is item.client:
+                    self._forget(item.uid)
             elif isinstance(item.item, Block):
                 yield item.item
                 item.client.taken(item.task_id, item.item)
@@ -170,6 +173,7 @@ class Consumer:
         if self._closed.is_set():
             return
         self._closed.set()
+        _open.discard(self)
         self._inbox.put(Unavailable("the consumer was closed"))  # for `blocks`, if it waits
         for link in self._links.values():
             if link is not None:
@@ -250,7 +254,7 @@ class Consumer:
             self._inbox.put(_Delivery(client, task_id, item))
 
         def lost(reason: str) -> None:
-            self._inbox.put(_Gone(uid, reason))
+            self._inbox.put(_Gone(uid, client, reason))
 
         worker = local_worker(uid) if self._reading.protocol in (None, LOCAL) else None
         elements = self._budget.share() if self._budget is not None else None
@@ -336,8 +340,9 @@ def _leave_all() -> None:
     # A thread of TensorFlow's that runs Python while the interpreter is taken down would never
     # get out of it, and TensorFlow waits for that thread.
     give_up_s = time.monotonic() + GOODBYES_S
-    for consumer in list(_open):
+    consumers = list(_open)
+    for consumer in consumers:
         if time.monotonic() < give_up_s:
             consumer.close()
-    if _open:
+    if consumers:
         time.sleep(LEAVING_S)

@@ -51,6 +51,8 @@ def elements_per_pack(specs: Sequence[Any]) -> int:
     fixed = [spec.shape.num_elements() for spec in specs if spec.shape.is_fully_defined()]
     if not specs or len(fixed) < len(specs) or 0 in fixed:
         return 1
+    if any(spec.dtype.name in ("variant", "resource") for spec in specs):
+        return 1  # these are serialized one by one
     if any(spec.dtype.name == "string" for spec in specs):
         return TEXT_ELEMENTS
     size: int = sum(n * spec.dtype.size for n, spec in zip(fixed, specs, strict=True))

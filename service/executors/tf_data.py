@@ -2,8 +2,8 @@
 
 Two sides meet in a FIFOQueue of TensorFlow's. A thread drives the pipeline: one call that
 stays in C++ and puts every element into the queue. `blocks` takes out whatever is ready, in
-bulk. So a fast pipeline gives large blocks, a slow one small ones, at once, and no element
-waits for a block to fill. The queue bounds how far the pipeline runs ahead.
+bulk. So a fast pipeline gives large blocks, a slow one small ones, and no element waits longer
+than LINGER_S for a block to fill. The queue bounds how far the pipeline runs ahead.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class _Run:
             queued.append((tf.int64, []))  # the element's bytes
         elif not queued:
             queued.append((tf.bool, []))  # elements without a component still count
-        capacity = max(2, QUEUE_BLOCKS * block_bytes // max(1, self._element_bytes))
+        capacity = max(1, QUEUE_BLOCKS * block_bytes // max(1, self._element_bytes))
         self._queue = tf.queue.FIFOQueue(
             min(capacity, 2 * MAX_BLOCK_ELEMENTS),
             [dtype for dtype, _ in queued],

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import threading
 
+MAX_ELEMENTS = 1 << 32  # more are as good as no limit
+
 
 class ElementBudget:
     """The limit. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self._limit = min(limit, MAX_ELEMENTS)
         self._lock = threading.Lock()  # of the shares, too
         self._shares = 0
         self._outstanding = 0

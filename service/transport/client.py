@@ -177,6 +177,11 @@ class BlockClient:
             reason = f"worker {self.worker_uid} was out of reach for {self._give_up_s} s: {error}"
         except ForebayError as error:
             reason = str(error)
+        except Exception as error:  # a bug, or no memory: who waits must hear of it
+            failed = f"reading from worker {self.worker_uid} failed: {error!r}"
+            for task_id in list(self._streams):
+                self._deliver(task_id, TaskFailed("INTERNAL", failed))
+            raise
         finally:
             if not self._closing.is_set():
                 self._lost(reason)
@@ -208,11 +213,11 @@ class BlockClient:
             if reader is not None:
                 reader.close()
             with self._lock:
+                sock, self._socket = self._socket, None
                 self._borrower = None
                 self._connected = False
-                if self._socket is not None:
-                    self._socket.close()
-                    self._socket = None
+            if sock is not None:
+                sock.close()  # a tunnel takes its time
 
     def _connect(self) -> frames.FrameReader:
         errors = []

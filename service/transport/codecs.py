@@ -57,6 +57,8 @@ def _pack_lz4(payload: bytes | memoryview) -> bytes | None:
 
 
 def _unpack_lz4(packed: memoryview, target: frames.Bytes) -> int:
+    if target.size > _MAX_LZ4_BYTES:
+        raise Unpackable(f"it is said to hold {target.size} bytes, which LZ4 cannot")
     raw = lz4.block.decompress(packed, uncompressed_size=target.size)
     target[: len(raw)] = np.frombuffer(raw, np.uint8)  # the library has no way to fill a buffer
     return len(raw)

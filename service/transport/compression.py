@@ -121,13 +121,13 @@ class Packer:
 
         `compression` is the dataset's: an events_pb2.BlockCompression.
         """
-        self._raw_bytes += size
         if size < LEAST_BYTES or not self._known:
             return None
         if compression != ev.MEASURED:
             return self._packed(_CODECS.get(compression), buffers)
         if not self._far:
             return None
+        self._raw_bytes += size
         if self._choice.wants_samples:
             self._choice.sampled(self._samples(buffers))
         packed = self._packed(self._choice.codec, buffers)
@@ -137,7 +137,8 @@ class Packer:
 
     def sent(self, seconds: float) -> None:
         """What was packed since the last time has left the process in so long."""
-        self._choice.sent(self._raw_bytes, self._packing_s + seconds)
+        if self._raw_bytes:
+            self._choice.sent(self._raw_bytes, self._packing_s + seconds)
         self._raw_bytes, self._packing_s = 0, 0.0
 
     def _packed(self, codec: str | None, buffers: Sequence[memoryview]) -> tuple[str, bytes] | None:

@@ -14,6 +14,7 @@ import os
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -38,6 +39,7 @@ _ZEROS = memoryview(bytes(ALIGNMENT))
 _IOV_MAX = 1024
 _READ_AHEAD_BYTES = 64 << 10
 _DEAD_PEER_S = 30
+_STALL_S = 30.0  # in the middle of a frame
 _MAX_DESCRIPTORS = 64  # of files, received and not used yet
 _UNIX_SEND_BYTES = 4 << 20  # a Unix socket's buffer does not grow by itself, as TCP's does
 
@@ -119,6 +121,8 @@ class FrameReader:
         self._ahead = memoryview(bytearray(_READ_AHEAD_BYTES))
         self._start = self._end = 0  # what of _ahead is filled and not used
         self._arena = Arena()
+        self._in_frame = False
+        self._heard_at_s = 0.0
 
     def read(self) -> Frame | None:
         """The next frame, or None if the peer closed the connection after the last one.
@@ -130,12 +134,14 @@ class FrameReader:
                 self._start, self._end = 0, self._receive(self._ahead, 0)
             except EOFError:
                 return None
+        self._in_frame = True
         header_bytes, payload_bytes, checksum = self._lengths(self._take(_PREFIX_BYTES, "prefix"))
         header = self._take(header_bytes, "header")
         if google_crc32c.value(header) != checksum:
             raise ProtocolError(f"{self.peer} sent a header whose checksum is wrong")
         payload = self._arena.take(payload_bytes)
         self._fill(payload.data, "payload")
+        self._in_frame = False
         return Frame(header, payload)
 
     def memory(self, size: int) -> Bytes:
@@ -205,12 +211,14 @@ class FrameReader:
                 else:
                     size = self._socket.recv_into(target, 0, flags)
             except BlockingIOError:  # the socket's timeout
-                if self.on_quiet is None:
-                    raise TimeoutError(f"{self.peer} did not answer in time") from None
+                stalled = self._in_frame and time.monotonic() > self._heard_at_s + _STALL_S
+                if self.on_quiet is None or stalled:
+                    raise TimeoutError(f"{self.peer} did not go on in time") from None
                 self.on_quiet()
                 continue
             if size == 0:
                 raise EOFError
+            self._heard_at_s = time.monotonic()
             return size
 
     def _receive_with_descriptors(self, target: memoryview) -> int:
@@ -227,6 +235,11 @@ class FrameReader:
         return size
 
 
+_nobodys = [np.empty(1, np.uint8)]
+_UNUSED = sys.getrefcount(_nobodys[0])
+"""References to an array that only a list holds, as this version of Python counts them."""
+
+
 class Arena:
     """Aligned memory for payloads, the large ones recycled once nobody holds them.
 
@@ -236,8 +249,6 @@ class Arena:
 
     _LARGE_BYTES = 1 << 20
     _KEPT_BYTES = 32 << 20
-    # References to a slab that nobody uses, as `take` sees it: the list, the loop, the call.
-    _UNUSED = 3
 
     def __init__(self) -> None:
         self._slabs: list[Bytes] = []
@@ -246,10 +257,12 @@ class Arena:
         """`size` bytes of undefined content, aligned; theirs who hold the array or a view."""
         if size < self._LARGE_BYTES:
             return _aligned(np.empty(size + ALIGNMENT, np.uint8), size)
-        for slab in self._slabs:
+        slabs = self._slabs
+        for i in range(len(slabs)):
             # Twice the size at most, so that a small block does not hold on to a huge slab.
-            if size < slab.size <= 2 * size + ALIGNMENT and sys.getrefcount(slab) == self._UNUSED:
-                return _aligned(slab, size)
+            fits = size < slabs[i].size <= 2 * size + ALIGNMENT
+            if fits and sys.getrefcount(slabs[i]) == _UNUSED:
+                return _aligned(slabs[i], size)
         slab = np.empty(size + ALIGNMENT, np.uint8)
         self._slabs.append(slab)
         while sum(kept.size for kept in self._slabs) > self._KEPT_BYTES and len(self._slabs) > 2:

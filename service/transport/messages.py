@@ -70,7 +70,14 @@ def check_block(block: Block) -> None:
     """Raises TypeError or ValueError for a block that cannot travel."""
     if len(block.components) > MAX_COMPONENTS:
         raise ValueError(f"a block of {len(block.components)} components, above {MAX_COMPONENTS}")
-    for array in (array for c in block.components for array in buffers(c)):
+    arrays = [array for c in block.components for array in buffers(c)]
+    size = sum(array.nbytes + frames.padding(array.nbytes) for array in arrays)
+    if size > frames.MAX_PAYLOAD_BYTES:
+        raise ValueError(
+            f"a block of {size} bytes cannot travel, above {frames.MAX_PAYLOAD_BYTES}: make "
+            "smaller elements"
+        )
+    for array in arrays:
         if _native(array.dtype) not in _NAMES:
             raise TypeError(f"a block of {array.dtype} cannot travel: cast it, or make it Strings")
         if array.ndim > MAX_RANK:

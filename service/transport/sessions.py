@@ -26,6 +26,7 @@ from .outputs import TaskOutput
 
 BATCH_BYTES = 256 << 10  # of small blocks leave together
 MAX_CREDIT_BYTES = 64 << 30
+MAX_CREDIT_ELEMENTS = 1 << 40
 MAX_RETAINED_BYTES = 256 << 20  # for one consumer; more waits until it says what it received
 MAX_AWAY_BYTES = 1 << 30  # for all consumers that have no connection, and may not come again
 MAX_WAITING_REPLIES = 1000
@@ -193,6 +194,8 @@ class Sessions:
     def read(self, link: Link, task_id: int, received: int) -> None:
         """Start or resume a task on this connection; the consumer has `received` blocks of it."""
         with self._lock:
+            if link.closed:
+                return
             if any(stream.task_id == task_id for stream in link.streams):
                 raise ProtocolError(f"task {task_id} was asked for twice on one connection")
             stream = link.session.streams.get(task_id)
@@ -219,10 +222,12 @@ class Sessions:
         From the first time on that it gives `elements`, it takes so many more, and no others.
         """
         with self._lock:
+            if link.closed:  # another connection has taken its place
+                return
             link.credit += size
             if elements is not None:
                 link.elements = (link.elements or 0) + elements
-            if link.credit > MAX_CREDIT_BYTES or (link.elements or 0) > MAX_CREDIT_BYTES:
+            if link.credit > MAX_CREDIT_BYTES or (link.elements or 0) > MAX_CREDIT_ELEMENTS:
                 raise ProtocolError(
                     f"a credit of {link.credit} bytes and {link.elements} elements is absurd"
                 )
@@ -236,6 +241,8 @@ class Sessions:
     def stop_reading(self, link: Link, task_id: int) -> None:
         """The consumer wants no more of the task, nor what it has not received of it."""
         with self._lock:
+            if link.closed:
+                return
             link.session.streams.pop(task_id, None)
             link.streams = deque(s for s in link.streams if s.task_id != task_id)
             self._acknowledged.notify_all()

@@ -133,7 +133,10 @@ class Borrower:
             seals = 0  # no memory file
         if not seals & fcntl.F_SEAL_SHRINK:
             raise ProtocolError(f"{self._peer} lends a slab that might shrink")
-        self._slabs[slab] = _map(descriptor, os.fstat(descriptor).st_size)
+        size = os.fstat(descriptor).st_size
+        if not size:
+            raise ProtocolError(f"{self._peer} lends a slab of no bytes")
+        self._slabs[slab] = _map(descriptor, size)
 
     def borrow(self, slab: int, size: int) -> Bytes:
         """The payload in a slab; theirs who hold the array or a view of it."""

@@ -107,6 +107,7 @@ class TaskRunner:
         if task.num_providers:
             self._feed = LeaseFeed(self._dispatcher, task.task_id, task.num_providers)
         self.definition = dataset.definition
+        self.output.compression = dataset.definition.compression
         return make_executor(dataset.definition, dataset.graph, self._feed)
 
     def _end_early(self, error: ForebayError) -> None:
@@ -116,14 +117,7 @@ class TaskRunner:
         self.output.cancel()
 
     def _produce(self) -> None:
-        task = self.task
-        dataset = self._dispatcher.get_dataset(task.dataset_id, with_graph=True)
-        if task.num_providers:
-            self._feed = LeaseFeed(self._dispatcher, task.task_id, task.num_providers)
-        self.definition = dataset.definition
-        self.output.compression = dataset.definition.compression
-        executor = make_executor(dataset.definition, dataset.graph, self._feed)
-        self._executor = executor
+        executor = self._executor = self._make_executor()
         # Once more, if it came too early to find what it is about.
         if self._cancelled.is_set():
             self.cancel()

@@ -52,6 +52,7 @@ def pack_of(dataset: Any) -> int:
         (lambda: Dataset.range(10).batch(3), 1),
         (lambda: Dataset.from_tensors(tf.zeros([1 << 20])).repeat(3), 1),
         (lambda: Dataset.from_tensors(tf.zeros([0])).repeat(3), 1),
+        (lambda: Dataset.from_tensor_slices(tf.ragged.constant([[[1], [2, 3]], [[4]]])), 1),
     ],
 )  # fmt: skip
 def test_only_pipelines_that_call_no_function_are_packed(
@@ -97,3 +98,12 @@ def test_what_is_there_when_splits_run_dry_waits_for_no_more_than_a_pack() -> No
     assert dry.is_set()
     more.set()
     assert seen + sum(block.count for block in blocks) == 10 * MAX_PACK_ELEMENTS + 7
+
+
+def test_variants_are_never_packed() -> None:
+    """As a stock client registers ragged tensors without their spec: TensorFlow's own variants."""
+    rows = tf.ragged.constant([[1], [2, 3], [], [4]])
+    dataset = Dataset.from_tensor_slices(rows)
+    blocks = list(TfDataExecutor(graph_of(dataset)).blocks())
+    assert sum(block.count for block in blocks) == 4
+    assert elements_per_pack([tf.TensorSpec([], tf.variant)]) == 1
