@@ -15,12 +15,13 @@ from tensorflow.python.data.experimental.ops import compression_ops
 
 from ...journal.proto import events_pb2 as ev
 from ..dispatcher_client import DispatcherClient
-from ..element_specs import decode_metadata, encode_element_spec
+from ..element_specs import component_specs, decode_metadata, encode_element_spec
 from ..errors import InvalidArgument
 from ..executors.evaluate import evaluate
 from ..graphs import NotSplittable, split_sources
 from ..proto import forebay_pb2 as pb
 from ..structure import encode
+from ..transport import MAX_COMPONENTS
 from .options import (
     CrossTrainerCache,
     ShardingPolicy,
@@ -65,7 +66,7 @@ def register_dataset(
     Raises ValueError (other structure under the same id, element types that cannot travel,
     arguments that make no sense), Unavailable.
     """
-    if compression not in _COMPRESSIONS:
+    if not isinstance(compression, str | None) or compression not in _COMPRESSIONS:
         raise InvalidArgument(
             f"Invalid `compression` argument: {compression}. Must be one of {list(_COMPRESSIONS)}."
         )
@@ -79,6 +80,10 @@ def register_dataset(
         )
     element_spec = dataset.element_spec
     structure = encode(element_spec)
+    if (components := len(component_specs(element_spec))) > MAX_COMPONENTS:
+        raise InvalidArgument(
+            f"an element of {components} tensors cannot travel, above {MAX_COMPONENTS}: stack them"
+        )
     kinds = data_service_pb2.DataServiceMetadata
     kind = kinds.COMPRESSION_OFF
     cardinality = dataset.cardinality().numpy()
@@ -147,8 +152,9 @@ def from_dataset_id(
         worker that a job has needs a reader. Who shares a job must give the same.
 
     Iterating rides out restarts of the dispatcher, and new and dead workers. A pipeline that
-    fails on a worker raises TensorFlow's error for its code. Raises ValueError for arguments
-    that make no sense, NotFound for an unknown dataset.
+    fails on a worker raises TensorFlow's error for INVALID_ARGUMENT, UNIMPLEMENTED and
+    RESOURCE_EXHAUSTED, and UnknownError with the code in its message for others. Raises
+    ValueError for arguments that make no sense, NotFound for an unknown dataset.
     """
     policy = sharding_policy(processing_mode)
     check_job_name(job_name)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import queue
 import threading
 import time
@@ -104,6 +105,7 @@ class Consumer:
         reading: Reading = AS_EVER,
     ) -> None:
         self._dispatcher = dispatcher
+        self._process_id = os.getpid()
         self._reading = reading
         joined = dispatcher.call_numbered(
             pb.JoinIterationRequest(job_id=job_id, repetition=repetition), pb.JoinIterationResponse
@@ -168,11 +170,17 @@ class Consumer:
         here = uid in self._links or local_worker(uid) is not None
         return here or self._reading.targets != TargetWorkers.LOCAL
 
+    def is_ours(self) -> bool:
+        """Whether this is not a fork of the process that reads, whose connections it shares."""
+        return os.getpid() == self._process_id
+
     def close(self) -> None:
         """Leave the iteration, and let every worker know. Idempotent."""
         if self._closed.is_set():
             return
         self._closed.set()
+        if not self.is_ours():
+            return
         _open.discard(self)
         self._inbox.put(Unavailable("the consumer was closed"))  # for `blocks`, if it waits
         for link in self._links.values():

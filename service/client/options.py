@@ -111,9 +111,11 @@ def reading(
             "Must either set both `consumer_index` and `num_consumers`, or neither. "
             f"consumer_index={consumer_index}, num_consumers={num_consumers}"
         )
-    if max_outstanding_requests is not None and max_outstanding_requests <= 0:
+    if max_outstanding_requests is not None and not (
+        isinstance(max_outstanding_requests, int) and max_outstanding_requests > 0
+    ):
         raise InvalidArgument(
-            f"max_outstanding_requests={max_outstanding_requests} must be positive"
+            f"max_outstanding_requests={max_outstanding_requests!r} must be a positive integer"
         )
     for name, value in (
         ("num_consumers", num_consumers),

@@ -96,7 +96,8 @@ class Reader:
         finally:
             if consumer is not None:
                 consumer.close()
-            dispatcher.close()
+            if consumer is None or consumer.is_ours():
+                dispatcher.close()
 
     def _full_job_name(self) -> str:
         """tf.data service's clients name jobs so, and share them with ours."""

@@ -2,9 +2,12 @@
 
 To put an element into the queue costs a function call of TensorFlow's. Where the pipeline
 calls no function for its elements that is most of the cost; and there, elements come so fast
-that none waits long for its neighbours. So such a pipeline (records, ranges, slices of
-tensors, however they are shuffled, repeated and interleaved) is batched into *packs* before
-the queue. In any other pipeline an element may take a second, and travels as soon as it is there.
+that none waits long for its neighbours. So such a pipeline (ranges and slices of tensors,
+however they are shuffled, repeated and interleaved) is batched into *packs* before the queue. In
+any other pipeline an element may take a second, and travels as soon as it is there.
+
+Strings are never packed: nobody knows their sizes before, and they come from files, which may
+fail, and then TensorFlow would drop the batch that it was filling.
 """
 
 from __future__ import annotations
@@ -16,12 +19,10 @@ from ..graphs import Graph
 
 PACK_BYTES = 64 << 10
 MAX_PACK_ELEMENTS = 1024
-TEXT_ELEMENTS = 16  # in a pack where there are strings, whose sizes nobody knows before
 
 _DATASETS = {
     "CacheDataset",
     "ConcatenateDataset",
-    "FixedLengthRecordDataset",
     "FlatMapDataset",
     "InterleaveDataset",
     "ListDataset",
@@ -34,11 +35,9 @@ _DATASETS = {
     "ShuffleAndRepeatDataset",
     "ShuffleDataset",
     "SkipDataset",
-    "TFRecordDataset",
     "TakeDataset",
     "TensorDataset",
     "TensorSliceDataset",
-    "TextLineDataset",
     "ZipDataset",
 }
 
@@ -51,10 +50,8 @@ def elements_per_pack(specs: Sequence[Any]) -> int:
     fixed = [spec.shape.num_elements() for spec in specs if spec.shape.is_fully_defined()]
     if not specs or len(fixed) < len(specs) or 0 in fixed:
         return 1
-    if any(spec.dtype.name in ("variant", "resource") for spec in specs):
-        return 1  # these are serialized one by one
-    if any(spec.dtype.name == "string" for spec in specs):
-        return TEXT_ELEMENTS
+    if any(spec.dtype.name in ("string", "variant", "resource") for spec in specs):
+        return 1
     size: int = sum(n * spec.dtype.size for n, spec in zip(fixed, specs, strict=True))
     return max(1, min(MAX_PACK_ELEMENTS, PACK_BYTES // size))
 

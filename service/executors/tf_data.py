@@ -313,6 +313,7 @@ _TRACE = re.compile(
     r"^Graph execution error:\n\nDetected at node .*\n"
     r"(<stack traces unavailable>\n|(  File .*\n\n?)+)+"
     r"|\n\t \[\[.*"
+    r"|\{\{function_node [^}]*\}\} ?"
 )
 
 _CODES = [

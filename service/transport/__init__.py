@@ -5,11 +5,12 @@ from __future__ import annotations
 from .budget import ElementBudget
 from .client import BlockClient, WorkerRefused
 from .local import LocalClient, has_local_workers, local_worker
-from .messages import End, EndOfTask, TaskFailed, TaskUnknown
+from .messages import MAX_COMPONENTS, End, EndOfTask, TaskFailed, TaskUnknown
 from .outputs import OutputCancelled, TaskOutput
 from .server import BlockServer
 
 __all__ = [
+    "MAX_COMPONENTS",
     "BlockClient",
     "BlockServer",
     "ElementBudget",

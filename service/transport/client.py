@@ -118,6 +118,7 @@ class BlockClient:
         self._unreported = 0  # bytes received since the last message of credit
         self._socket: socket.socket | None = None
         self._borrower: Borrower | None = None  # of the memory that the worker shares
+        self._may_borrow = True
         self._connected = False
 
     def start(self) -> None:
@@ -239,7 +240,7 @@ class BlockClient:
         frames.tune(sock)
         frames.set_timeout(sock, socket.SO_SNDTIMEO, _SEND_S)
         frames.set_timeout(sock, socket.SO_RCVTIMEO, self._connect_timeout_s)
-        shares = protocol == UNIX  # a tunnel's socket is a Unix one, too
+        shares = protocol == UNIX and self._may_borrow  # a tunnel's socket is a Unix one, too
         reader = frames.FrameReader(
             sock,
             f"worker at {address}",
@@ -338,11 +339,13 @@ class BlockClient:
                 f"allowed here, and sends {len(frame.payload)}"
             )
         if header.slab.fresh:
+            self._may_borrow = False  # again, if it fails: for want of descriptors, for one
             descriptor = reader.descriptor()
             try:
                 self._borrower.learn(header.slab.number, descriptor)
             finally:
                 os.close(descriptor)
+            self._may_borrow = True
         return self._borrower.borrow(header.slab.number, size)
 
     def _unpacked(

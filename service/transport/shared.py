@@ -33,7 +33,7 @@ from .frames import Bytes, padding
 _log = logging.getLogger(__name__)
 
 SHARED_BYTES = 256 << 10  # smaller payloads go over the socket as fast
-MAX_SLABS = 64
+MAX_SLABS = 32  # each holds a descriptor, on both sides
 POOL_BYTES = 48 << 20  # of slabs for one consumer; but LEAST_SLABS of them, however large
 LEAST_SLABS = 3
 

@@ -154,7 +154,7 @@ class TestHealthy:
         with service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC) as elements:
             got = sorted(elements, key=lambda e: int(e["x"]))
         assert [int(e["x"]) for e in got] == [0, 1, 2, 3]
-        assert [e["s"][0].item() for e in got] == [b"0", b"1", b"2", b"3"]
+        assert [e["s"][0] for e in got] == [b"0", b"1", b"2", b"3"]
         assert [e["s"][1].shape for e in got] == [(0,), (1,), (2,), (3,)]
 
     def test_snappy_by_name(self, dispatcher: DispatcherProcess) -> None:

@@ -121,3 +121,38 @@ def test_a_program_ends_while_it_still_reads(
             [sys.executable, script, kind, target], capture_output=True, text=True, timeout=60
         )
         assert (run.returncode, run.stdout) == (0, "left\n"), run.stderr
+
+
+FORK = """
+import os
+import sys
+import tensorflow as tf
+from forebay import service
+
+target = sys.argv[1]
+dataset = tf.data.Dataset.range(500).map(lambda i: tf.fill([150_000], i))
+elements = service.read(
+    target, service.register_dataset(target, dataset), processing_mode="distributed_epoch"
+)
+for _ in range(100):
+    next(elements)
+child = os.fork()
+if child == 0:
+    if sys.argv[2] == "closes":
+        elements.close()
+    sys.exit(0)
+os.waitpid(child, 0)
+print(100 + sum(1 for _ in elements))
+"""
+
+
+@pytest.mark.parametrize("how", ["exits", "closes"])
+def test_a_fork_leaves_its_parents_reading_alone(
+    target: str, how: str, tmp_path: pathlib.Path
+) -> None:
+    script = tmp_path / "trainer.py"
+    script.write_text(FORK)
+    run = subprocess.run(
+        [sys.executable, script, target, how], capture_output=True, text=True, timeout=60
+    )
+    assert (run.returncode, run.stdout) == (0, "500\n"), run.stderr

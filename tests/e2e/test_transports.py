@@ -18,7 +18,7 @@ from forebay.service.client import consumer as consumers
 from forebay.service.client.reader import fetch_definition
 from forebay.service.errors import FailedPrecondition, InvalidArgument
 from forebay.service.protocols import GRPC, TCP, UNIX, transfer_protocol
-from forebay.service.transport import BlockClient, LocalClient
+from forebay.service.transport import BlockClient, LocalClient, local
 
 from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
@@ -223,8 +223,9 @@ class TestInOneProcess:
 
 
 def test_local_targets_without_a_local_worker(
-    dispatcher: DispatcherProcess, dataset_id: str
+    dispatcher: DispatcherProcess, dataset_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(local, "_running", {})  # simulated workers that were killed are still in it
     elements = service.read(dispatcher.target, dataset_id, target_workers="LOCAL")
     with pytest.raises(ValueError, match=r"Local reads require local tf\.data workers"):
         numbers(elements)

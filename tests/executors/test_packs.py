@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from forebay.service.client.tf_elements import graph_of
 from forebay.service.element_specs import component_specs
+from forebay.service.errors import PipelineError
 from forebay.service.executors.packs import (
     MAX_PACK_ELEMENTS,
-    TEXT_ELEMENTS,
     calls_functions,
     elements_per_pack,
 )
@@ -36,14 +36,15 @@ def pack_of(dataset: Any) -> int:
         (lambda: Dataset.range(10), MAX_PACK_ELEMENTS),
         (lambda: Dataset.range(10).shuffle(3).repeat().take(5), MAX_PACK_ELEMENTS),
         (lambda: Dataset.from_tensor_slices(tf.zeros([9, 1024], tf.uint8)), 64),
-        (lambda: tf.data.TFRecordDataset(["a", "b"]), TEXT_ELEMENTS),
         (
             lambda: Dataset.from_tensor_slices(["a"]).interleave(
                 tf.data.TFRecordDataset, num_parallel_calls=2
             ),
-            TEXT_ELEMENTS,
+            1,
         ),
-        (lambda: Dataset.zip(Dataset.range(9), tf.data.TextLineDataset("a")), TEXT_ELEMENTS),
+        (lambda: Dataset.zip(Dataset.range(9), tf.data.TextLineDataset("a")), 1),
+        (lambda: Dataset.from_tensor_slices(["a", "b"]), 1),
+        (lambda: Dataset.zip(Dataset.range(9), Dataset.range(9)), MAX_PACK_ELEMENTS),
         # Functions are called, and may take their time; shapes differ; elements are large.
         (lambda: Dataset.range(10).map(lambda x: x + 1), 1),
         (lambda: Dataset.range(10).filter(lambda x: x > 1), 1),
@@ -59,6 +60,20 @@ def test_only_pipelines_that_call_no_function_are_packed(
     dataset: Callable[[], Any], elements: int
 ) -> None:
     assert pack_of(dataset()) == elements
+
+
+def test_records_before_a_missing_file_are_delivered(tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "records")
+    with tf.io.TFRecordWriter(path) as writer:
+        for number in range(10):
+            writer.write(b"%d" % number)
+    dataset = tf.data.TFRecordDataset([path, path + " that is not there"])
+    executor = TfDataExecutor(graph_of(dataset), element_spec=dataset.element_spec)
+    read: list[bytes] = []
+    with pytest.raises(PipelineError, match=r"NOT_FOUND: [^{]*that is not there"):
+        for block in executor.blocks():
+            read += block.components[0].elements()
+    assert read == [b"%d" % number for number in range(10)]
 
 
 def test_records_come_back_in_their_order(tmp_path: pathlib.Path) -> None:

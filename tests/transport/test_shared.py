@@ -185,7 +185,7 @@ def test_what_a_worker_may_not_lend() -> None:
     try:
         with pytest.raises(ProtocolError, match="might shrink"):
             borrower.learn(0, unsealed)
-        with pytest.raises(ProtocolError, match="there are 64 at most"):
+        with pytest.raises(ProtocolError, match="there are 32 at most"):
             borrower.learn(MAX_SLABS, unsealed)
     finally:
         os.close(unsealed)
