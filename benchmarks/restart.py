@@ -96,7 +96,7 @@ async def fill_journal(url: str, splits: int) -> int:
     """A dispatcher's journal of so many GetSplit calls and a tail without a snapshot; the
     iteration's id."""
     storage = open_storage(url)
-    options = DispatcherOptions()
+    options = DispatcherOptions(client_timeout_ms=-1)  # nobody sends heartbeats here
     dispatcher = await Candidate(storage, options, "127.0.0.1:0").take_over()
     source = ev.SplitSource(arithmetic=ev.Arithmetic(start=0, stop=ENDLESS, step=1))
     dataset_id = await dispatcher.execute(
