@@ -23,7 +23,7 @@ from forebay.service.transport import (
     TaskOutput,
     local_worker,
 )
-from forebay.service.transport.sessions import MAX_CREDIT_BYTES, Sent
+from forebay.service.transport.sessions import MAX_CREDIT_ELEMENTS, Sent
 
 from .samples import SAMPLES, numbered
 from .test_connection import TIMEOUT_S, Consumer, only
@@ -197,7 +197,7 @@ def test_an_absurd_number_of_elements_is_refused() -> None:
     world = World()
     link = world.connect(1)
     with pytest.raises(ProtocolError, match="absurd"):
-        world.sessions.give_credit(link, 0, (), MAX_CREDIT_BYTES + 1)
+        world.sessions.give_credit(link, 0, (), MAX_CREDIT_ELEMENTS + 1)
 
 
 # -- real connections --------------------------------------------------------------------------
