@@ -13,6 +13,7 @@ from forebay.service.processes import end, free_port, start, tail
 
 TIMEOUT_S = 30
 
+# Both sleep until they are killed, which is what is tested; the minutes only bound a failure.
 PARENT = """
 import pathlib, sys, time
 from forebay.service.processes import start

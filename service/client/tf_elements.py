@@ -190,10 +190,11 @@ def _as_tensorflows_errors() -> Iterator[None]:
         yield
     except PipelineError as error:
         raise _RAISED.get(error.code, RuntimeError)(str(error)) from error
-    except Unimplemented as error:
+    except Unimplemented as error:  # of which TensorFlow makes its UnimplementedError
         raise NotImplementedError(str(error)) from error
 
 
+# What TensorFlow makes an error of the same code of, when a generator raises it.
 _RAISED = {
     "INVALID_ARGUMENT": ValueError,
     "UNIMPLEMENTED": NotImplementedError,

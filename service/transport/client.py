@@ -326,10 +326,10 @@ class BlockClient:
         self, header: pb.Block, frame: frames.Frame, reader: frames.FrameReader
     ) -> frames.Bytes:
         """The block's payload: behind its header, perhaps compressed, or in a slab."""
+        if header.HasField("packed"):
+            return self._unpacked(header, frame, reader)
         if not header.HasField("slab"):
-            return self._unpacked(header, frame, reader) if header.HasField("packed") else (
-                frame.payload
-            )  # fmt: skip
+            return frame.payload
         if self._borrower is None:
             raise ProtocolError(f"{reader.peer} lends memory over a connection that cannot")
         size = payload_bytes(header)
