@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from .budget import ElementBudget
-from .client import BlockClient, WorkerRefused
+from .client import BlockClient
+from .dial import WorkerRefused
 from .local import LocalClient, has_local_workers, local_worker
 from .messages import MAX_COMPONENTS, End, EndOfTask, TaskFailed, TaskUnknown
 from .outputs import OutputCancelled, TaskOutput

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 
 import tenacity
-from google.protobuf.message import DecodeError
 
 from ..blocks import Block
 from ..errors import ForebayError, ProtocolError
@@ -24,6 +23,7 @@ from ..protocols import GRPC, TCP, UNIX
 from . import frames
 from .budget import Share
 from .codecs import CODECS
+from .dial import OpenTunnel, WorkerRefused, dial, greet, parse
 from .messages import (
     VERSION,
     End,
@@ -39,16 +39,9 @@ from .shared import Borrower
 
 _log = logging.getLogger(__name__)
 
-OpenTunnel = Callable[[str, float], socket.socket]
-"""A connected socket to the worker at a gRPC address, within so many seconds. Raises OSError."""
-
 _SEND_S = 10.0  # for a worker that does not read what it is told
 _UNREPORTED_BYTES = 16 << 20  # the worker keeps for us what we have received: not for long
 _REPORT_S = 0.25  # of silence, and the worker is told what has come and what was taken
-
-
-class WorkerRefused(ForebayError):
-    """The worker will not talk to this consumer: another process has its address, or it stops."""
 
 
 class _Stream:
@@ -230,7 +223,7 @@ class BlockClient:
         raise ConnectionError("; ".join(errors))
 
     def _connect_to(self, protocol: str, address: str) -> frames.FrameReader:
-        sock = self._open(protocol, address)
+        sock = dial(protocol, address, self._connect_timeout_s, self._open_tunnel)
         with self._lock:
             if self._socket is not None:  # of the address before
                 self._socket.close()
@@ -254,8 +247,7 @@ class BlockClient:
             shares_memory=shares,
             codecs=() if protocol == UNIX else CODECS,
         )
-        frames.send(sock, frames.encode(pb.ToWorker(hello=hello).SerializeToString()))
-        self._expect_welcome(reader)
+        greet(sock, reader, hello)
         frames.set_timeout(sock, socket.SO_RCVTIMEO, _REPORT_S)
         reader.on_quiet = self._report
         with self._lock:
@@ -269,37 +261,10 @@ class BlockClient:
             self._give_credit(at_once=True)
         return reader
 
-    def _open(self, protocol: str, address: str) -> socket.socket:
-        if protocol == TCP:
-            host, _, port = address.rpartition(":")
-            sock = socket.create_connection((host.strip("[]"), int(port)), self._connect_timeout_s)
-        elif protocol == GRPC:
-            assert self._open_tunnel is not None
-            sock = self._open_tunnel(address, self._connect_timeout_s)
-        else:
-            sock = socket.socket(socket.AF_UNIX)
-            try:
-                sock.connect(address.replace("@", "\0", 1))
-            except OSError:
-                sock.close()
-                raise
-        sock.settimeout(None)
-        return sock
-
-    def _expect_welcome(self, reader: frames.FrameReader) -> None:
-        frame = reader.read()
-        if frame is None:
-            raise ConnectionResetError(f"{reader.peer} closed the connection instead of a welcome")
-        message = _message(frame, reader.peer)
-        if message.WhichOneof("message") == "refused":
-            raise WorkerRefused(f"{reader.peer} refused: {message.refused.reason}")
-        if message.WhichOneof("message") != "welcome":
-            raise ProtocolError(f"{reader.peer} did not answer Hello with Welcome: {message}")
-
     def _handle(self, frame: frames.Frame, reader: frames.FrameReader) -> bool:
         """Do what the worker says; was anything delivered?"""
         peer = reader.peer
-        message = _message(frame, peer)
+        message = parse(frame, peer)
         match message.WhichOneof("message"):
             case "block":
                 header = message.block
@@ -443,10 +408,3 @@ class BlockClient:
 
 def _read(task_id: int, received: int) -> pb.ToWorker:
     return pb.ToWorker(read=pb.Read(task_id=task_id, any=pb.Any(received=received)))
-
-
-def _message(frame: frames.Frame, peer: str) -> pb.ToConsumer:
-    try:
-        return pb.ToConsumer.FromString(frame.header)
-    except DecodeError as error:
-        raise ProtocolError(f"{peer} sent a header that cannot be parsed: {error}") from None

@@ -1,0 +1,65 @@
+"""The beginning of a data connection: a socket to the worker, by some protocol, and a welcome."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from google.protobuf.message import DecodeError
+
+from ..errors import ForebayError, ProtocolError
+from ..proto import transfer_pb2 as pb
+from ..protocols import GRPC, TCP
+from . import frames
+
+OpenTunnel = Callable[[str, float], socket.socket]
+"""A connected socket to the worker at a gRPC address, within so many seconds. Raises OSError."""
+
+
+class WorkerRefused(ForebayError):
+    """The worker will not talk to this consumer: another process has its address, or it stops."""
+
+
+def dial(
+    protocol: str, address: str, timeout_s: float, open_tunnel: OpenTunnel | None
+) -> socket.socket:
+    """A connected, blocking socket. "grpc" needs `open_tunnel`. Raises OSError."""
+    if protocol == TCP:
+        host, _, port = address.rpartition(":")
+        sock = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+    elif protocol == GRPC:
+        assert open_tunnel is not None
+        sock = open_tunnel(address, timeout_s)
+    else:
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.connect(address.replace("@", "\0", 1))
+        except OSError:
+            sock.close()
+            raise
+    sock.settimeout(None)
+    return sock
+
+
+def greet(sock: socket.socket, reader: frames.FrameReader, hello: pb.Hello) -> None:
+    """Say hello, and wait for the welcome.
+
+    Raises WorkerRefused, ProtocolError, OSError.
+    """
+    frames.send(sock, frames.encode(pb.ToWorker(hello=hello).SerializeToString()))
+    frame = reader.read()
+    if frame is None:
+        raise ConnectionResetError(f"{reader.peer} closed the connection instead of a welcome")
+    message = parse(frame, reader.peer)
+    if message.WhichOneof("message") == "refused":
+        raise WorkerRefused(f"{reader.peer} refused: {message.refused.reason}")
+    if message.WhichOneof("message") != "welcome":
+        raise ProtocolError(f"{reader.peer} did not answer Hello with Welcome: {message}")
+
+
+def parse(frame: frames.Frame, peer: str) -> pb.ToConsumer:
+    """What the worker says. Raises ProtocolError."""
+    try:
+        return pb.ToConsumer.FromString(frame.header)
+    except DecodeError as error:
+        raise ProtocolError(f"{peer} sent a header that cannot be parsed: {error}") from None
