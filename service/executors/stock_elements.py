@@ -20,7 +20,8 @@ _COMPRESSED = "tensorflow.data.CompressedElement"
 def responses(definition: ev.DatasetDefinition, block: Block) -> Iterator[pb.GetElementResponse]:
     """The answers to GetElement that a block makes, of a dataset as its executor runs it."""
     metadata = decode_metadata(definition)
-    for components in zip(*(c.elements() for c in block.components), strict=True):
+    columns = [component.elements() for component in block.components]
+    for components in zip(*columns, strict=True) if columns else [()] * block.count:
         if metadata.raw:
             yield _as_the_graph_yields(components)
         else:

@@ -29,6 +29,7 @@ class TaskOutput:
         self._changed = threading.Condition(threading.RLock())
         self._blocks: collections.deque[tuple[Block, int]] = collections.deque()  # with their cost
         self._bytes = 0
+        self._given = 0  # elements of the first block that `take_element` has handed out
         self._end: End | None = None
         self._on_change: Callable[[TaskOutput], None] | None = None
 
@@ -67,21 +68,32 @@ class TaskOutput:
         with self._changed:
             self._end = TaskUnknown()
             self._blocks.clear()
-            self._bytes = 0
+            self._bytes = self._given = 0
             self._changed.notify_all()
         self._tell()
 
-    def get(self, timeout_s: float) -> Block | End | None:
-        """Take a block as a consumer without a connection does; the end, again and again, if
-        no block is left; None if there is neither in time.
+    def take_element(self, timeout_s: float) -> tuple[Block, int] | End | None:
+        """Take one element, as a block and the element's index in it, as a consumer without a
+        connection does; the end, again and again, if none is left; None if there is neither in
+        time.
+
+        The rest of the block stays: no element is lost with a consumer that asks no more.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._blocks or self._end, timeout_s)
-            item = self.take(with_block=True)
-        return item[0] if isinstance(item, tuple) else item
+            while self._blocks and not self._blocks[0][0].count:
+                self._pop()
+            if not self._blocks:
+                return self._end
+            block = self._blocks[0][0]
+            index = self._given
+            self._given += 1
+            if self._given == block.count:
+                self._pop()
+            return block, index
 
     def wait_drained(self, timeout_s: float) -> bool:
-        """Wait until the output has ended and every block has gone to a consumer's connection.
+        """Wait until the output has ended and every element has gone to a consumer.
 
         A consumer's blocks are kept until it says that it has them: see BlockServer.stop.
         """
@@ -108,15 +120,24 @@ class TaskOutput:
                 return self._end
             if not with_block:
                 return None
-            block, size = self._blocks.popleft()
-            self._bytes -= size
+            given = self._given
+            block, size = self._pop()
+            if given:
+                block = split(block, given)[1]
+                size = cost(block)
             if max_elements is not None and block.count > max_elements:
                 block, rest = split(block, max_elements)
                 size, rest_size = cost(block), cost(rest)
                 self._blocks.appendleft((rest, rest_size))
                 self._bytes += rest_size
-            self._changed.notify_all()
             return block, size
+
+    def _pop(self) -> tuple[Block, int]:
+        block, size = self._blocks.popleft()
+        self._bytes -= size
+        self._given = 0
+        self._changed.notify_all()
+        return block, size
 
     def on_change(self, callback: Callable[[TaskOutput], None] | None) -> None:
         """For the server: call this, from any thread, when `take` may have something new."""

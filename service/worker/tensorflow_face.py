@@ -72,26 +72,33 @@ class TensorFlowFace:
 
 
 class _Stream:
-    """The elements of a task's blocks, to whoever asks next."""
+    """The elements of a task, to whoever asks next."""
 
     def __init__(self, runner: TaskRunner) -> None:
         self.runner = runner
-        self._elements: Iterator[pb.GetElementResponse] = iter(())
+        self._block: Block | None = None  # whose elements are on their way
+        self._responses: Iterator[pb.GetElementResponse] = iter(())
         self._lock = threading.Lock()
 
     def next(self) -> pb.GetElementResponse:
         give_up = time.monotonic() + WAIT_S
         with self._lock:
-            while (element := next(self._elements, None)) is None:
-                item = self.runner.output.get(timeout_s=max(0.0, give_up - time.monotonic()))
-                if isinstance(item, Block):
-                    self._elements = get_element_responses(self.runner.definition, item)
-                elif isinstance(item, EndOfTask):
-                    return pb.GetElementResponse(end_of_sequence=True)
-                elif isinstance(item, TaskFailed):
-                    raise PipelineError(item.code, item.message)
-                elif item is None:
-                    raise Unavailable("no element is ready yet; ask again")
-                else:
-                    raise NotFound("the task has been stopped")
-            return element
+            item = self.runner.output.take_element(max(0.0, give_up - time.monotonic()))
+            if isinstance(item, tuple):
+                return self._response(*item)
+        if isinstance(item, EndOfTask):
+            return pb.GetElementResponse(end_of_sequence=True)
+        if isinstance(item, TaskFailed):
+            raise PipelineError(item.code, item.message)
+        if item is None:
+            raise Unavailable("no element is ready yet; ask again")
+        raise NotFound("the task has been stopped")
+
+    def _response(self, block: Block, index: int) -> pb.GetElementResponse:
+        if block is not self._block:
+            self._block = block
+            self._responses = get_element_responses(self.runner.definition, block)
+        response = next(self._responses)
+        if index + 1 == block.count:
+            self._block, self._responses = None, iter(())
+        return response

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +15,11 @@ from tensorflow.data.experimental import service as stock
 from forebay import service
 
 from ..cluster import WorkerProcess
+from ..standbys import status, wait_until
 from ..stock import DispatcherProcess, stock_workers
 
 DYNAMIC = "distributed_epoch"
+STOCK_HEARTBEAT_S = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +87,31 @@ def test_both_clients_share_a_job(dispatcher: DispatcherProcess) -> None:
     theirs = stock.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id, job_name="both")
     first, second = iter(theirs), iter(ours)
     got = [int(next(first))]
-    got += [int(x) for x in second] + [int(x) for x in first]
+    got += [int(x) for x in second]
+    wait_until(is_finished, dispatcher, "both")
+    time.sleep(2 * STOCK_HEARTBEAT_S)  # a stock client asks workers no more once it hears of it
+    got += [int(x) for x in first]
     assert sorted(got) == list(range(500))
+
+
+def test_a_stock_client_that_pauses_before_the_end_misses_nothing(
+    dispatcher: DispatcherProcess,
+) -> None:
+    dataset = tf.data.Dataset.range(500).apply(stock.distribute(DYNAMIC, dispatcher.target))
+    elements = iter(dataset)
+    got = [int(next(elements)) for _ in range(450)]
+    time.sleep(2 * STOCK_HEARTBEAT_S)
+    got += [int(x) for x in elements]
+    assert sorted(got) == list(range(500))
+
+
+def is_finished(dispatcher: DispatcherProcess, job_name: str) -> bool:
+    """Whether the job's only iteration has come to its end."""
+    jobs: Any = status(dispatcher)["jobs"]
+    (iteration,) = next(
+        job["iterations"] for job in jobs if (job["name"] or "").endswith(f"/{job_name}")
+    )
+    return bool(iteration["finished"])
 
 
 def test_a_stock_client_with_both_kinds_of_workers(dispatcher: DispatcherProcess) -> None:

@@ -6,9 +6,10 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
-from forebay.service.blocks import Block
+from forebay.service.blocks import Block, Component
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import (
@@ -227,15 +228,34 @@ def test_put_waits_for_room_and_a_block_of_any_size_passes() -> None:
     waiting.join(0.05)
     assert waiting.is_alive()
     for number in (1, 2):
-        block = output.get(timeout_s=10)
-        assert isinstance(block, Block)
-        assert block.lease_id == number
+        item = output.take_element(timeout_s=10)
+        assert isinstance(item, tuple)
+        assert item[0].lease_id == number
     waiting.join()
-    assert output.get(timeout_s=0) is None
+    assert output.take_element(timeout_s=0) is None
     assert not output.wait_drained(0)
     output.finish()
-    assert output.get(timeout_s=0) == output.get(timeout_s=0) == EndOfTask()
+    assert output.take_element(timeout_s=0) == output.take_element(timeout_s=0) == EndOfTask()
     assert output.wait_drained(0)
+
+
+def test_of_a_block_that_is_taken_by_elements_the_rest_is_anyones() -> None:
+    world = World()
+    world.output.put(Block(0, (Component(np.arange(0)),)))
+    world.output.put(Block(3, (Component(np.arange(3)),), lease_id=1))
+    world.output.finish()
+    for index in (0, 1):
+        item = world.output.take_element(timeout_s=0)
+        assert isinstance(item, tuple)
+        assert (item[0].lease_id, item[1]) == (1, index)
+        assert not world.output.wait_drained(0)
+    link = world.connect(1)
+    sent, end = world.sessions.next_batch(link) or (None, None)
+    assert isinstance(sent, Sent)
+    assert [int(x) for x in sent.block.components[0].elements()] == [2]
+    assert isinstance(end, Ended)
+    assert world.output.take_element(timeout_s=0) == EndOfTask()
+    assert world.output.wait_drained(0)
 
 
 def test_cancel_frees_a_producer_that_waits() -> None:
