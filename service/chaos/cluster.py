@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from ..blocks import BLOCK_BYTES
 from ..errors import ForebayError
 from ..processes import forebay, free_port, redis_program, tail
 from .dataset import ELEMENT_BYTES
@@ -36,9 +37,6 @@ ELEMENT_S = 0.004
 
 SLOW = 1.3
 """By how much trainers that take their time are slower than the workers."""
-
-BLOCK_BYTES = 4 << 20
-"""What executors.tf_data stacks at most."""
 
 LOST_WITH_A_TRAINER = -(-(CREDIT_BYTES + BLOCK_BYTES) // ELEMENT_BYTES)
 """Elements of one worker that a consumer can hold unrecorded: its credit, and one block."""

@@ -19,14 +19,13 @@ from tensorflow.python.data.experimental.ops import compression_ops
 from tensorflow.python.data.ops import dataset_ops, map_op
 from tensorflow.python.eager import cancellation, context, execute
 
-from ..blocks import Block, Component
+from ..blocks import BLOCK_BYTES, Block, Component
 from ..element_specs import component_specs, flatten, options_for, plain
 from ..errors import PipelineError
 from .columns import column, reshaped
 from .feeds import LoadedGraph, SplitFeed
 from .packs import elements_per_pack
 
-BLOCK_BYTES = 4 << 20
 LARGE_BYTES = 512 << 10  # an element of this size travels alone, and is not copied
 MAX_BLOCK_ELEMENTS = 8192
 LINGER_S = 0.01  # how long an element may wait for company
