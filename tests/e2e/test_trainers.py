@@ -57,6 +57,17 @@ def test_a_loop_inside_a_function(target: str) -> None:
     assert total(dataset).numpy() == sum(range(100_000))
 
 
+def test_an_eager_loop_leaves_the_options_of_pipelines_alone(target: str) -> None:
+    dataset = tf.data.Dataset.range(100).apply(service.distribute(DYNAMIC, target))
+    assert sorted(int(x) for x in dataset) == list(range(100))
+    doubled = dataset.map(lambda x: 2 * x)
+    assert sorted(int(x) for x in doubled) == list(range(0, 200, 2))
+    assert dataset.options() == doubled.options() == tf.data.Options()
+    mine = tf.data.Options()
+    mine.experimental_optimization.inject_prefetch = True
+    assert dataset.with_options(mine).options() == mine
+
+
 @pytest.mark.parametrize("protocol", ["unix", "tcp"])
 def test_arrays_are_views_that_other_libraries_share(target: str, protocol: str) -> None:
     image = tf.reshape(tf.range(MIB, dtype=tf.int32), [1024, 1024])
