@@ -112,8 +112,9 @@ def run(
     """Measure these rows, or all if there are none; `progress` is told which one it is at.
 
     A row that fails, because something is missing or has ended that should not have, is said to
-    have failed. Raises InvalidArgument for rows and directories that cannot be measured,
-    ForebayError without TensorFlow.
+    have failed; so is one that is interrupted by Ctrl-C, which ends the run. Raises
+    InvalidArgument for rows and directories that cannot be measured, ForebayError without
+    TensorFlow.
     """
     if unknown := set(rows) - ROWS.keys():
         raise InvalidArgument(
@@ -153,6 +154,9 @@ def run(
                 except (ForebayError, OSError) as error:
                     report.failed[row] = str(error)  # the others' figures are worth having
                     setting.release()
+                except KeyboardInterrupt:
+                    report.failed[row] = "interrupted, and with it the rest of the run"
+                    break
                 report.took_s[row] = round(time.perf_counter() - begun, 1)
         finally:
             setting.release()

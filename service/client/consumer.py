@@ -183,9 +183,11 @@ class Consumer:
             return
         _open.discard(self)
         self._inbox.put(Unavailable("the consumer was closed"))  # for `blocks`, if it waits
-        for link in self._links.values():
-            if link is not None:
-                link.client.close()
+        links = [link for link in self._links.values() if link is not None]
+        for link in links:  # all of them first: one that is being connected to takes its time
+            link.client.hang_up()
+        for link in links:
+            link.client.close()
         self._links.clear()
         try:
             self._dispatcher.call(

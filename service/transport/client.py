@@ -143,14 +143,18 @@ class BlockClient:
                 self._changed.add(task_id)
             self._give_credit()
 
-    def close(self) -> None:
-        """End the connection and the thread; nothing is delivered afterwards. Idempotent."""
+    def hang_up(self) -> None:
+        """End the connection, and the thread soon. Idempotent."""
         self._closing.set()
         if self._elements is not None:
             self._elements.leave()
         with self._lock:
             self._say(pb.ToWorker(goodbye=pb.Goodbye()))
             self._cut()
+
+    def close(self) -> None:
+        """Hang up, and await the thread; nothing is delivered afterwards. Idempotent."""
+        self.hang_up()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -225,11 +229,11 @@ class BlockClient:
     def _connect_to(self, protocol: str, address: str) -> frames.FrameReader:
         sock = dial(protocol, address, self._connect_timeout_s, self._open_tunnel)
         with self._lock:
-            if self._socket is not None:  # of the address before
-                self._socket.close()
-            self._socket = sock  # close() can cut it from now on
-            if self._closing.is_set():
-                raise ConnectionAbortedError("the client is being closed")
+            before, self._socket = self._socket, sock  # hang_up() can cut it from now on
+        if before is not None:  # of the address before
+            before.close()
+        if self._closing.is_set():
+            raise ConnectionAbortedError("the client is being closed")
         frames.tune(sock)
         frames.set_timeout(sock, socket.SO_SNDTIMEO, _SEND_S)
         frames.set_timeout(sock, socket.SO_RCVTIMEO, self._connect_timeout_s)

@@ -85,12 +85,16 @@ class LocalClient:
             self._elements.taken(block.count)
         self._give(cost(block))
 
-    def close(self) -> None:
-        """Nothing is delivered afterwards. Idempotent."""
+    def hang_up(self) -> None:
+        """Leave the worker; the thread ends soon. Idempotent."""
         self._closing = True
         if self._elements is not None:
             self._elements.leave()
         self._worker.forget(self._link)
+
+    def close(self) -> None:
+        """Hang up, and await the thread; nothing is delivered afterwards. Idempotent."""
+        self.hang_up()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
 

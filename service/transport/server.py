@@ -183,8 +183,13 @@ class BlockServer:
             connection = _Connection(
                 sock, peer, far, self._worker_uid, self._sessions, self._remove
             )
+            try:
+                connection.start()  # before stop() looks for it
+            except RuntimeError as error:  # no more threads: it may come again
+                _log.warning("closed a connection of the %s: %s", peer, error)
+                sock.close()
+                return
             self._connections.add(connection)
-            connection.start()  # before stop() looks for it
 
     def _remove(self, connection: _Connection) -> None:
         with self._lock:
@@ -242,9 +247,12 @@ class _Connection:
             sender = threading.Thread(
                 target=self._send, args=(link,), name="forebay-blocks-sender", daemon=True
             )
-            sender.start()
-            self._attended = link, sender
             try:
+                try:
+                    sender.start()
+                except RuntimeError as error:  # no more threads
+                    raise OSError(str(error)) from error
+                self._attended = link, sender
                 self._listen(link)
             except ProtocolError as error:
                 self._sessions.refuse(link, str(error))
@@ -253,7 +261,8 @@ class _Connection:
             finally:
                 self._sessions.detach(link, time.monotonic())
                 self._cut()
-                sender.join()
+                if self._attended is not None:
+                    sender.join()
         except OSError as error:
             _log.info("the connection of %s ended: %s", self._peer, error)
         except ProtocolError as error:

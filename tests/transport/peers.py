@@ -1,19 +1,106 @@
-"""Workers that say what they are told to, and a connection that alters what passes."""
+"""The two ends of data connections, and what may be between them, for tests."""
 
 from __future__ import annotations
 
 import collections
 import os
+import queue
 import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from forebay.service.blocks import Block
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import frames
+from forebay.service.transport import (
+    BlockClient,
+    BlockServer,
+    End,
+    EndOfTask,
+    LocalClient,
+    TaskOutput,
+    frames,
+)
+from forebay.service.transport.sessions import Sessions
 
+from .samples import numbered
+
+UID = 77
 TIMEOUT_S = 30
+
+
+class Consumer:
+    """A client, and what it was given."""
+
+    def __init__(
+        self,
+        addresses: list[tuple[str, str]],
+        consumer_id: int = 1,
+        uid: int = UID,
+        reads: int | None = None,
+        local: Sessions | None = None,
+        start: bool = True,
+        **options: Any,
+    ) -> None:
+        """`reads` is a task that it reads from the start, `local` a worker in this process."""
+        self.arrived: queue.Queue[tuple[int, Block | End] | str] = queue.Queue()
+        options |= {
+            "consumer_id": consumer_id,
+            "deliver": lambda task_id, item: self.arrived.put((task_id, item)),
+            "lost": self.arrived.put,
+        }
+        self.client: BlockClient | LocalClient
+        if local is not None:
+            self.client = LocalClient(local, **options)
+        else:
+            self.client = BlockClient(addresses, worker_uid=uid, **options)
+        if reads is not None:
+            self.client.read(reads)
+        if start:
+            self.client.start()
+
+    def get(self) -> tuple[int, Block | End] | str:
+        return self.arrived.get(timeout=TIMEOUT_S)
+
+    def waiting_blocks(self) -> int:
+        return sum(isinstance(item[1], Block) for item in list(self.arrived.queue))
+
+    def take(self) -> tuple[int, Block | End]:
+        """The next item; a block counts as taken."""
+        item = self.get()
+        assert not isinstance(item, str), f"lost: {item}"
+        if isinstance(item[1], Block):
+            self.client.taken(*item)  # type: ignore[arg-type]
+        return item
+
+    def numbers(self) -> list[int]:
+        """The numbers of all blocks until a task's end."""
+        numbers = []
+        while isinstance(item := self.take()[1], Block):
+            numbers.append(item.lease_id)
+        assert item == EndOfTask()
+        return numbers
+
+
+def task(
+    server: BlockServer, task_id: int, blocks: int, sizes: Callable[[], int] = lambda: 8
+) -> TaskOutput:
+    """A task with all of its blocks ready."""
+    output = TaskOutput(1 << 40)
+    server.add_task(task_id, output)
+    for number in range(1, blocks + 1):
+        output.put(numbered(number, sizes()))
+    output.finish()
+    return output
+
+
+def only(server: BlockServer, protocol: str) -> list[tuple[str, str]]:
+    return [address for address in server.addresses if address[0] == protocol]
+
+
+def say(sock: socket.socket, message: pb.ToWorker) -> None:
+    frames.send(sock, frames.encode(message.SerializeToString()))
 
 
 def encoded(message: pb.ToConsumer | pb.ToWorker, payload: bytes = b"") -> bytes:

@@ -28,28 +28,20 @@ from forebay.service.transport import (
     sessions,
 )
 
-from .peers import Damage, MeddlingProxy
+from .peers import TIMEOUT_S, UID, Consumer, Damage, MeddlingProxy, only, say, task
 from .samples import numbered
-from .test_connection import TIMEOUT_S, UID, Consumer, only, say, task
 
 TASK = 5
 MB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
-def leave_nothing() -> Iterator[None]:
+def leave_no_descriptor() -> Iterator[None]:
     gc.collect()
     files = len(os.listdir("/proc/self/fd"))
     yield
-    assert [t.name for t in threading.enumerate() if t.name.startswith("forebay-blocks")] == []
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= files
-
-
-@pytest.fixture
-def closing(leave_nothing: None) -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def started(closing: ExitStack, **options: float) -> BlockServer:

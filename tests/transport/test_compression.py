@@ -6,7 +6,6 @@ import itertools
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import lz4.block
@@ -29,8 +28,8 @@ from forebay.service.transport.compression import (
     Sample,
 )
 
+from .peers import UID, Consumer, only
 from .samples import SAMPLES, assert_same, strings
-from .test_connection import UID, Consumer, only
 
 TASK = 5
 MB = 1 << 20
@@ -38,12 +37,6 @@ SMOOTH = bytes(range(256)) * 4096
 NOISE = np.random.default_rng(0).bytes(MB)
 
 every_codec = pytest.mark.parametrize("codec", CODECS)
-
-
-@pytest.fixture
-def closing() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 # -- codecs ------------------------------------------------------------------------------------

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-import queue
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -21,110 +20,16 @@ from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import (
     BlockClient,
     BlockServer,
-    End,
     EndOfTask,
-    LocalClient,
     TaskFailed,
     TaskOutput,
     TaskUnknown,
     frames,
     messages,
 )
-from forebay.service.transport.sessions import Sessions
 
+from .peers import TIMEOUT_S, UID, Consumer, only, say, task
 from .samples import SAMPLES, assert_same, numbered
-
-UID = 77
-TIMEOUT_S = 30
-
-
-@pytest.fixture(autouse=True)
-def leave_no_thread() -> Iterator[None]:
-    yield
-    assert [t.name for t in threading.enumerate() if t.name.startswith("forebay-blocks")] == []
-
-
-@pytest.fixture
-def closing() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def server(closing: ExitStack) -> BlockServer:
-    server = BlockServer(UID)
-    closing.callback(server.stop)
-    server.start()
-    return server
-
-
-class Consumer:
-    """A client, and what it was given."""
-
-    def __init__(
-        self,
-        addresses: list[tuple[str, str]],
-        consumer_id: int = 1,
-        uid: int = UID,
-        reads: int | None = None,
-        local: Sessions | None = None,
-        start: bool = True,
-        **options: Any,
-    ) -> None:
-        """`reads` is a task that it reads from the start, `local` a worker in this process."""
-        self.arrived: queue.Queue[tuple[int, Block | End] | str] = queue.Queue()
-        options |= {
-            "consumer_id": consumer_id,
-            "deliver": lambda task_id, item: self.arrived.put((task_id, item)),
-            "lost": self.arrived.put,
-        }
-        self.client: BlockClient | LocalClient
-        if local is not None:
-            self.client = LocalClient(local, **options)
-        else:
-            self.client = BlockClient(addresses, worker_uid=uid, **options)
-        if reads is not None:
-            self.client.read(reads)
-        if start:
-            self.client.start()
-
-    def get(self) -> tuple[int, Block | End] | str:
-        return self.arrived.get(timeout=TIMEOUT_S)
-
-    def waiting_blocks(self) -> int:
-        return sum(isinstance(item[1], Block) for item in list(self.arrived.queue))
-
-    def take(self) -> tuple[int, Block | End]:
-        """The next item; a block counts as taken."""
-        item = self.get()
-        assert not isinstance(item, str), f"lost: {item}"
-        if isinstance(item[1], Block):
-            self.client.taken(*item)  # type: ignore[arg-type]
-        return item
-
-    def numbers(self) -> list[int]:
-        """The numbers of all blocks until a task's end."""
-        numbers = []
-        while isinstance(item := self.take()[1], Block):
-            numbers.append(item.lease_id)
-        assert item == EndOfTask()
-        return numbers
-
-
-def task(
-    server: BlockServer, task_id: int, blocks: int, sizes: Callable[[], int] = lambda: 8
-) -> TaskOutput:
-    """A task with all of its blocks ready."""
-    output = TaskOutput(1 << 40)
-    server.add_task(task_id, output)
-    for number in range(1, blocks + 1):
-        output.put(numbered(number, sizes()))
-    output.finish()
-    return output
-
-
-def only(server: BlockServer, protocol: str) -> list[tuple[str, str]]:
-    return [address for address in server.addresses if address[0] == protocol]
 
 
 @pytest.mark.parametrize("protocol", ["unix", "tcp"])
@@ -374,10 +279,6 @@ def raw(server: BlockServer, closing: ExitStack, consumer_id: int = 1) -> socket
 
 def server_address(server: BlockServer) -> tuple[str, int]:
     return "127.0.0.1", server.port
-
-
-def say(sock: socket.socket, message: pb.ToWorker) -> None:
-    frames.send(sock, frames.encode(message.SerializeToString()))
 
 
 def hear(sock: socket.socket) -> pb.ToConsumer:

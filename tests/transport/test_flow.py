@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -25,17 +25,11 @@ from forebay.service.transport import (
 )
 from forebay.service.transport.sessions import MAX_CREDIT_ELEMENTS, Sent
 
+from .peers import TIMEOUT_S, Consumer, only
 from .samples import SAMPLES, numbered
-from .test_connection import TIMEOUT_S, Consumer, only
 from .test_sessions import World
 
 TASK = 5
-
-
-@pytest.fixture
-def closing() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 # -- cutting blocks ----------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import math
 import os
 import socket
 import struct
-import threading
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,9 +25,19 @@ from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockServer, TaskOutput, frames, messages
 
-from .peers import WELCOME, Damage, MeddlingProxy, Saying, ScriptedWorker, encoded
+from .peers import (
+    TIMEOUT_S,
+    UID,
+    WELCOME,
+    Consumer,
+    Damage,
+    MeddlingProxy,
+    Saying,
+    ScriptedWorker,
+    encoded,
+    task,
+)
 from .samples import SAMPLES
-from .test_connection import TIMEOUT_S, UID, Consumer, task
 
 TASK = 5
 CREDIT_BYTES = 4096
@@ -45,25 +54,10 @@ def fuzz(max_examples: int) -> settings:
 
 
 @pytest.fixture(autouse=True)
-def leave_nothing() -> Iterator[None]:
+def leave_no_descriptor() -> Iterator[None]:
     files = len(os.listdir("/proc/self/fd"))
     yield
-    assert [t.name for t in threading.enumerate() if t.name.startswith("forebay-blocks")] == []
     assert len(os.listdir("/proc/self/fd")) <= files
-
-
-@pytest.fixture
-def closing(leave_nothing: None) -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def server(closing: ExitStack) -> BlockServer:
-    server = BlockServer(UID)
-    closing.callback(server.stop)
-    server.start()
-    return server
 
 
 @pytest.fixture(params=[socket.AF_INET, socket.AF_UNIX], ids=["tcp", "unix"])

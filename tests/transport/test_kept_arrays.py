@@ -17,7 +17,7 @@ from forebay.service.blocks import Block, Component
 from forebay.service.client.tf_elements import dataset_of_blocks
 from forebay.service.transport import BlockServer, EndOfTask, OutputCancelled, TaskOutput
 
-from .test_connection import UID, Consumer, only
+from .peers import UID, Consumer, only
 
 BLOCKS = 200
 TASK = 5

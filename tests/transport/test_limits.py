@@ -23,8 +23,8 @@ from forebay.service.transport.messages import check_block
 from forebay.service.transport.sessions import MAX_CREDIT_ELEMENTS
 from forebay.service.transport.shared import Borrower
 
+from .peers import UID, Consumer
 from .samples import numbered
-from .test_connection import UID, Consumer
 
 QUIET_S = 0.02
 

@@ -27,7 +27,7 @@ from forebay.service.transport.shared import (
     Lender,
 )
 
-from .test_connection import UID, Consumer
+from .peers import UID, Consumer
 
 MIB = 1 << 20
 

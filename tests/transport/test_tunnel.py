@@ -21,18 +21,17 @@ from forebay.service.chaos.proxy import Proxies
 from forebay.service.grpc_server import SERVER_OPTIONS, bind
 from forebay.service.transport import BlockServer, EndOfTask, TaskOutput
 
+from .peers import TIMEOUT_S, UID, Consumer, task
 from .samples import SAMPLES, assert_same
-from .test_connection import TIMEOUT_S, UID, Consumer, task
 
 TASK = 5
 
 
 @pytest.fixture(autouse=True)
-def leave_no_thread() -> Iterator[None]:
+def leave_no_tunnel() -> Iterator[None]:
     yield
     gc.collect()  # of a socket that nobody closed, pytest makes an error
     wait_until(lambda: not named_threads("forebay-tunnel"))
-    assert named_threads("forebay-blocks") == []
 
 
 def named_threads(name: str) -> list[str]:
@@ -44,12 +43,6 @@ def wait_until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < give_up_s
         time.sleep(0.01)
-
-
-@pytest.fixture
-def closing() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 class Worker:
