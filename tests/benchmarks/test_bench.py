@@ -104,3 +104,20 @@ def test_a_row_that_fails_does_not_cost_the_others(
     assert [result["row"] for result in record["results"]] == ["row"]
     assert record["failed"] == {"broken": "a worker ended\nas its log says"}
     assert "as its log says" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_keeps_what_it_has(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: Setting) -> list[Finding]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(run.ROWS, "row", measured)
+    monkeypatch.setitem(run.ROWS, "long", interrupted)
+    monkeypatch.setitem(run.ROWS, "broken", broken)
+    file = tmp_path / "figures.json"
+    with pytest.raises(ForebayError, match="not all was measured: long failed, see above"):
+        run_here(file, "row", "long", "broken")
+    record = json.loads(file.read_text())
+    assert [result["row"] for result in record["results"]] == ["row"]
+    assert record["failed"].keys() == {"long"}

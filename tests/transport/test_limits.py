@@ -7,6 +7,7 @@ import fcntl
 import os
 import queue
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -23,7 +24,7 @@ from forebay.service.transport.messages import check_block
 from forebay.service.transport.sessions import MAX_CREDIT_ELEMENTS
 from forebay.service.transport.shared import Borrower
 
-from .peers import UID, Consumer
+from .peers import UID, Consumer, task
 from .samples import numbered
 
 QUIET_S = 0.02
@@ -132,3 +133,24 @@ def test_a_bug_in_the_readers_thread_reaches_who_waits(monkeypatch: pytest.Monke
     assert isinstance(item, tuple)
     ended: Block | End = item[1]
     assert isinstance(ended, TaskFailed) and "MemoryError('no room')" in ended.message
+
+
+@pytest.mark.parametrize("name", ["forebay-blocks-receiver", "forebay-blocks-sender"])
+def test_a_thread_that_cannot_be_started_costs_one_connection(
+    server: BlockServer, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    start = threading.Thread.start
+    wanting = [name, name]
+
+    def start_if_there_is_room(thread: threading.Thread) -> None:
+        if wanting and thread.name == name:
+            wanting.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_if_there_is_room)
+    task(server, 5, blocks=3)
+    consumer = Consumer(server.addresses, reads=5)
+    with closing(consumer.client):
+        assert consumer.numbers() == [1, 2, 3]
+    assert not wanting
