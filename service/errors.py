@@ -12,7 +12,8 @@ ForebayError
 │   └── ProtocolError        it sent what the protocol does not allow
 ├── PipelineError            the dataset's own computation raised, with TensorFlow's code
 ├── AddressInUse             the operator's fault: something else listens there
-└── StorageError             storage/errors.py draws these
+├── StorageError             storage/errors.py draws these
+└── …                        WorkerRefused, OutputCancelled: within transport/, whose callers know
 
 A message says what was wrong, with which value, and what to do. An exception that is no
 ForebayError is a bug, and is left to crash whatever it concerns.

@@ -7,6 +7,7 @@ TensorFlow 2.21 (its API documentation), so that changing the import is the whol
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -30,7 +31,7 @@ from .options import (
     sharding_policy,
 )
 from .reader import PATIENCE_S, Reader, fetch_definition
-from .tf_elements import dataset_of_blocks, graph_of
+from .tf_elements import NOTHING, dataset_of_blocks, graph_of
 
 Dataset = Any
 Service = str | tuple[str, str]
@@ -179,7 +180,8 @@ def from_dataset_id(
         )
     reader = Reader(service, dataset_id, policy, job_name, how)
     compressed = metadata.compressed and metadata.raw
-    return dataset_of_blocks(reader.iterate, element_spec, compressed=compressed)
+    blocks = partial(reader.iterate, NOTHING)
+    return dataset_of_blocks(blocks, element_spec, compressed=compressed)
 
 
 def distribute(

@@ -127,8 +127,10 @@ class Consumer:
         self._heartbeats.start()
         _open.add(self)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self, nothing: Block | None = None) -> Iterator[Block]:
         """Yield blocks as they come, until the iteration ends.
+
+        `nothing`, if it is given, comes in their place after a second without one.
 
         Raises PipelineError when the pipeline fails on a worker, NotFound when the dispatcher
         has lost its state.
@@ -141,6 +143,8 @@ class Consumer:
             except queue.Empty:
                 if not (self._heartbeats.is_alive() or self._closed.is_set()):
                     raise Unavailable("the consumer's heartbeat has failed; read again") from None
+                if nothing is not None:
+                    yield nothing
                 continue
             if self._closed.is_set():
                 raise Unavailable("the consumer was closed")

@@ -65,8 +65,11 @@ class Reader:
         self._how = how
         self._repetitions = itertools.count(1)  # as stock clients count
 
-    def iterate(self) -> Generator[Block, None, None]:
-        """The blocks of the next repetition. Close the iterator to leave it early."""
+    def iterate(self, nothing: Block | None = None) -> Generator[Block, None, None]:
+        """The blocks of the next repetition. Close the iterator to leave it early.
+
+        `nothing`, if it is given, comes now and then while no block does.
+        """
         if self._how.targets == TargetWorkers.LOCAL and not has_local_workers():
             raise InvalidArgument(
                 "Local reads require local tf.data workers, but no local worker is found. You "
@@ -92,7 +95,7 @@ class Reader:
                 credit_bytes=CREDIT_BYTES,
                 reading=self._how,
             )
-            yield from consumer.blocks()
+            yield from consumer.blocks(nothing)
         finally:
             if consumer is not None:
                 consumer.close()

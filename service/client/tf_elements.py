@@ -22,15 +22,17 @@ from ..blocks import Array, Block, Component, Strings
 from ..element_specs import carrier, component_specs, options_for, plain, restore
 from ..errors import PipelineError, Unimplemented
 
-LARGE_BYTES = 512 << 10  # such an element is alone in its block, and Python may as well touch it
 SLICED_BYTES = 4 << 10  # elements that are worth a slice of their block instead of a copy
+
+NOTHING = Block(0, ())
+"""What `open_blocks` may yield while no block comes, so that an iteration can be dropped then."""
 
 Tensor = Any
 ExternalStatePolicy = tf.data.experimental.ExternalStatePolicy
 
 
 class BlockIterator(Protocol):
-    """Blocks, until StopIteration. `close` is called once, by the thread that iterates."""
+    """Blocks, until StopIteration; for one thread at a time. `close` is called once, at last."""
 
     def __iter__(self) -> Iterator[Block]: ...
     def close(self) -> None: ...
@@ -52,20 +54,23 @@ def dataset_of_blocks(
         *[part for column in columns for part in column.signature],
     )
 
+    no_rows = tuple(_no_rows(part) for part in signature)
+
     def arrays() -> Generator[tuple[Any, ...], None, None]:
         with closing(open_blocks()) as blocks, _as_tensorflows_errors():
             for block in blocks:
-                pairs = zip(columns, block.components, strict=True)
-                yield (block.count, *[part for c, own in pairs for part in c.arrays(own)])
-
-    def large_elements() -> Generator[tuple[Array, ...], None, None]:
-        with closing(open_blocks()) as blocks, _as_tensorflows_errors():
-            for block in blocks:
-                yield from zip(*[c.elements() for c in block.components], strict=True)
+                if block is NOTHING:
+                    yield no_rows
+                else:
+                    pairs = zip(columns, block.components, strict=True)
+                    yield (block.count, *[part for c, own in pairs for part in c.arrays(own)])
 
     def rows(count: Tensor, parts: tuple[Tensor, ...]) -> list[list[Tensor]]:
         rest = iter(parts)
         return [c.rows(count, [next(rest) for _ in c.signature]) for c in columns]
+
+    def stacks(count: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
+        return tuple(own[0] for own in rows(count, parts))
 
     def finished(*tensors: Tensor) -> tuple[Tensor, ...]:
         # As tf.data itself keeps composites inside, so that the element_spec is exactly it.
@@ -87,29 +92,25 @@ def dataset_of_blocks(
             tf.data.Dataset.range(count), element, use_inter_op_parallelism=False
         )
 
-    blocks = _from_generator(arrays, signature).prefetch(1)
-    if columns and not compressed and all(column.stacked for column in columns):
+    ready = bool(columns) and not compressed and all(column.stacked for column in columns)
+    if ready:
         # Every component is an array of rows, which is cut without a function call.
-        least_bytes = sum(column.least_bytes for column in columns)
-        stacked = plain(lambda count, *parts: tuple([own[0] for own in rows(count, parts)]))
-        if least_bytes >= LARGE_BYTES:
-            built = _from_generator(large_elements, tuple(specs)).prefetch(1)
-        elif least_bytes >= SLICED_BYTES:
-            slices = plain(lambda *parts: tf.data.Dataset.from_tensor_slices(stacked(*parts)))
-            built = blocks.flat_map(slices)
+        stacked = _from_generator(arrays, signature, stacks)
+        if sum(column.least_bytes for column in columns) >= SLICED_BYTES:
+            built = stacked.flat_map(plain(lambda *s: tf.data.Dataset.from_tensor_slices(s)))
         else:
-            built = blocks.map(stacked).unbatch()
+            built = stacked.unbatch()
         if not all(isinstance(leaf, tf.TensorSpec) for leaf in nest.flatten(element_spec)):
             built = map_op._MapDataset(built, plain(finished), use_inter_op_parallelism=False)
     else:
-        built = blocks.flat_map(elements)
+        built = _from_generator(arrays, signature).flat_map(elements)
     built = built.with_options(options_for(specs))
-    dataset = dataset_ops._VariantDataset if compressed else _Elements
+    dataset = _ReadyElements if ready else dataset_ops._VariantDataset
     return dataset(built._variant_tensor, element_spec)
 
 
-class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
-    """Elements that take no time to make: their blocks are fetched ahead."""
+class _ReadyElements(dataset_ops._VariantDataset):  # type: ignore[misc]
+    """Elements that only have to be cut out of their block: eager loops take them at once."""
 
     def __iter__(self) -> Any:
         # Of this very dataset, with nothing behind it. tf.data would put a prefetch at the end,
@@ -119,51 +120,51 @@ class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
         return iter(self.with_options(options))
 
 
-_generators: dict[int, Iterator[tuple[Any, ...]]] = {}  # of the iterations under way
-_numbers = itertools.count()
-
-
 def _from_generator(
-    generate: Callable[[], Generator[tuple[Any, ...], None, None]], signature: tuple[Any, ...]
+    generate: Callable[[], Generator[tuple[Any, ...], None, None]],
+    signature: tuple[Any, ...],
+    then: Callable[..., tuple[Tensor, ...]] | None = None,
 ) -> Any:
-    """What `tf.data.Dataset.from_generator` makes, at a third of its cost for each tuple.
+    """`tf.data.Dataset.from_generator`, for a generator that keeps to the signature, and a map.
 
     TensorFlow's own only opens and closes the generator of an iteration. The tuples come from
-    a map whose function runs in the calling thread, and they are not checked.
+    a map, which takes half as long for each.
     """
+    generators: dict[int, Iterator[tuple[Any, ...]]] = {}  # of the iterations under way
+    numbers = itertools.count()
 
     def opened() -> Iterator[int]:
-        number = next(_numbers)
+        number = next(numbers)
         with closing(generate()) as generator:
-            _generators[number] = generator
+            generators[number] = generator
             try:
                 yield number
             finally:
-                del _generators[number]
+                del generators[number]
 
     @plain
     def tuples(number: Tensor) -> Any:
         @plain
         def one(_: Tensor) -> tuple[Tensor, ...]:
-            tensors = tf.numpy_function(
-                lambda number: next(_generators[int(number)]),
+            found = tf.numpy_function(
+                lambda number: next(generators[int(number)]),
                 [number],
-                [s.dtype for s in signature],
+                [spec.dtype for spec in signature],
             )
+            # In tf.data's debug mode, a single one comes as it is.
+            tensors = found if isinstance(found, list | tuple) else [found]
             for tensor, spec in zip(tensors, signature, strict=True):
                 tensor.set_shape(spec.shape)
-            return tuple(tensors)
+            return then(*tensors) if then is not None else tuple(tensors)
 
         # Its end is the generator's, not the range's.
-        return map_op._MapDataset(
-            tf.data.Dataset.range(tf.int64.max),
-            one,
-            preserve_cardinality=False,
-            use_inter_op_parallelism=False,
-        )
+        endless = tf.data.Dataset.range(tf.int64.max)
+        return map_op._MapDataset(endless, one, preserve_cardinality=False)
 
-    numbers = tf.data.Dataset.from_generator(opened, output_signature=tf.TensorSpec([], tf.int64))
-    return numbers.flat_map(tuples)
+    iterations = tf.data.Dataset.from_generator(
+        opened, output_signature=tf.TensorSpec([], tf.int64)
+    )
+    return iterations.flat_map(tuples)
 
 
 def graph_of(dataset: Any, external_state_policy: Any = ExternalStatePolicy.WARN) -> bytes:
@@ -207,7 +208,11 @@ class _Column:
         parts: list[Any] = []
         if isinstance(values, Strings):
             lengths = values.lengths.reshape(-1)
-            parts += [values.data.tobytes(), np.cumsum(lengths) - lengths, lengths]
+            parts += [
+                np.array(values.data.tobytes(), object),
+                np.cumsum(lengths) - lengths,
+                lengths,
+            ]
         else:
             flat = values if self._shape is not None else values.reshape(-1)
             parts.append(_as_dtype(flat, self._carrier.dtype))
@@ -236,6 +241,13 @@ class _Column:
         values, starts, shapes = rows
         own = values[starts[row] : starts[row + 1]]
         return self._carrier.back(tf.reshape(own, shapes[row]))
+
+
+def _no_rows(spec: Any) -> Array:
+    shape = [dimension or 0 for dimension in spec.shape]
+    if spec.dtype == tf.string:
+        return np.full(shape, b"", object)
+    return np.zeros(shape, spec.dtype.as_numpy_dtype)
 
 
 def _as_dtype(values: Array, dtype: Any) -> Array:

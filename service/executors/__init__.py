@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from ...journal.proto import events_pb2 as ev
@@ -57,10 +57,8 @@ def make_executor(
     )
 
 
-def get_element_responses(
-    definition: ev.DatasetDefinition, block: Block
-) -> Iterator[tf.GetElementResponse]:
-    """A block of a dataset as the answers that tf.data service's own clients want."""
-    from .stock_elements import responses
+def response_maker(definition: ev.DatasetDefinition) -> Callable[[Block], tf.GetElementResponse]:
+    """Makes of a block of one element the answer that tf.data service's own clients want."""
+    from . import stock_elements
 
-    return responses(definition, block)
+    return stock_elements.response_maker(definition)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
@@ -14,18 +14,22 @@ from ..blocks import Array, Block
 from ..element_specs import Metadata, decode_metadata, restore
 from ..proto import tf_service_pb2 as pb
 
+MakeResponse = Callable[[Block], pb.GetElementResponse]
+
 _COMPRESSED = "tensorflow.data.CompressedElement"
 
 
-def responses(definition: ev.DatasetDefinition, block: Block) -> Iterator[pb.GetElementResponse]:
-    """The answers to GetElement that a block makes, of a dataset as its executor runs it."""
+def response_maker(definition: ev.DatasetDefinition) -> MakeResponse:
+    """For elements of a dataset as its executor runs it, each in a block of its own."""
     metadata = decode_metadata(definition)
-    columns = [component.elements() for component in block.components]
-    for components in zip(*columns, strict=True) if columns else [()] * block.count:
+
+    def make(block: Block) -> pb.GetElementResponse:
+        components = tuple(next(component.elements()) for component in block.components)
         if metadata.raw:
-            yield _as_the_graph_yields(components)
-        else:
-            yield _as_the_graph_would_yield(components, metadata)
+            return _as_the_graph_yields(components)
+        return _as_the_graph_would_yield(components, metadata)
+
+    return make
 
 
 def _as_the_graph_yields(components: tuple[Array, ...]) -> pb.GetElementResponse:

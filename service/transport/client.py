@@ -23,7 +23,7 @@ from ..protocols import GRPC, TCP, UNIX
 from . import frames
 from .budget import Share
 from .codecs import CODECS
-from .dial import OpenTunnel, WorkerRefused, dial, greet, parse
+from .dial import OpenTunnel, WorkerRefused, dial, greet
 from .messages import (
     VERSION,
     End,
@@ -32,6 +32,7 @@ from .messages import (
     TaskUnknown,
     cost,
     decode_block,
+    parse,
     payload_bytes,
     unpack_payload,
 )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from google.protobuf.message import DecodeError
-
 from ..errors import ForebayError, ProtocolError
 from ..proto import transfer_pb2 as pb
 from ..protocols import GRPC, TCP
 from . import frames
+from .messages import parse
 
 OpenTunnel = Callable[[str, float], socket.socket]
 """A connected socket to the worker at a gRPC address, within so many seconds. Raises OSError."""
@@ -32,6 +31,7 @@ def dial(
         sock = open_tunnel(address, timeout_s)
     else:
         sock = socket.socket(socket.AF_UNIX)
+        sock.settimeout(timeout_s)  # a worker that is paused accepts nobody
         try:
             sock.connect(address.replace("@", "\0", 1))
         except OSError:
@@ -55,11 +55,3 @@ def greet(sock: socket.socket, reader: frames.FrameReader, hello: pb.Hello) -> N
         raise WorkerRefused(f"{reader.peer} refused: {message.refused.reason}")
     if message.WhichOneof("message") != "welcome":
         raise ProtocolError(f"{reader.peer} did not answer Hello with Welcome: {message}")
-
-
-def parse(frame: frames.Frame, peer: str) -> pb.ToConsumer:
-    """What the worker says. Raises ProtocolError."""
-    try:
-        return pb.ToConsumer.FromString(frame.header)
-    except DecodeError as error:
-        raise ProtocolError(f"{peer} sent a header that cannot be parsed: {error}") from None

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ..blocks import Block
 from ..proto import transfer_pb2 as pb
 from .budget import Share
-from .messages import End, cost
+from .messages import End, TaskFailed, cost
 from .sessions import Ended, Refusal, Sent, Sessions
 
 _running: dict[int, Sessions] = {}  # of this process, by the worker's uid
@@ -99,6 +99,14 @@ class LocalClient:
             self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._attend()
+        except Exception as error:  # a bug, or no memory: who waits must hear of it
+            for task_id in list(self._reading):
+                self._deliver(task_id, TaskFailed("INTERNAL", f"reading failed: {error!r}"))
+            raise
+
+    def _attend(self) -> None:
         reason = "it does not know this consumer any more"
         while (batch := self._worker.next_batch(self._link)) is not None:
             for out in batch:

@@ -13,6 +13,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from ..blocks import Array, Block, Component, Strings, buffers
 from ..errors import ProtocolError
@@ -59,6 +60,14 @@ End = EndOfTask | TaskFailed | TaskUnknown
 
 Pack = Callable[[list[memoryview], int], tuple[str, bytes] | None]
 """Takes a payload's buffers and its size; returns a codec and what that made of it, or None."""
+
+
+def parse(frame: frames.Frame, peer: str) -> pb.ToConsumer:
+    """What a worker says. Raises ProtocolError."""
+    try:
+        return pb.ToConsumer.FromString(frame.header)
+    except DecodeError as error:
+        raise ProtocolError(f"{peer} sent a header that cannot be parsed: {error}") from None
 
 
 def cost(block: Block) -> int:

@@ -29,7 +29,6 @@ class TaskOutput:
         self._changed = threading.Condition(threading.RLock())
         self._blocks: collections.deque[tuple[Block, int]] = collections.deque()  # with their cost
         self._bytes = 0
-        self._given = 0  # elements of the first block that `take_element` has handed out
         self._end: End | None = None
         self._on_change: Callable[[TaskOutput], None] | None = None
 
@@ -68,32 +67,23 @@ class TaskOutput:
         with self._changed:
             self._end = TaskUnknown()
             self._blocks.clear()
-            self._bytes = self._given = 0
+            self._bytes = 0
             self._changed.notify_all()
         self._tell()
 
-    def take_element(self, timeout_s: float) -> tuple[Block, int] | End | None:
-        """Take one element, as a block and the element's index in it, as a consumer without a
-        connection does; the end, again and again, if none is left; None if there is neither in
-        time.
+    def get(self, timeout_s: float, max_elements: int | None = None) -> Block | End | None:
+        """Take a block as a consumer without a connection does; the end, again and again, if
+        no block is left; None if there is neither in time.
 
-        The rest of the block stays: no element is lost with a consumer that asks no more.
+        If the block has more than `max_elements`, its rest stays.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._blocks or self._end, timeout_s)
-            while self._blocks and not self._blocks[0][0].count:
-                self._pop()
-            if not self._blocks:
-                return self._end
-            block = self._blocks[0][0]
-            index = self._given
-            self._given += 1
-            if self._given == block.count:
-                self._pop()
-            return block, index
+            item = self.take(with_block=True, max_elements=max_elements)
+        return item[0] if isinstance(item, tuple) else item
 
     def wait_drained(self, timeout_s: float) -> bool:
-        """Wait until the output has ended and every element has gone to a consumer.
+        """Wait until the output has ended and every element has been taken.
 
         A consumer's blocks are kept until it says that it has them: see BlockServer.stop.
         """
@@ -120,24 +110,15 @@ class TaskOutput:
                 return self._end
             if not with_block:
                 return None
-            given = self._given
-            block, size = self._pop()
-            if given:
-                block = split(block, given)[1]
-                size = cost(block)
+            block, size = self._blocks.popleft()
+            self._bytes -= size
             if max_elements is not None and block.count > max_elements:
                 block, rest = split(block, max_elements)
                 size, rest_size = cost(block), cost(rest)
                 self._blocks.appendleft((rest, rest_size))
                 self._bytes += rest_size
+            self._changed.notify_all()
             return block, size
-
-    def _pop(self) -> tuple[Block, int]:
-        block, size = self._blocks.popleft()
-        self._bytes -= size
-        self._given = 0
-        self._changed.notify_all()
-        return block, size
 
     def on_change(self, callback: Callable[[TaskOutput], None] | None) -> None:
         """For the server: call this, from any thread, when `take` may have something new."""

@@ -125,6 +125,7 @@ class Link:
         self.streams: deque[Stream] = deque()  # those that have not ended, in turn
         self.credit = 0
         self.elements: int | None = None  # that may be sent, if they are counted
+        self.resumed = False  # it has said which tasks it goes on with
         self.closed = False
         self.refused = False
 
@@ -220,10 +221,16 @@ class Sessions:
         """The consumer can take `size` more bytes, and has received what the positions say.
 
         From the first time on that it gives `elements`, it takes so many more, and no others.
+        Before its first credit it has said what it reads; what it read before, and does not now,
+        it wants no more.
         """
         with self._lock:
             if link.closed:  # another connection has taken its place
                 return
+            if not link.resumed:
+                link.resumed = True
+                wanted = {stream.task_id: stream for stream in link.streams}
+                link.session.streams = wanted
             link.credit += size
             if elements is not None:
                 link.elements = (link.elements or 0) + elements

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 
 from ..blocks import Block
 from ..errors import NotFound, PipelineError, Unavailable, Unimplemented
-from ..executors import get_element_responses
+from ..executors import response_maker
 from ..grpc_server import generic_handler
 from ..proto import tf_service_pb2 as pb
-from ..transport import EndOfTask, TaskFailed
+from ..transport import End, EndOfTask, TaskFailed
 from .tasks import TaskRunner
 
 SERVICE = "tensorflow.data.WorkerService"
@@ -76,16 +76,14 @@ class _Stream:
 
     def __init__(self, runner: TaskRunner) -> None:
         self.runner = runner
-        self._block: Block | None = None  # whose elements are on their way
-        self._responses: Iterator[pb.GetElementResponse] = iter(())
-        self._lock = threading.Lock()
+        self._respond: Callable[[Block], pb.GetElementResponse] | None = None
 
     def next(self) -> pb.GetElementResponse:
-        give_up = time.monotonic() + WAIT_S
-        with self._lock:
-            item = self.runner.output.take_element(max(0.0, give_up - time.monotonic()))
-            if isinstance(item, tuple):
-                return self._response(*item)
+        item = self._next_element()
+        if isinstance(item, Block):
+            if self._respond is None:
+                self._respond = response_maker(self.runner.definition)
+            return self._respond(item)
         if isinstance(item, EndOfTask):
             return pb.GetElementResponse(end_of_sequence=True)
         if isinstance(item, TaskFailed):
@@ -94,11 +92,11 @@ class _Stream:
             raise Unavailable("no element is ready yet; ask again")
         raise NotFound("the task has been stopped")
 
-    def _response(self, block: Block, index: int) -> pb.GetElementResponse:
-        if block is not self._block:
-            self._block = block
-            self._responses = get_element_responses(self.runner.definition, block)
-        response = next(self._responses)
-        if index + 1 == block.count:
-            self._block, self._responses = None, iter(())
-        return response
+    def _next_element(self) -> Block | End | None:
+        """In a block of its own. The rest of its block stays, for whoever asks next."""
+        give_up = time.monotonic() + WAIT_S
+        while True:
+            wait_s = max(0.0, give_up - time.monotonic())
+            item = self.runner.output.get(wait_s, max_elements=1)
+            if not isinstance(item, Block) or item.count:
+                return item

@@ -148,7 +148,8 @@ class Worker:
                 self._dispatcher.call(request, pb.LeaveServiceResponse, timeout_s=2, patience_s=2)
             except ForebayError as error:
                 log.info("could not say goodbye to the dispatcher: %s", error)
-        self._grpc.stop(0).wait()
+        # Stock clients' last elements are on their way; calls that wait end, as outputs have.
+        self._grpc.stop(STOP_S if drain else 0).wait()
         self._dispatcher.close()
         if self._heartbeats.is_alive():
             self._heartbeats.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
-from forebay.service.client.tf_elements import dataset_of_blocks, graph_of
+from forebay.service.client.tf_elements import NOTHING, dataset_of_blocks, graph_of
 from forebay.service.element_specs import (
     decode_element_spec,
     decode_metadata,
@@ -40,7 +41,8 @@ def test_elements_come_back_as_they_were(name: str) -> None:
     blocks = blocks_of(dataset)
     for block in blocks:
         assert all(c.shapes is None or len(c.shapes) == block.count for c in block.components)
-    again = dataset_of_blocks(partial(generate, blocks), dataset.element_spec)
+    pauses = [NOTHING, *(item for block in blocks for item in (block, NOTHING, NOTHING))]
+    again = dataset_of_blocks(partial(generate, pauses), dataset.element_spec)
     assert again.element_spec == dataset.element_spec
     for _ in range(2):  # each iteration opens the blocks anew
         assert [plain(e) for e in again] == [plain(e) for e in dataset]
@@ -175,3 +177,27 @@ def test_an_abandoned_iteration_closes_its_blocks() -> None:
     assert not closed
     del iterator
     assert closed == [True]
+
+
+@pytest.mark.parametrize("spec", [
+    tf.TensorSpec([], tf.int64),
+    tf.TensorSpec([5000], tf.uint8),
+    tf.TensorSpec([None], tf.float32),
+])  # fmt: skip
+@pytest.mark.parametrize(
+    "behind", [lambda d: d, lambda d: d.map(lambda x: x), lambda d: d.batch(1)]
+)
+def test_an_iteration_can_be_dropped_while_no_block_comes(spec: Any, behind: Any) -> None:
+    dropped = threading.Event()
+    element = np.zeros([1, *(d or 3 for d in spec.shape)], spec.dtype.as_numpy_dtype)
+
+    def one_and_no_more() -> Generator[Block, None, None]:
+        yield Block(1, (Component(element),))
+        while not dropped.wait(0.01):
+            yield NOTHING
+        pytest.fail("the iteration goes on")
+
+    iterator = iter(behind(dataset_of_blocks(one_and_no_more, spec)))
+    next(iterator)
+    del iterator  # waits for TensorFlow's threads, and they for the next block
+    dropped.set()

@@ -40,8 +40,8 @@ class World:
 
     def connect(self, consumer_id: int, received: int = 0, credit: int = 1 << 34) -> Link:
         link = self.sessions.attach(consumer_id, lambda: None)
-        self.credit(link, credit)
         self.sessions.read(link, TASK, received)
+        self.credit(link, credit)
         return link
 
     def credit(self, link: Link, size: int, received: int | None = None) -> None:
@@ -220,6 +220,18 @@ def test_the_rules_for_consumers() -> None:
             world.sessions.read(link, 1000 + task_id, 0)
 
 
+def test_what_is_not_asked_for_again_is_forgotten() -> None:
+    world = World(3)
+    link = world.connect(1)
+    assert world.sent(link) == [1, 2, 3]
+    world.sessions.detach(link, 0.0)
+    assert not world.sessions.wait_until_received(0)
+    again = world.sessions.attach(1, lambda: None)
+    world.credit(again, 1)
+    assert world.sessions.wait_until_received(0)
+    assert not world.sessions.is_read(TASK)
+
+
 def test_put_waits_for_room_and_a_block_of_any_size_passes() -> None:
     output = TaskOutput(max_bytes=2 * COST)
     output.put(numbered(1, 1 << 20))
@@ -228,33 +240,34 @@ def test_put_waits_for_room_and_a_block_of_any_size_passes() -> None:
     waiting.join(0.05)
     assert waiting.is_alive()
     for number in (1, 2):
-        item = output.take_element(timeout_s=10)
-        assert isinstance(item, tuple)
-        assert item[0].lease_id == number
+        block = output.get(timeout_s=10)
+        assert isinstance(block, Block)
+        assert block.lease_id == number
     waiting.join()
-    assert output.take_element(timeout_s=0) is None
+    assert output.get(timeout_s=0) is None
     assert not output.wait_drained(0)
     output.finish()
-    assert output.take_element(timeout_s=0) == output.take_element(timeout_s=0) == EndOfTask()
+    assert output.get(timeout_s=0) == output.get(timeout_s=0) == EndOfTask()
     assert output.wait_drained(0)
 
 
 def test_of_a_block_that_is_taken_by_elements_the_rest_is_anyones() -> None:
     world = World()
-    world.output.put(Block(0, (Component(np.arange(0)),)))
     world.output.put(Block(3, (Component(np.arange(3)),), lease_id=1))
     world.output.finish()
-    for index in (0, 1):
-        item = world.output.take_element(timeout_s=0)
-        assert isinstance(item, tuple)
-        assert (item[0].lease_id, item[1]) == (1, index)
+
+    def numbers(block: object) -> list[int]:
+        assert isinstance(block, Block)
+        return [int(x) for x in block.components[0].elements()]
+
+    for number in (0, 1):
+        assert numbers(world.output.get(timeout_s=0, max_elements=1)) == [number]
         assert not world.output.wait_drained(0)
-    link = world.connect(1)
-    sent, end = world.sessions.next_batch(link) or (None, None)
+    sent, end = world.sessions.next_batch(world.connect(1)) or (None, None)
     assert isinstance(sent, Sent)
-    assert [int(x) for x in sent.block.components[0].elements()] == [2]
+    assert numbers(sent.block) == [2]
     assert isinstance(end, Ended)
-    assert world.output.take_element(timeout_s=0) == EndOfTask()
+    assert world.output.get(timeout_s=0, max_elements=1) == EndOfTask()
     assert world.output.wait_drained(0)
 
 
