@@ -31,7 +31,7 @@ MAX_BLOCK_ELEMENTS = 8192
 LINGER_S = 0.01  # how long an element may wait for company
 POLL_S = 0.001
 QUANTUM_BYTES = 4096  # in which the queue's bytes are counted where sizes differ
-QUEUE_BLOCKS = 4
+QUEUE_BLOCKS = 2
 DRIVEN_ELEMENTS = 1024
 
 Tensor = Any

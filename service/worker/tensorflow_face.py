@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from ..blocks import Block
-from ..errors import NotFound, PipelineError, Unavailable, Unimplemented
+from ..errors import PipelineError, Unavailable, Unimplemented
 from ..executors import response_maker
 from ..grpc_server import generic_handler
 from ..proto import tf_service_pb2 as pb
@@ -55,7 +55,8 @@ class TensorFlowFace:
         with self._lock:
             if runner is None:
                 self._streams.pop(request.task_id, None)
-                raise NotFound(f"Task {request.task_id} not found")
+                # Not here yet, or no more: a client asks on until the dispatcher says which.
+                raise Unavailable(f"Task {request.task_id} not found")
             stream = self._streams.get(request.task_id)
             if stream is None or stream.runner is not runner:
                 stream = _Stream(runner)
@@ -90,7 +91,7 @@ class _Stream:
             raise PipelineError(item.code, item.message)
         if item is None:
             raise Unavailable("no element is ready yet; ask again")
-        raise NotFound("the task has been stopped")
+        raise Unavailable("the task has been stopped")
 
     def _next_element(self) -> Block | End | None:
         """In a block of its own. The rest of its block stays, for whoever asks next."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -112,6 +113,23 @@ def is_finished(dispatcher: DispatcherProcess, job_name: str) -> bool:
         job["iterations"] for job in jobs if (job["name"] or "").endswith(f"/{job_name}")
     )
     return bool(iteration["finished"])
+
+
+def test_a_worker_that_is_told_to_stop_does_not_fail_stock_clients(tmp_path: pathlib.Path) -> None:
+    with (
+        DispatcherProcess(tmp_path) as d,
+        WorkerProcess(d.address) as stopping,
+        WorkerProcess(d.address),
+    ):
+        dataset = tf.data.Dataset.range(3000).apply(stock.distribute(DYNAMIC, d.target))
+        told = threading.Thread(target=stopping.stop)
+        got = []
+        for x in dataset:
+            got.append(int(x))
+            if len(got) == 500:
+                told.start()
+        told.join()
+        assert sorted(got) == list(range(3000))
 
 
 def test_a_stock_client_with_both_kinds_of_workers(dispatcher: DispatcherProcess) -> None:
