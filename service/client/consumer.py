@@ -1,6 +1,6 @@
 """A consumer: one reader of one iteration, over all of its workers, without TensorFlow.
 
-The thread that calls `blocks()` owns everything. Two kinds of helper threads only put things
+Whoever iterates over `blocks()` owns everything. Two kinds of helper threads only put things
 into its inbox: the heartbeat thread what the dispatcher says of the iteration's tasks, the
 transport's readers what workers send. How much may lie in the inbox is bounded by the credit
 that each worker has been given.
@@ -90,7 +90,7 @@ _Inbox = queue.SimpleQueue[_Delivery | _Gone | pb.ConsumerHeartbeatResponse | Fo
 
 
 class Consumer:
-    """Joins repetition `repetition` of a job, and reads it. Use from one thread; close it.
+    """Joins repetition `repetition` of a job, and reads it. For one thread at a time; close it.
 
     Raises NotFound (no such job), Unavailable.
     """
