@@ -266,7 +266,8 @@ def _as_tensorflows_errors() -> Iterator[None]:
         raise NotImplementedError(str(error)) from error
 
 
-# What TensorFlow makes an error of the same code of, when a generator raises it.
+# Python's exceptions of which TensorFlow makes an error of the same code, when a function of ours
+# raises them: NotImplementedError is how its UnimplementedError is said, and no stub.
 _RAISED = {
     "INVALID_ARGUMENT": ValueError,
     "UNIMPLEMENTED": NotImplementedError,

@@ -20,6 +20,8 @@ from ..standbys import status, wait_until
 from ..stock import DispatcherProcess, stock_workers
 
 DYNAMIC = "distributed_epoch"
+# How often a stock client asks the dispatcher. Only one that has heard of the iteration's end can
+# miss what is left, and what it has heard cannot be seen from here: so tests wait for two of them.
 STOCK_HEARTBEAT_S = 1.0
 
 
@@ -90,7 +92,7 @@ def test_both_clients_share_a_job(dispatcher: DispatcherProcess) -> None:
     got = [int(next(first))]
     got += [int(x) for x in second]
     wait_until(is_finished, dispatcher, "both")
-    time.sleep(2 * STOCK_HEARTBEAT_S)  # a stock client asks workers no more once it hears of it
+    time.sleep(2 * STOCK_HEARTBEAT_S)  # it asks workers no more once it has heard
     got += [int(x) for x in first]
     assert sorted(got) == list(range(500))
 
@@ -101,7 +103,7 @@ def test_a_stock_client_that_pauses_before_the_end_misses_nothing(
     dataset = tf.data.Dataset.range(500).apply(stock.distribute(DYNAMIC, dispatcher.target))
     elements = iter(dataset)
     got = [int(next(elements)) for _ in range(450)]
-    time.sleep(2 * STOCK_HEARTBEAT_S)
+    time.sleep(2 * STOCK_HEARTBEAT_S)  # the pause: long enough to hear of an end too early
     got += [int(x) for x in elements]
     assert sorted(got) == list(range(500))
 
