@@ -6,6 +6,8 @@ never an element. NumPy arrays that begin at a multiple of 64 bytes are adopted,
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import itertools
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
@@ -134,6 +136,7 @@ def _from_generator(
     numbers = itertools.count()
 
     def opened() -> Iterator[int]:
+        _undo_memory_patch()
         number = next(numbers)
         with closing(generate()) as generator:
             generators[number] = generator
@@ -165,6 +168,14 @@ def _from_generator(
         opened, output_signature=tf.TensorSpec([], tf.int64)
     )
     return iterations.flat_map(tuples)
+
+
+@functools.cache
+def _undo_memory_patch() -> None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(-3, 32 << 20)
+        mallopt(-1, 64 << 20)
 
 
 def graph_of(dataset: Any, external_state_policy: Any = ExternalStatePolicy.WARN) -> bytes:

@@ -1,20 +1,26 @@
 """A dataset graph on leased splits: its sources replaced by feeds.
 
-A feed is a Python generator of (first, count) ranges, which C++ expands into the splits
-themselves; Python is touched once a lease. Each time the pipeline opens the source again
-(`repeat`, for instance) the feed goes on to the next repetition.
+Python gives ranges of splits, (first, count), and C++ expands them into the splits themselves, so
+Python is touched once a lease. Each time the pipeline opens the source again (`repeat`, for
+instance) the feed goes on to the next repetition.
+
+Nothing here is a `from_generator`: the first one in a process has TensorFlow tell malloc to give
+every large buffer back to the system at once, and then each batch of the pipeline begins with
+pages that the kernel has to make.
 """
 
 from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import function_pb2, graph_pb2
-from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.data.ops import dataset_ops, map_op
 from tensorflow.python.eager import context
 from tensorflow.python.ops import gen_dataset_ops
 
@@ -25,8 +31,6 @@ from .packs import calls_functions
 
 Dataset = Any
 Tensor = Any
-
-_RANGE = (tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64))
 
 
 class SplitFeed(Protocol):
@@ -173,13 +177,33 @@ def _feed(
     specs = output_specs(node)
     repetitions = itertools.count()
 
-    def ranges() -> Iterator[tuple[int, int]]:
-        repetition = next(repetitions)
-        while (splits := feed.next_range(provider, repetition)) is not None:
-            yield splits
+    @plain
+    def ranges(_: Tensor) -> Dataset:
+        repetition = _from_python(lambda: next(repetitions), 1)
 
-    leased = tf.data.Dataset.from_generator(ranges, output_signature=_RANGE)
-    return leased.flat_map(plain(_expansion(node, operands, source, specs)))._variant_tensor
+        @plain
+        def leased(_: Tensor) -> Any:
+            return _from_python(partial(_next_range, feed, provider), 2, *repetition)
+
+        # The feed ends it.
+        endless = tf.data.Dataset.range(tf.int64.max)
+        return map_op._MapDataset(endless, leased, preserve_cardinality=False)
+
+    opened = tf.data.Dataset.range(1).flat_map(ranges)
+    return opened.flat_map(plain(_expansion(node, operands, source, specs)))._variant_tensor
+
+
+def _next_range(feed: SplitFeed, provider: int, repetition: int) -> tuple[int, int]:
+    splits = feed.next_range(provider, int(repetition))
+    if splits is None:
+        raise StopIteration  # which ends a map
+    return splits
+
+
+def _from_python(function: Callable[..., Any], count: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """The `count` integers that a Python function of the inputs returns."""
+    found = tf.numpy_function(lambda *own: np.asarray(function(*own), np.int64), inputs, tf.int64)
+    return tuple(tf.unstack(tf.reshape(found, [count])))
 
 
 def _expansion(

@@ -182,6 +182,9 @@ class _Run:
         finally:
             self.cancel()
             thread.join()
+            # With what is in them, now: we are part of cycles of references.
+            for queue in (self._queue, self._budget):
+                tf.raw_ops.DestroyResourceOp(resource=queue.queue_ref)
 
     def _pipeline(self) -> None:
         try:

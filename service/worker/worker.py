@@ -59,7 +59,7 @@ class WorkerOptions:
     tags: tuple[str, ...] = ()
     heartbeat_interval_ms: int = 5_000  # the longest that a heartbeat waits for a change
     dispatcher_timeout_ms: int = 60_000
-    output_bytes: int = 32 << 20  # of finished blocks a task, before it waits for consumers
+    output_bytes: int = 8 << 20  # of finished blocks a task, before it waits for consumers
     drain_timeout_ms: int = 20_000  # with what follows, less than Kubernetes' 30 s
 
 
