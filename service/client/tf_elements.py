@@ -6,8 +6,6 @@ never an element. NumPy arrays that begin at a multiple of 64 bytes are adopted,
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import itertools
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
@@ -20,6 +18,7 @@ from tensorflow.python.data.ops import dataset_ops, map_op
 from tensorflow.python.data.util import nest
 from tensorflow.python.data.util.structure import to_tensor_list
 
+from .. import malloc
 from ..blocks import Array, Block, Component, Strings
 from ..element_specs import carrier, component_specs, options_for, plain, restore
 from ..errors import PipelineError, Unimplemented
@@ -136,7 +135,7 @@ def _from_generator(
     numbers = itertools.count()
 
     def opened() -> Iterator[int]:
-        _undo_memory_patch()
+        malloc.keep_large_buffers()  # only now, as it says
         number = next(numbers)
         with closing(generate()) as generator:
             generators[number] = generator
@@ -162,20 +161,14 @@ def _from_generator(
 
         # Its end is the generator's, not the range's.
         endless = tf.data.Dataset.range(tf.int64.max)
-        return map_op._MapDataset(endless, one, preserve_cardinality=False)
+        return map_op._MapDataset(
+            endless, one, use_inter_op_parallelism=False, preserve_cardinality=False
+        )
 
     iterations = tf.data.Dataset.from_generator(
         opened, output_signature=tf.TensorSpec([], tf.int64)
     )
     return iterations.flat_map(tuples)
-
-
-@functools.cache
-def _undo_memory_patch() -> None:
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(-3, 32 << 20)
-        mallopt(-1, 64 << 20)
 
 
 def graph_of(dataset: Any, external_state_policy: Any = ExternalStatePolicy.WARN) -> bytes:

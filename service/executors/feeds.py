@@ -185,9 +185,11 @@ def _feed(
         def leased(_: Tensor) -> Any:
             return _from_python(partial(_next_range, feed, provider), 2, *repetition)
 
-        # The feed ends it.
+        # The feed ends it. It waits in the pipeline's own thread, and takes none from others.
         endless = tf.data.Dataset.range(tf.int64.max)
-        return map_op._MapDataset(endless, leased, preserve_cardinality=False)
+        return map_op._MapDataset(
+            endless, leased, use_inter_op_parallelism=False, preserve_cardinality=False
+        )
 
     opened = tf.data.Dataset.range(1).flat_map(ranges)
     return opened.flat_map(plain(_expansion(node, operands, source, specs)))._variant_tensor

@@ -300,8 +300,8 @@ def _keep(state: Tensor, _: Tensor) -> Tensor:
 def _close(queue: Any, *, cancel: bool = False) -> None:
     try:
         queue.close(cancel_pending_enqueues=cancel)
-    except tf.errors.CancelledError:
-        pass  # closed already
+    except (tf.errors.CancelledError, tf.errors.NotFoundError):
+        pass  # closed already, or gone
 
 
 def _pipeline_error(error: Any) -> PipelineError:

@@ -6,6 +6,7 @@ import logging
 import threading
 
 from ...journal.proto import events_pb2 as ev
+from .. import malloc
 from ..dispatcher_client import DispatcherClient
 from ..errors import ForebayError, NotFound, PipelineError, Unavailable
 from ..executors import Executor, make_executor
@@ -100,6 +101,7 @@ class TaskRunner:
         finally:
             if self._feed is not None:
                 self._feed.close()
+            malloc.give_back()
 
     def _make_executor(self) -> Executor:
         task = self.task

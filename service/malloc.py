@@ -1,0 +1,40 @@
+"""What processes that live long, and handle large tensors, tell the C library's malloc.
+
+Only glibc has these controls (mallopt(3), malloc_trim(3)); elsewhere nothing happens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+# What glibc itself arrives at, in time, in a process that frees large buffers; no more is allowed.
+MMAP_THRESHOLD_BYTES = 32 << 20
+TRIM_THRESHOLD_BYTES = 2 * MMAP_THRESHOLD_BYTES
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+_libc = ctypes.CDLL(None)
+
+
+@functools.cache
+def keep_large_buffers() -> None:
+    """Have malloc use freed buffers of up to MMAP_THRESHOLD_BYTES again, once and for all.
+
+    To be called after the first `from_generator` of a process has been opened: with that one,
+    TensorFlow (2.21) has malloc take every buffer of 128 KB or more from the system and give it
+    back at once. From then on *any* step of a trainer that makes a large tensor has the kernel
+    zero its pages first.
+    """
+    if (mallopt := getattr(_libc, "mallopt", None)) is not None:
+        mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
+
+
+def give_back() -> None:
+    """Give memory that is free back to the system, which takes milliseconds.
+
+    Otherwise each of the threads that ran a pipeline leaves behind what was its own.
+    """
+    if (malloc_trim := getattr(_libc, "malloc_trim", None)) is not None:
+        malloc_trim(0)

@@ -1,0 +1,117 @@
+"""What pipelines do to the memory of the process that they run in.
+
+Each case has a process of its own: what malloc is told, it is told once.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+PRELUDE = """
+import ctypes
+import threading
+
+import numpy as np
+import tensorflow as tf
+
+from forebay.service import malloc
+from forebay.service.client.tf_elements import dataset_of_blocks, graph_of
+from forebay.service.executors.tf_data import TfDataExecutor
+
+
+class Info(ctypes.Structure):  # mallinfo2(3)
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+        .split()
+    ]
+
+
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Info
+
+
+def comes_from_the_system(size):
+    \"""Does each large buffer, once such buffers were freed before, consist of new pages?\"""
+    for _ in range(3):
+        np.empty(size + (1 << 20), np.uint8)
+    before = libc.mallinfo2().hblkhd
+    buffer = np.empty(size, np.uint8)
+    return libc.mallinfo2().hblkhd >= before + len(buffer)
+"""
+
+
+def run(script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_tensorflows_own_generators_have_every_large_buffer_come_from_the_system() -> None:
+    """Why we do something about it; if this fails one day, that can go."""
+    run(
+        """
+        assert not comes_from_the_system(8 << 20)
+        signature = tf.TensorSpec([], tf.int64)
+        list(tf.data.Dataset.from_generator(lambda: iter([1]), output_signature=signature))
+        assert comes_from_the_system(8 << 20)
+        """
+    )
+
+
+def test_a_trainer_keeps_the_large_buffers_of_its_steps() -> None:
+    run(
+        """
+        numbers = tf.data.Dataset.range(100)
+        executor = TfDataExecutor(graph_of(numbers), element_spec=numbers.element_spec)
+        read = dataset_of_blocks(executor.blocks, numbers.element_spec)
+        assert len(list(read)) == 100
+        assert not comes_from_the_system(8 << 20)
+        """
+    )
+
+
+def test_a_pipeline_on_leased_splits_keeps_its_large_buffers() -> None:
+    run(
+        """
+        class Feed:
+            ranges = [(0, 50), (50, 50)]
+
+            def next_range(self, provider, repetition):
+                return self.ranges.pop(0) if self.ranges else None
+
+        numbers = tf.data.Dataset.range(100)
+        executor = TfDataExecutor(graph_of(numbers), Feed(), element_spec=numbers.element_spec)
+        assert sum(block.count for block in executor.blocks()) == 100
+        assert not comes_from_the_system(8 << 20)
+        """
+    )
+
+
+def test_what_a_thread_has_freed_goes_back_to_the_system() -> None:
+    run(
+        """
+        kept = []
+
+        def work():  # in an arena of its own, with something left at its top
+            many = [np.ones(100_000, np.uint8) for _ in range(500)]
+            kept.append(np.ones(100_000, np.uint8))
+
+        def resident():
+            with open("/proc/self/statm") as file:
+                return int(file.read().split()[1]) * 4096
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        before = resident()
+        malloc.give_back()
+        assert resident() < before - (40 << 20)
+        """
+    )
