@@ -16,7 +16,7 @@ from tensorflow.python.data.experimental.ops import compression_ops
 
 from ...journal.proto import events_pb2 as ev
 from ..dispatcher_client import DispatcherClient
-from ..element_specs import component_specs, decode_metadata, encode_element_spec
+from ..element_specs import component_specs, decode_metadata, encode_element_spec, plain
 from ..errors import InvalidArgument
 from ..executors.evaluate import evaluate
 from ..graphs import NotSplittable, split_sources
@@ -119,6 +119,7 @@ def register_dataset(
         client.close()
 
 
+@plain
 def from_dataset_id(
     processing_mode: ShardingPolicy | str,
     service: Service,

@@ -57,6 +57,24 @@ def test_a_loop_inside_a_function(target: str) -> None:
     assert total(dataset).numpy() == sum(range(100_000))
 
 
+def test_a_function_that_says_what_it_reads(
+    target: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers = tf.data.Dataset.range(100)
+    dataset_id = service.register_dataset(target, numbers)
+    monkeypatch.setattr(tf.get_logger(), "propagate", True)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def total() -> Any:
+        result = tf.constant(0, tf.int64)
+        for element in service.from_dataset_id(DYNAMIC, target, dataset_id, numbers.element_spec):
+            result += element
+        return result
+
+    assert total().numpy() == sum(range(100))
+    assert "AutoGraph" not in caplog.text
+
+
 def test_an_eager_loop_leaves_the_options_of_pipelines_alone(target: str) -> None:
     dataset = tf.data.Dataset.range(100).apply(service.distribute(DYNAMIC, target))
     assert sorted(int(x) for x in dataset) == list(range(100))
