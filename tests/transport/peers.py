@@ -9,6 +9,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from forebay.service.blocks import Block
@@ -21,6 +22,7 @@ from forebay.service.transport import (
     LocalClient,
     TaskOutput,
     frames,
+    messages,
 )
 from forebay.service.transport.sessions import Sessions
 
@@ -97,6 +99,33 @@ def task(
 
 def only(server: BlockServer, protocol: str) -> list[tuple[str, str]]:
     return [address for address in server.addresses if address[0] == protocol]
+
+
+def raw(server: BlockServer, closing: ExitStack, consumer_id: int = 1) -> socket.socket:
+    """A connection that has been welcomed."""
+    sock = socket.create_connection(server_address(server), timeout=TIMEOUT_S)
+    closing.callback(sock.close)
+    hello = pb.Hello(version=messages.VERSION, consumer_id=consumer_id, worker_uid=UID)
+    say(sock, pb.ToWorker(hello=hello))
+    assert hear(sock).WhichOneof("message") == "welcome"
+    return sock
+
+
+def server_address(server: BlockServer) -> tuple[str, int]:
+    return "127.0.0.1", server.port
+
+
+def hear(sock: socket.socket) -> pb.ToConsumer:
+    frame = frames.FrameReader(sock, "the server").read()
+    assert frame is not None
+    return pb.ToConsumer.FromString(frame.header)
+
+
+def refusal(sock: socket.socket) -> str:
+    """What the server says before it closes the connection."""
+    reason = hear(sock).refused.reason
+    assert sock.recv(1) == b""
+    return reason
 
 
 def say(sock: socket.socket, message: pb.ToWorker) -> None:

@@ -1,15 +1,13 @@
-"""Server and client over real sockets: cut, stalled, flooded and lied to."""
+"""Server and client over real sockets: cut, stalled, flooded and stopped."""
 
 from __future__ import annotations
 
 import itertools
-import logging
 import random
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,11 +22,10 @@ from forebay.service.transport import (
     TaskFailed,
     TaskOutput,
     TaskUnknown,
-    frames,
     messages,
 )
 
-from .peers import TIMEOUT_S, UID, Consumer, only, say, task
+from .peers import TIMEOUT_S, UID, Consumer, only, raw, say, task
 from .samples import SAMPLES, assert_same, numbered
 
 
@@ -262,201 +259,6 @@ def test_every_byte_of_a_conversation_as_the_place_of_a_cut(
         if proxy.cuts < cut_after:
             assert cut_after > 200
             break
-
-
-# -- peers that break the rules ---------------------------------------------------------------
-
-
-def raw(server: BlockServer, closing: ExitStack, consumer_id: int = 1) -> socket.socket:
-    """A connection that has been welcomed."""
-    sock = socket.create_connection(server_address(server), timeout=TIMEOUT_S)
-    closing.callback(sock.close)
-    hello = pb.Hello(version=messages.VERSION, consumer_id=consumer_id, worker_uid=UID)
-    say(sock, pb.ToWorker(hello=hello))
-    assert hear(sock).WhichOneof("message") == "welcome"
-    return sock
-
-
-def server_address(server: BlockServer) -> tuple[str, int]:
-    return "127.0.0.1", server.port
-
-
-def hear(sock: socket.socket) -> pb.ToConsumer:
-    frame = frames.FrameReader(sock, "the server").read()
-    assert frame is not None
-    return pb.ToConsumer.FromString(frame.header)
-
-
-def refusal(sock: socket.socket) -> str:
-    """What the server says before it closes the connection."""
-    reason = hear(sock).refused.reason
-    assert sock.recv(1) == b""
-    return reason
-
-
-HELLO: dict[str, Any] = {"version": messages.VERSION, "consumer_id": 1, "worker_uid": UID}
-
-
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        (pb.ToWorker(hello=pb.Hello(**HELLO | {"version": 9})), "version 9"),
-        (pb.ToWorker(hello=pb.Hello(**HELLO | {"worker_uid": 1})), "this is worker 77, not 1"),
-        (pb.ToWorker(stop=pb.Stop(task_id=1)), "starts with Hello"),
-        (pb.ToWorker(), "starts with Hello"),
-    ],
-)
-def test_a_wrong_hello_is_refused(
-    server: BlockServer, closing: ExitStack, message: pb.ToWorker, reason: str
-) -> None:
-    sock = socket.create_connection(server_address(server), timeout=TIMEOUT_S)
-    closing.callback(sock.close)
-    say(sock, message)
-    assert reason in refusal(sock)
-
-
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        (pb.ToWorker(), "an empty message"),
-        (pb.ToWorker(hello=pb.Hello(**HELLO)), "sent hello"),
-        (pb.ToWorker(read=pb.Read(task_id=5)), "an order not known"),
-        (pb.ToWorker(credit=pb.Credit(bytes=1 << 63)), "absurd"),
-    ],
-)
-def test_a_message_out_of_place_is_refused_and_others_are_served_on(
-    server: BlockServer,
-    closing: ExitStack,
-    caplog: pytest.LogCaptureFixture,
-    message: pb.ToWorker,
-    reason: str,
-) -> None:
-    sock = raw(server, closing)
-    with caplog.at_level(logging.WARNING):
-        say(sock, message)
-        assert reason in refusal(sock)
-    task(server, 5, 3)
-    consumer = Consumer(server.addresses)
-    closing.callback(consumer.client.close)
-    consumer.client.read(5)
-    assert consumer.numbers() == [1, 2, 3]
-    server.stop()
-    assert len(caplog.records) == 1, "logged once"
-
-
-def test_garbage_harms_nobody(server: BlockServer, closing: ExitStack) -> None:
-    dice = random.Random(1)
-    hello = pb.ToWorker(hello=pb.Hello(**HELLO)).SerializeToString()
-    good = bytes(frames.encode(hello)[0])
-    for _ in range(60):
-        with socket.create_connection(server_address(server), timeout=TIMEOUT_S) as sock:
-            data = bytearray(good * dice.randrange(3) + dice.randbytes(dice.randrange(300)))
-            if data:
-                data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
-            sock.sendall(data[: dice.randrange(len(data) + 1)])
-    task(server, 5, 3)
-    consumer = Consumer(server.addresses)
-    closing.callback(consumer.client.close)
-    consumer.client.read(5)
-    assert consumer.numbers() == [1, 2, 3]
-
-
-def test_consumers_may_not_send_payloads_or_long_headers(
-    server: BlockServer, closing: ExitStack
-) -> None:
-    for frame in (frames.encode(b"", [memoryview(b"x")]), frames.encode(bytes(1 << 17))):
-        sock = raw(server, closing)
-        sock.sendall(frame[0][:24])
-        assert "at most 65536 and 0 are allowed here" in refusal(sock)
-
-
-class FakeWorker:
-    """Says whatever it is told to whoever comes."""
-
-    def __init__(self, *messages_: list[frames.Buffer]) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._says = messages_
-        self._thread = threading.Thread(target=self._run, name="test-fake-worker")
-        self.addresses = [("tcp", f"127.0.0.1:{self._listener.getsockname()[1]}")]
-        self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            with sock:
-                try:
-                    for message in self._says:
-                        frames.send(sock, message)
-                    sock.settimeout(TIMEOUT_S)
-                    while sock.recv(4096):
-                        pass
-                except OSError:  # the client has gone
-                    pass
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._listener.close()
-
-
-def says(**message: Any) -> list[frames.Buffer]:
-    return frames.encode(pb.ToConsumer(**message).SerializeToString())
-
-
-WELCOME = says(welcome=pb.Welcome(version=1))
-
-
-@pytest.mark.parametrize(
-    ("conversation", "reason"),
-    [
-        ([says(refused=pb.Refused(reason="go away"))], "refused: go away"),
-        ([says()], "did not answer Hello with Welcome"),
-        ([[b"HTTP/1.1 400 Bad Request\r\n\r\n"]], "where a frame starts"),
-        ([WELCOME, says()], "an empty message"),
-        ([WELCOME, [b"x" * 100]], "where a frame starts"),
-        ([WELCOME, frames.encode(b"\xff")], "cannot be parsed"),
-        ([WELCOME, messages.encode_block(5, 2, numbered(2))[0]], "sent block 2 of task 5 after 0"),
-        (
-            [WELCOME] + [messages.encode_block(5, n, numbered(n))[0] for n in (1, 2, 3)],
-            "of task 5 without credit",
-        ),
-        ([WELCOME, frames.encode(b"", [memoryview(bytes(5000))])], "at most 1048576 and 4096"),
-    ],
-)
-def test_a_worker_that_breaks_the_rules_is_lost(
-    closing: ExitStack, conversation: list[list[frames.Buffer]], reason: str
-) -> None:
-    worker = FakeWorker(*conversation)
-    closing.callback(worker.close)
-    consumer = Consumer(
-        worker.addresses, reads=5, credit_bytes=600, max_payload_bytes=4096, give_up_s=0.2
-    )
-    closing.callback(consumer.client.close)
-    while not isinstance(item := consumer.get(), str):
-        pass
-    assert reason in item
-
-
-def test_a_worker_that_cannot_be_reached_is_lost(closing: ExitStack) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    consumer = Consumer([("unix", "@forebay-none"), ("tcp", f"127.0.0.1:{port}")], give_up_s=0.2)
-    closing.callback(consumer.client.close)
-    lost = consumer.get()
-    assert isinstance(lost, str)
-    assert "worker 77 was out of reach for 0.2 s" in lost
-    assert "refused" in lost
-
-
-def test_another_process_at_the_address_is_not_the_worker(
-    server: BlockServer, closing: ExitStack
-) -> None:
-    consumer = Consumer(server.addresses, uid=UID + 1)
-    closing.callback(consumer.client.close)
-    assert "this is worker 77, not 78" in str(consumer.get())
 
 
 # -- ends --------------------------------------------------------------------------------------
