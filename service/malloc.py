@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 
 # What glibc itself arrives at, in time, in a process that frees large buffers; no more is allowed.
 MMAP_THRESHOLD_BYTES = 32 << 20
 TRIM_THRESHOLD_BYTES = 2 * MMAP_THRESHOLD_BYTES
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+# What glibc reads: mallopt(3), and its tunables.
+_ENVIRONMENT = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 _libc = ctypes.CDLL(None)
 
@@ -22,19 +26,23 @@ def keep_large_buffers() -> None:
     """Have malloc use freed buffers of up to MMAP_THRESHOLD_BYTES again, once and for all.
 
     To be called after the first `from_generator` of a process has been opened: with that one,
-    TensorFlow (2.21) has malloc take every buffer of 128 KB or more from the system and give it
-    back at once. From then on *any* step of a trainer that makes a large tensor has the kernel
-    zero its pages first.
+    and no other, TensorFlow (2.21) has malloc take every buffer of 128 KB or more from the system
+    and give it back at once. From then on *any* step of a trainer that makes a large tensor has
+    the kernel zero its pages first.
+
+    Where the environment says something of malloc's, that stays.
     """
-    if (mallopt := getattr(_libc, "mallopt", None)) is not None:
+    mallopt = getattr(_libc, "mallopt", None)
+    if mallopt is not None and not any(name in os.environ for name in _ENVIRONMENT):
         mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
         mallopt(_M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
 
 
 def give_back() -> None:
-    """Give memory that is free back to the system, which takes milliseconds.
+    """Give memory that is free back to the system, all threads'.
 
-    Otherwise each of the threads that ran a pipeline leaves behind what was its own.
+    Otherwise malloc keeps what a thread has freed for threads that come after it. It takes some
+    milliseconds, more if there is more to give.
     """
     if (malloc_trim := getattr(_libc, "malloc_trim", None)) is not None:
         malloc_trim(0)

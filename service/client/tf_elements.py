@@ -20,7 +20,14 @@ from tensorflow.python.data.util.structure import to_tensor_list
 
 from .. import malloc
 from ..blocks import Array, Block, Component, Strings
-from ..element_specs import carrier, component_specs, options_for, plain, restore
+from ..element_specs import (
+    carrier,
+    component_specs,
+    options_for,
+    plain,
+    restore,
+    until_stopped,
+)
 from ..errors import PipelineError, Unimplemented
 
 SLICED_BYTES = 4 << 10  # elements that are worth a slice of their block instead of a copy
@@ -128,14 +135,13 @@ def _from_generator(
 ) -> Any:
     """`tf.data.Dataset.from_generator`, for a generator that keeps to the signature, and a map.
 
-    TensorFlow's own only opens and closes the generator of an iteration. The tuples come from
-    a map, which takes half as long for each.
+    TensorFlow's own only opens and closes the generator of an iteration.
     """
     generators: dict[int, Iterator[tuple[Any, ...]]] = {}  # of the iterations under way
     numbers = itertools.count()
 
     def opened() -> Iterator[int]:
-        malloc.keep_large_buffers()  # only now, as it says
+        malloc.keep_large_buffers()  # only now: TensorFlow set its own when it made this iterator
         number = next(numbers)
         with closing(generate()) as generator:
             generators[number] = generator
@@ -146,8 +152,7 @@ def _from_generator(
 
     @plain
     def tuples(number: Tensor) -> Any:
-        @plain
-        def one(_: Tensor) -> tuple[Tensor, ...]:
+        def one() -> tuple[Tensor, ...]:
             found = tf.numpy_function(
                 lambda number: next(generators[int(number)]),
                 [number],
@@ -159,11 +164,7 @@ def _from_generator(
                 tensor.set_shape(spec.shape)
             return then(*tensors) if then is not None else tuple(tensors)
 
-        # Its end is the generator's, not the range's.
-        endless = tf.data.Dataset.range(tf.int64.max)
-        return map_op._MapDataset(
-            endless, one, use_inter_op_parallelism=False, preserve_cardinality=False
-        )
+        return until_stopped(one)
 
     iterations = tf.data.Dataset.from_generator(
         opened, output_signature=tf.TensorSpec([], tf.int64)

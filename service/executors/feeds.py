@@ -1,8 +1,8 @@
 """A dataset graph on leased splits: its sources replaced by feeds.
 
 Python gives ranges of splits, (first, count), and C++ expands them into the splits themselves, so
-Python is touched once a lease. Each time the pipeline opens the source again (`repeat`, for
-instance) the feed goes on to the next repetition.
+Python is touched once a lease, not once a split. Each time the pipeline opens the source again
+(`repeat`, for instance) the feed goes on to the next repetition.
 
 Nothing here is a `from_generator`: the first one in a process has TensorFlow tell malloc to give
 every large buffer back to the system at once, and then each batch of the pipeline begins with
@@ -12,19 +12,19 @@ pages that the kernel has to make.
 from __future__ import annotations
 
 import itertools
+import threading
 import uuid
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import function_pb2, graph_pb2
-from tensorflow.python.data.ops import dataset_ops, map_op
+from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.eager import context
 from tensorflow.python.ops import gen_dataset_ops
 
-from ..element_specs import plain
+from ..element_specs import plain, until_stopped
 from ..graphs import Graph, isolate
 from ..proto import graph_pb2 as pb
 from .packs import calls_functions
@@ -40,7 +40,8 @@ class SplitFeed(Protocol):
         """The next (first, count) of a provider's splits; None at the repetition's end.
 
         Blocks until that is known. Called by one thread a provider at a time. What it raises
-        ends the pipeline; whoever cancels the executor makes it raise, too.
+        ends the source, and the pipeline unless that ignores errors; whoever cancels the
+        executor makes it raise, too.
         """
         ...
 
@@ -68,7 +69,7 @@ class LoadedGraph:
                 definition = function_pb2.FunctionDef.FromString(function.SerializeToString())
                 context.context().add_function_def(definition)
                 self._functions.append(function.signature.name)
-            # Kept, because it keeps the feeds' Python functions.
+            # Kept, because the feeds' Python functions live as long as it does.
             self._build = tf.function(build, autograph=False).get_concrete_function()
             isolated.Clear()
             self.variant, *self._tables = self._build()
@@ -83,6 +84,7 @@ class LoadedGraph:
         for name in self._functions:
             context.context().remove_function(name)
         self._tables, self._functions = [], []
+        self.variant = self._build = None  # which hold the graph's constants
 
 
 def output_specs(node: pb.NodeDef) -> tuple[Any, ...]:
@@ -176,36 +178,33 @@ def _feed(
         return source  # every worker has its own, whole
     specs = output_specs(node)
     repetitions = itertools.count()
+    failed = threading.Event()  # and asked no more: `ignore_errors` would ask for ever
+
+    def next_range(repetition: Any) -> tuple[int, int]:
+        splits = None
+        if not failed.is_set():
+            try:
+                splits = feed.next_range(provider, int(repetition))
+            except BaseException:
+                failed.set()
+                raise
+        if splits is None:
+            raise StopIteration
+        return splits
 
     @plain
-    def ranges(_: Tensor) -> Dataset:
-        repetition = _from_python(lambda: next(repetitions), 1)
+    def leases(_: Tensor) -> Dataset:
+        repetition = _integers(lambda: next(repetitions), 1)
+        return until_stopped(lambda: _integers(next_range, 2, *repetition))
 
-        @plain
-        def leased(_: Tensor) -> Any:
-            return _from_python(partial(_next_range, feed, provider), 2, *repetition)
-
-        # The feed ends it. It waits in the pipeline's own thread, and takes none from others.
-        endless = tf.data.Dataset.range(tf.int64.max)
-        return map_op._MapDataset(
-            endless, leased, use_inter_op_parallelism=False, preserve_cardinality=False
-        )
-
-    opened = tf.data.Dataset.range(1).flat_map(ranges)
+    opened = tf.data.Dataset.range(1).flat_map(leases)
     return opened.flat_map(plain(_expansion(node, operands, source, specs)))._variant_tensor
 
 
-def _next_range(feed: SplitFeed, provider: int, repetition: int) -> tuple[int, int]:
-    splits = feed.next_range(provider, int(repetition))
-    if splits is None:
-        raise StopIteration  # which ends a map
-    return splits
-
-
-def _from_python(function: Callable[..., Any], count: int, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """The `count` integers that a Python function of the inputs returns."""
+def _integers(function: Callable[..., Any], size: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """`size` integers: what a Python function of the inputs returns."""
     found = tf.numpy_function(lambda *own: np.asarray(function(*own), np.int64), inputs, tf.int64)
-    return tuple(tf.unstack(tf.reshape(found, [count])))
+    return tuple(tf.unstack(tf.reshape(found, [size])))
 
 
 def _expansion(

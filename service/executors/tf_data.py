@@ -60,12 +60,16 @@ class TfDataExecutor:
             self._graph = LoadedGraph(graph, feed)
         except tf.errors.OpError as error:
             raise _pipeline_error(error) from error
-        dataset = self._dataset(element_spec, compressed)
-        raw = dataset.element_spec
-        specs = list(raw) if element_spec is None else component_specs(element_spec)
-        alone = compressed or self._graph.calls_functions
-        pack = 1 if alone else elements_per_pack(specs)
-        self._run = _Run(dataset, element_spec, specs, block_bytes, pack)
+        try:
+            dataset = self._dataset(element_spec, compressed)
+            raw = dataset.element_spec
+            specs = list(raw) if element_spec is None else component_specs(element_spec)
+            alone = compressed or self._graph.calls_functions
+            pack = 1 if alone else elements_per_pack(specs)
+            self._run = _Run(dataset, element_spec, specs, block_bytes, pack)
+        except BaseException:
+            self._graph.close()
+            raise
 
     def _dataset(self, element_spec: Any, compressed: bool) -> Any:
         raw = self._graph.component_specs
@@ -182,15 +186,18 @@ class _Run:
         finally:
             self.cancel()
             thread.join()
-            # With what is in them, now: we are part of cycles of references.
+            # What holds elements and constants goes now: we are part of cycles of references.
             for queue in (self._queue, self._budget):
                 tf.raw_ops.DestroyResourceOp(resource=queue.queue_ref)
+            self._drive = None
 
     def _pipeline(self) -> None:
         try:
             _call(self._drive, self._cancellation)
         except tf.errors.OpError as error:
             self._error = _pipeline_error(error)
+        except Exception as error:  # noqa: BLE001 - a message of TensorFlow's that is no UTF-8, say
+            self._error = PipelineError("UNKNOWN", f"the pipeline failed: {error!r}")
         finally:
             self._ended.set()
             _close(self._queue)

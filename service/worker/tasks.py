@@ -48,8 +48,9 @@ class TaskRunner:
         self.output.cancel()
         if self._feed is not None:
             self._feed.close()
-        if self._executor is not None:
-            self._executor.cancel()
+        executor = self._executor
+        if executor is not None:
+            executor.cancel()
 
     def drain(self) -> None:
         """Begin no further split, hand back those leased ahead, and deliver what was begun.
@@ -60,8 +61,8 @@ class TaskRunner:
         try:
             if self._feed is not None:
                 self._feed.drain()
-            elif self._executor is not None:
-                self._executor.cancel()
+            elif (executor := self._executor) is not None:
+                executor.cancel()
         except ForebayError as error:
             log.warning("task %d could not hand its splits back: %s", self.task.task_id, error)
 
@@ -101,6 +102,7 @@ class TaskRunner:
         finally:
             if self._feed is not None:
                 self._feed.close()
+            self._executor = None  # we may be kept for our output, and it holds the graph
             malloc.give_back()
 
     def _make_executor(self) -> Executor:

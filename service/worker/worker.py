@@ -19,6 +19,7 @@ import grpc
 
 from ...journal.proto import events_pb2 as ev
 from .. import tunnel
+from ..blocks import BLOCK_BYTES
 from ..dispatcher_client import DispatcherClient
 from ..errors import ForebayError, InvalidArgument
 from ..executors import load
@@ -59,7 +60,7 @@ class WorkerOptions:
     tags: tuple[str, ...] = ()
     heartbeat_interval_ms: int = 5_000  # the longest that a heartbeat waits for a change
     dispatcher_timeout_ms: int = 60_000
-    output_bytes: int = 8 << 20  # of finished blocks a task, before it waits for consumers
+    output_bytes: int = BLOCK_BYTES  # of finished blocks a task, before it waits for consumers
     drain_timeout_ms: int = 20_000  # with what follows, less than Kubernetes' 30 s
 
 

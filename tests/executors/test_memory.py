@@ -5,9 +5,17 @@ Each case has a process of its own: what malloc is told, it is told once.
 
 from __future__ import annotations
 
+import ctypes
+import os
 import subprocess
 import sys
 import textwrap
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="only glibc's malloc is told anything"
+)
 
 PRELUDE = """
 import ctypes
@@ -43,9 +51,10 @@ def comes_from_the_system(size):
 """
 
 
-def run(script: str) -> None:
+def run(script: str, **environment: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + textwrap.dedent(script)],
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         timeout=120,
@@ -65,16 +74,28 @@ def test_tensorflows_own_generators_have_every_large_buffer_come_from_the_system
     )
 
 
-def test_a_trainer_keeps_the_large_buffers_of_its_steps() -> None:
-    run(
-        """
+TRAINER = """
         numbers = tf.data.Dataset.range(100)
         executor = TfDataExecutor(graph_of(numbers), element_spec=numbers.element_spec)
         read = dataset_of_blocks(executor.blocks, numbers.element_spec)
         assert len(list(read)) == 100
+        """
+
+
+def test_a_trainer_keeps_the_large_buffers_of_its_steps() -> None:
+    run(
+        TRAINER
+        + """
+        assert not comes_from_the_system(8 << 20)
+        signature = tf.TensorSpec([], tf.int64)
+        list(tf.data.Dataset.from_generator(lambda: iter([1]), output_signature=signature))
         assert not comes_from_the_system(8 << 20)
         """
     )
+
+
+def test_a_trainer_whose_environment_decides() -> None:
+    run(TRAINER + "assert comes_from_the_system(8 << 20)", MALLOC_TRIM_THRESHOLD_="131072")
 
 
 def test_a_pipeline_on_leased_splits_keeps_its_large_buffers() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pathlib
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -196,6 +197,42 @@ def test_a_feed_that_raises_ends_the_pipeline() -> None:
     executor = TfDataExecutor(graph_of(dataset), Broken(), element_spec=dataset.element_spec)
     with pytest.raises(PipelineError, match="the dispatcher is away"):
         list(executor.blocks())
+
+
+def test_a_source_whose_leases_fail_has_ended_though_errors_are_ignored() -> None:
+    asked = []
+
+    class Broken:
+        def next_range(self, provider: int, repetition: int) -> tuple[int, int] | None:
+            asked.append(provider)
+            raise RuntimeError("the dispatcher is away")
+
+    dataset = count(10).ignore_errors()
+    executor = TfDataExecutor(graph_of(dataset), Broken(), element_spec=dataset.element_spec)
+    assert list(executor.blocks()) == []
+    assert asked == [0]
+
+
+def test_an_error_that_is_no_text_is_an_error() -> None:
+    dataset = slices([b"1", b"\xff"]).map(tf.strings.to_number)
+    executor = TfDataExecutor(graph_of(dataset), element_spec=dataset.element_spec)
+    with pytest.raises(PipelineError):
+        list(executor.blocks())
+
+
+def test_a_run_that_has_ended_holds_nothing_of_its_elements() -> None:
+    dataset = slices(tf.zeros([100, 1000])).repeat()
+    executor = TfDataExecutor(graph_of(dataset), element_spec=dataset.element_spec)
+    blocks = executor.blocks()
+    next(blocks)
+    queue = executor._run._queue
+    drive = weakref.ref(executor._run._drive)
+    blocks.close()
+    with pytest.raises(tf.errors.NotFoundError):
+        queue.size()
+    assert executor._graph.variant is None
+    gc.collect()
+    assert drive() is None
 
 
 def test_cancel_from_another_thread_leaves_nothing_behind() -> None:
