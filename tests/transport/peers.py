@@ -149,7 +149,7 @@ ENOUGH = Saying(encoded(pb.ToConsumer(refused=pb.Refused(reason="it has been eno
 
 
 class ScriptedWorker:
-    """Follows a script on each connection and closes it; without one it refuses for good."""
+    """Follows a script on each connection and closes it; by default, it refuses for good."""
 
     def __init__(self, family: socket.AddressFamily = socket.AF_INET) -> None:
         if family == socket.AF_UNIX:
@@ -162,12 +162,17 @@ class ScriptedWorker:
             self._listener = socket.create_server(("127.0.0.1", 0))
             self.addresses = [("tcp", f"127.0.0.1:{self._listener.getsockname()[1]}")]
         self._scripts: collections.deque[list[Saying]] = collections.deque()
+        self._always = [ENOUGH]
         self._thread = threading.Thread(target=self._run, name="test-scripted-worker")
         self._thread.start()
 
     def follow(self, script: Iterable[Saying]) -> None:
         """Say this to the next one that connects."""
         self._scripts.append(list(script))
+
+    def follow_always(self, script: Iterable[Saying]) -> None:
+        """Say this to everybody else."""
+        self._always = list(script)
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -180,7 +185,7 @@ class ScriptedWorker:
                 sock, _ = self._listener.accept()
             except OSError:  # closed
                 return
-            script = self._scripts.popleft() if self._scripts else [ENOUGH]
+            script = self._scripts.popleft() if self._scripts else self._always
             with sock:
                 self._perform(sock, script)
 

@@ -1,4 +1,4 @@
-"""Server and client over real sockets: cut, stalled, flooded and stopped."""
+"""Server and client over real sockets: cut, stalled and stopped."""
 
 from __future__ import annotations
 

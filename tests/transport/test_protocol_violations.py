@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 import socket
-import threading
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,7 +13,20 @@ import pytest
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockServer, frames, messages
 
-from .peers import TIMEOUT_S, UID, Consumer, raw, refusal, say, server_address, task
+from .peers import (
+    TIMEOUT_S,
+    UID,
+    WELCOME,
+    Consumer,
+    Saying,
+    ScriptedWorker,
+    encoded,
+    raw,
+    refusal,
+    say,
+    server_address,
+    task,
+)
 from .samples import numbered
 
 HELLO: dict[str, Any] = {"version": messages.VERSION, "consumer_id": 1, "worker_uid": UID}
@@ -93,43 +105,14 @@ def test_consumers_may_not_send_payloads_or_long_headers(
         assert "at most 65536 and 0 are allowed here" in refusal(sock)
 
 
-class FakeWorker:
-    """Says whatever it is told to whoever comes."""
-
-    def __init__(self, *messages_: list[frames.Buffer]) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._says = messages_
-        self._thread = threading.Thread(target=self._run, name="test-fake-worker")
-        self.addresses = [("tcp", f"127.0.0.1:{self._listener.getsockname()[1]}")]
-        self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            with sock:
-                try:
-                    for message in self._says:
-                        frames.send(sock, message)
-                    sock.settimeout(TIMEOUT_S)
-                    while sock.recv(4096):
-                        pass
-                except OSError:  # the client has gone
-                    pass
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._listener.close()
+def says(**message: Any) -> Saying:
+    return Saying(encoded(pb.ToConsumer(**message)))
 
 
-def says(**message: Any) -> list[frames.Buffer]:
-    return frames.encode(pb.ToConsumer(**message).SerializeToString())
-
-
-WELCOME = says(welcome=pb.Welcome(version=1))
+def sends(number: int) -> Saying:
+    """A block of task 5, of this number."""
+    buffers, _ = messages.encode_block(5, number, numbered(number))
+    return Saying(b"".join(buffers))
 
 
 @pytest.mark.parametrize(
@@ -137,23 +120,21 @@ WELCOME = says(welcome=pb.Welcome(version=1))
     [
         ([says(refused=pb.Refused(reason="go away"))], "refused: go away"),
         ([says()], "did not answer Hello with Welcome"),
-        ([[b"HTTP/1.1 400 Bad Request\r\n\r\n"]], "where a frame starts"),
+        ([Saying(b"HTTP/1.1 400 Bad Request\r\n\r\n")], "where a frame starts"),
         ([WELCOME, says()], "an empty message"),
-        ([WELCOME, [b"x" * 100]], "where a frame starts"),
-        ([WELCOME, frames.encode(b"\xff")], "cannot be parsed"),
-        ([WELCOME, messages.encode_block(5, 2, numbered(2))[0]], "sent block 2 of task 5 after 0"),
-        (
-            [WELCOME] + [messages.encode_block(5, n, numbered(n))[0] for n in (1, 2, 3)],
-            "of task 5 without credit",
-        ),
-        ([WELCOME, frames.encode(b"", [memoryview(bytes(5000))])], "at most 1048576 and 4096"),
+        ([WELCOME, Saying(b"x" * 100)], "where a frame starts"),
+        ([WELCOME, Saying(b"".join(frames.encode(b"\xff")))], "cannot be parsed"),
+        ([WELCOME, sends(2)], "sent block 2 of task 5 after 0"),
+        ([WELCOME, sends(1), sends(2), sends(3)], "of task 5 without credit"),
+        ([WELCOME, Saying(encoded(pb.ToConsumer(), bytes(5000)))], "at most 1048576 and 4096"),
     ],
 )
 def test_a_worker_that_breaks_the_rules_is_lost(
-    closing: ExitStack, conversation: list[list[frames.Buffer]], reason: str
+    closing: ExitStack, conversation: list[Saying], reason: str
 ) -> None:
-    worker = FakeWorker(*conversation)
+    worker = ScriptedWorker()
     closing.callback(worker.close)
+    worker.follow_always(conversation)
     consumer = Consumer(
         worker.addresses, reads=5, credit_bytes=600, max_payload_bytes=4096, give_up_s=0.2
     )
