@@ -55,10 +55,8 @@ class LeaseFeed:
         """End the splits here, and hand back what was leased and not begun."""
         for provider in self._providers:
             provider.draining.set()
-        give_up_s = time.monotonic() + HAND_BACK_S
         for provider in self._providers:
-            if not provider.hand_back(give_up_s - time.monotonic()):
-                self._closed.set()  # no dispatcher answers: the pipeline need not wait for it
+            provider.hand_back()
 
     def close(self) -> None:
         """Stop leasing, and end whoever waits for a lease. Idempotent."""
@@ -104,12 +102,7 @@ class _Provider:
                 self._begun.extend(filter(None, [self._ahead.result().lease_id]))
                 self._ahead = None
             self._repetition = repetition
-            try:
-                lease = (self._ahead or self._ask()).result()
-            except ForebayError:
-                if self.draining.is_set():
-                    return None
-                raise
+            lease = (self._ahead or self._ask()).result()
             self._ahead = None
             if lease.end_of_splits:
                 return None
@@ -120,19 +113,14 @@ class _Provider:
             self._ahead = self._ask()
             return lease.first, lease.count
 
-    def hand_back(self, timeout_s: float) -> bool:
-        """Return the lease ahead, unless no dispatcher answers: then it is lost with us.
-
-        If the pipeline is waiting for a lease, it hands that back itself once it has it: False,
-        if it is still waiting after `timeout_s`.
-        """
-        if not self._lock.acquire(timeout=max(0.0, timeout_s)):
-            return False
-        try:
-            self._return_ahead()
-            return True
-        finally:
-            self._lock.release()
+    def hand_back(self) -> None:
+        """Return the lease ahead, unless no dispatcher answers: then it is lost with us."""
+        # If the pipeline is waiting for a lease, it hands that back itself once it has it.
+        if self._lock.acquire(timeout=HAND_BACK_S):
+            try:
+                self._return_ahead()
+            finally:
+                self._lock.release()
 
     def _return_ahead(self) -> None:
         try:
