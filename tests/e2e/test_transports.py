@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from tensorflow.data.experimental import service as stock
 
 from forebay import service
 from forebay.journal.proto import events_pb2 as ev
+from forebay.service import malloc
 from forebay.service.client import consumer as consumers
 from forebay.service.client.reader import fetch_definition
 from forebay.service.errors import FailedPrecondition, InvalidArgument
@@ -156,6 +158,14 @@ def test_a_worker_that_offers_one_protocol(
 
 @pytest.mark.usefixtures("worker_here")
 class TestInOneProcess:
+    def test_a_task_that_has_ended_gives_its_memory_back(
+        self, dispatcher: DispatcherProcess, dataset_id: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        given_back = threading.Event()
+        monkeypatch.setattr(malloc, "give_back", given_back.set)
+        assert numbers(service.read(dispatcher.target, dataset_id)) == [*range(SIZE)]
+        assert given_back.wait(30)
+
     @pytest.mark.parametrize("protocol", [None, "LOCAL"])
     def test_no_socket(
         self, dispatcher: DispatcherProcess, used: set[str], protocol: str | None
