@@ -5,6 +5,11 @@ there, each dataset node passes on the sources of its dataset input, and a few h
 inputs, until nodes are reached that have none: the *sources*, one split provider each. What
 they yield is mostly a constant in the graph; the rest needs TensorFlow, and is left to an
 `Evaluate` function (see executors/evaluate.py).
+
+Sources that are zipped are *leased together*, so that a worker that has split n of one has split n
+of the others. Pairs then stay pairs wherever each split yields equally many elements, for which
+the inputs of a zip must treat their sources alike; where they visibly don't, the sources are
+*unleasable*. A few sources are read *whole* by every worker.
 """
 
 from __future__ import annotations
@@ -13,7 +18,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -49,6 +55,26 @@ class Source(NamedTuple):
     splits: ev.SplitSource
 
 
+@dataclass
+class SourceNode:
+    """A source in its graph: how workers come to its splits."""
+
+    node: pb.NodeDef
+    leased_with: int | None = None  # the source whose leases it shares
+    whole: bool = False  # every worker reads all of it
+    endless: bool = False  # below a repeat without an end
+    unleasable: str = ""
+    sizes_match: bool = False  # so must those that are leased together, and not only up to the less
+
+
+class _Reading(NamedTuple):
+    """What a dataset reads: sources, those in one list together, the lists one after another; and
+    what stands between them and the dataset that changes the number or order of elements."""
+
+    sources: list[list[int]]
+    changes: tuple[Any, ...]
+
+
 # Dataset inputs by op: how many of the first inputs are datasets. All other ops have one.
 _INPUTS: dict[str, Callable[[pb.NodeDef], slice]] = {
     "ConcatenateDataset": lambda node: slice(0, 2),
@@ -67,6 +93,23 @@ _REFUSED = {
     "SnapshotDatasetV2": "a snapshot is read and written whole",
     "GeneratorDataset": "a Python generator can only be run from its start",
 }
+
+# What yields one element for each, so that pairs stay pairs (a shuffle mixes them unsharded, too).
+# A cache does not: its next repetition leases nothing.
+_ONE_TO_ONE = {
+    *("AssertCardinality", "AssertNext", "AssertPrev", "BytesProducedStats", "Finalize"),
+    *("LatencyStats", "Map", "MaxIntraOpParallelism", "Model", "Options", "Prefetch"),
+    *("PrivateThreadPool", "Scan", "SetStatsAggregator", "Shuffle"),
+}
+
+# The inputs, by their places, that say how much an op changes.
+_EXTENT = {
+    **dict.fromkeys(("Batch", "PaddedBatch", "Repeat", "Skip", "Take"), slice(1, 2)),
+    "Shard": slice(1, 3),
+    "Window": slice(1, 4),
+}
+
+_AGAIN_AND_AGAIN = (("Repeat", -1),)
 
 _TABLES = {
     prefix + suffix
@@ -113,39 +156,173 @@ class Graph:
             seen.add(name)
             tensor = node.input[0]
 
-    def sources(self) -> Iterator[pb.NodeDef]:
-        """The source nodes, in the order of their split providers.
+    def sources(self) -> list[SourceNode]:
+        """The sources, in the order of their split providers.
 
         Raises NotSplittable at a node that cannot pass splits on.
         """
-        path: set[str] = set()
-        visited: set[str] = set()
+        return _Walk(self).sources
 
-        def walk(node: pb.NodeDef) -> Iterator[pb.NodeDef]:
-            if node.name in path:
-                raise InvalidGraph(f"the graph has a cycle through node {node.name!r}")
-            if node.op in _REFUSED:
-                raise _not_splittable(node, _REFUSED[node.op])
-            inputs = self.dataset_inputs(node)
-            if not inputs:
-                # TensorFlow writes a tree. Were a source shared, its two readers would have to
-                # be told apart.
-                if node.name in visited:
-                    raise _not_splittable(node, "it is the input of two datasets")
-                visited.add(node.name)
-                yield node
-            path.add(node.name)
-            for child in inputs:
-                yield from walk(child)
-            path.remove(node.name)
-
-        return walk(self.dataset)
+    @property
+    def endless_repeats(self) -> set[str]:
+        """The repeats without an end, below which there are sources to be leased."""
+        return _Walk(self).endless_repeats
 
     def dataset_inputs(self, node: pb.NodeDef) -> list[pb.NodeDef]:
         """The datasets that a dataset node reads; none for a source."""
         which = _INPUTS[node.op](node) if node.op in _INPUTS else slice(0, 1)
         inputs = [self.producer(name) for name in node.input[which]]
         return [child for child in inputs if "Dataset" in child.op]
+
+
+class _Walk:
+    """One pass over a graph's datasets, from its result down to the sources."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.sources: list[SourceNode] = []
+        self.endless_repeats: set[str] = set()
+        self._graph = graph
+        self._below: list[tuple[pb.NodeDef, list[int]]] = []  # endless repeats, and their sources
+        self._walk()
+        for node, numbers in self._below:
+            leased = [self.sources[n] for n in numbers if not self.sources[n].whole]
+            for source in leased:
+                source.endless = True
+                if node.op.startswith("ShuffleAndRepeat"):
+                    source.unleasable = (
+                        f"its {node.name!r} ({node.op}) would end for a worker that gets no split "
+                        "in a repetition: write shuffle(…).repeat() instead"
+                    )
+            if leased:
+                self.endless_repeats.add(node.name)
+
+    def _walk(self) -> None:
+        """Depth first, with a stack of its own: TensorFlow's graphs may be of any depth."""
+        path: set[str] = set()
+        visited: set[str] = set()
+        stack: list[tuple[pb.NodeDef, Iterator[pb.NodeDef], list[_Reading]]] = []
+
+        def enter(node: pb.NodeDef) -> None:
+            if node.name in path:
+                raise InvalidGraph(f"the graph has a cycle through node {node.name!r}")
+            if node.op in _REFUSED:
+                raise _not_splittable(node, _REFUSED[node.op])
+            inputs = self._graph.dataset_inputs(node)
+            if not inputs:
+                # TensorFlow writes a tree. Were a source shared, its two readers would have to
+                # be told apart.
+                if node.name in visited:
+                    raise _not_splittable(node, "it is the input of two datasets")
+                visited.add(node.name)
+            path.add(node.name)
+            stack.append((node, iter(inputs), []))
+
+        enter(self._graph.dataset)
+        while stack:
+            node, inputs, readings = stack[-1]
+            if (child := next(inputs, None)) is not None:
+                enter(child)
+                continue
+            stack.pop()
+            path.remove(node.name)
+            reading = self._reading(node, readings)
+            if stack:
+                stack[-1][2].append(reading)
+
+    def _reading(self, node: pb.NodeDef, inputs: list[_Reading]) -> _Reading:
+        if not inputs:
+            whole = node.op.startswith("RandomDataset") or node.attr["replicate_on_split"].b
+            self.sources.append(SourceNode(node, whole=whole))
+            return _Reading([] if whole else [[len(self.sources) - 1]], ())
+        kind = _kind(node)
+        if kind == "Zip":
+            return self._zip(node, inputs)
+        if len(inputs) > 1:
+            changes = tuple(reading.changes for reading in inputs)
+            # One that chooses between its inputs is like no other.
+            name = "" if kind == "Concatenate" else node.name
+            sources = [group for reading in inputs for group in reading.sources]
+            return _Reading(sources, ((kind, name, changes),))
+        ((sources, changes),) = inputs
+        if kind in _ONE_TO_ONE and not (kind == "Scan" and changes == _AGAIN_AND_AGAIN):
+            return inputs[0]  # a scan of the same element counts: it is not the same any more
+        extent = [
+            facts.value if (facts := _constant(self._graph.producer(name))) else name
+            for name in node.input[_EXTENT.get(kind, slice(0))]
+        ]
+        if _is_endless(kind, node, self._graph):
+            self._below.append((node, [n for group in sources for n in group]))
+        return _Reading(sources, (*changes, (kind, *extent)))
+
+    def _zip(self, node: pb.NodeDef, inputs: list[_Reading]) -> _Reading:
+        leased = [reading for reading in inputs if reading.sources]
+        if len(leased) > 1:
+            leased = [reading for reading in leased if not self._is_constant(reading)]
+        if not leased:
+            return _Reading([], ())
+        first, *others = leased
+        changes = first.changes
+        for other in others:
+            if other.changes != changes:
+                why = (
+                    f"{node.name!r} ({node.op}) zips a dataset that {_said(changes)} with one that "
+                    f"{_said(other.changes)}: on several workers, elements would be paired that "
+                    "do not belong together. Treat its inputs alike, or do after the zip what is "
+                    "done before"
+                )
+                for reading in leased:
+                    for group in reading.sources:
+                        for number in group:
+                            self.sources[number].unleasable = why
+                return first
+        merged = []
+        for groups in zip(*(reading.sources for reading in leased), strict=True):
+            together = [number for group in groups for number in group]
+            for number in together[1:]:
+                self.sources[number].leased_with = together[0]
+            for number in together:
+                self.sources[number].sizes_match |= bool(changes)
+            merged.append(together)
+        return _Reading(merged, changes)
+
+    def _is_constant(self, reading: _Reading) -> bool:
+        """One element again and again, which every worker can have: it goes with everything."""
+        if reading.changes != _AGAIN_AND_AGAIN or len(reading.sources) > 1:
+            return False
+        (numbers,) = reading.sources
+        constant = all(self.sources[n].node.op == "TensorDataset" for n in numbers)
+        for number in numbers if constant else ():
+            self.sources[number].whole = True
+        return constant
+
+
+def _kind(node: pb.NodeDef) -> str:
+    """A dataset node's op without what is the same to its elements: ParallelBatchDatasetV2 is a
+    "Batch".
+    """
+    op = node.op.rstrip("0123456789").removesuffix("V").removesuffix("Dataset")
+    for prefix in ("Experimental", "Legacy", "Parallel"):
+        op = op.removeprefix(prefix)
+    return op
+
+
+def _is_endless(kind: str, node: pb.NodeDef, graph: Graph) -> bool:
+    place = {"Repeat": 1, "ShuffleAndRepeat": 4}.get(kind)
+    if place is None or place >= len(node.input):
+        return False
+    times = _constant(graph.producer(node.input[place]))
+    return times is not None and times.value is not None and times.value < 0
+
+
+def _said(changes: tuple[Any, ...]) -> str:
+    """In words, for errors: what is done to the elements of a source."""
+    if not changes:
+        return "has an element for each split"
+    return "does " + ", ".join(
+        f"{kind}({', '.join(map(str, extent))})" if not any(isinstance(e, tuple) for e in extent)
+        else kind
+        for kind, *extent in changes
+    )  # fmt: skip
 
 
 def split_sources(graph: bytes, evaluate: Evaluate | None = None) -> list[Source]:
@@ -155,7 +332,8 @@ def split_sources(graph: bytes, evaluate: Evaluate | None = None) -> list[Source
     InvalidGraph, and NotSplittable with the node, its op and the reason.
     """
     parsed = Graph(graph)
-    nodes = list(parsed.sources())
+    found = parsed.sources()
+    nodes = [source.node for source in found]
     wanted: dict[str, TensorFacts | None] = {
         name: _constant(parsed.producer(name)) for node in nodes for name in _decisive(node)
     }
@@ -167,7 +345,22 @@ def split_sources(graph: bytes, evaluate: Evaluate | None = None) -> list[Source
                 "here can evaluate it; register the dataset from a client with TensorFlow"
             )
         wanted.update(zip(unknown, evaluate(graph, unknown), strict=True))
-    return [Source(node.name, node.op, _splits(node, wanted)) for node in nodes]
+    sources = [Source(node.name, node.op, _splits(node, wanted)) for node in nodes]
+    for known, source in zip(found, sources, strict=True):
+        source.splits.unleasable = known.unleasable
+        if known.leased_with is None:
+            continue
+        source.splits.leased_with = known.leased_with
+        first = sources[known.leased_with]
+        sizes = _size(first.splits), _size(source.splits)
+        if known.sizes_match and sizes[0] != sizes[1]:
+            first.splits.unleasable = (
+                f"{first.node!r} with {sizes[0]} splits is zipped with {source.node!r} with "
+                f"{sizes[1]}, and what is done to their elements before the zip would pair on "
+                "several workers what does not belong together. Zip first, or make them equally "
+                "long"
+            )
+    return sources
 
 
 def _decisive(node: pb.NodeDef) -> Sequence[str]:
@@ -202,6 +395,13 @@ def _splits(node: pb.NodeDef, facts: dict[str, TensorFacts | None]) -> ev.SplitS
             return ev.SplitSource(count=len(node.input) // max(1, components))
         case _:
             return ev.SplitSource(endless=ev.Endless())
+
+
+def _size(splits: ev.SplitSource) -> int:
+    numbers = splits.arithmetic
+    if splits.HasField("arithmetic"):
+        return max(0, -((numbers.start - numbers.stop) // numbers.step))
+    return splits.count
 
 
 def _constant(node: pb.NodeDef) -> TensorFacts | None:

@@ -7,7 +7,7 @@ purpose: an exception in this file is a bug, or a journal that this program did 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...journal.proto import events_pb2 as ev
@@ -112,11 +112,22 @@ def _iteration_created(state: State, event: ev.IterationCreated) -> None:
     iteration_id = _taken(state, event.iteration_id)
     job = state.jobs[event.job_id]
     sources = state.datasets[job.dataset_id].definition.sources
-    providers = [Provider(source_size(s)) for s in sources] if job.sharding == ev.DYNAMIC else []
+    providers = _providers(sources) if job.sharding == ev.DYNAMIC else []
     state.iterations[iteration_id] = Iteration(
         iteration_id, event.job_id, event.repetition, providers, idle_since_ms=state.time_ms
     )
     job.iterations[event.repetition] = iteration_id
+
+
+def _providers(sources: Sequence[ev.SplitSource]) -> list[Provider]:
+    providers = [Provider(source_size(source)) for source in sources]
+    for provider, source in zip(providers, sources, strict=True):
+        if source.HasField("leased_with"):
+            provider.leased_with = source.leased_with
+            first = providers[source.leased_with]
+            known = first.size if first.shared_size is None else first.shared_size
+            first.shared_size = min(known, provider.size)
+    return providers
 
 
 def _iteration_finished(state: State, event: ev.IterationFinished) -> None:
@@ -206,14 +217,24 @@ def _task_completed(state: State, event: ev.TaskCompleted) -> None:
 
 
 def _splits_leased(state: State, event: ev.SplitsLeased) -> None:
-    provider = state.iterations[event.iteration_id].providers[event.provider]
+    iteration = state.iterations[event.iteration_id]
+    provider = iteration.providers[event.provider]
     first, stop = event.first, event.first + event.count
-    if first == provider.next:
+    current = event.repetition == provider.repetition
+    if provider.shared_size is not None or provider.leased_with is not None:
+        iteration.leased_singly = event.lease_id == 0
+    if not current:
+        left = provider.left_over[event.repetition]
+        ranges.remove(left, first, stop)
+        if not left:
+            del provider.left_over[event.repetition]
+    elif first == provider.next:
         provider.next = stop
     else:
         ranges.remove(provider.returned, first, stop)
     if event.lease_id == 0:
-        ranges.add(provider.completed, first, stop)
+        if current:
+            ranges.add(provider.completed, first, stop)
         return
     lease_id = _taken(state, event.lease_id)
     state.leases[lease_id] = Lease(
@@ -229,37 +250,42 @@ def _splits_leased(state: State, event: ev.SplitsLeased) -> None:
 
 
 def _lease_completed(state: State, event: ev.LeaseCompleted) -> None:
-    lease, provider = _end_lease(state, event.lease_id)
-    if provider is not None:
+    lease, provider, current = _end_lease(state, event.lease_id)
+    if current:
         ranges.add(provider.completed, lease.first, lease.first + lease.count)
 
 
 def _lease_returned(state: State, event: ev.LeaseReturned) -> None:
-    lease, provider = _end_lease(state, event.lease_id)
-    if provider is not None:
-        stop = lease.first + lease.count
+    lease, provider, current = _end_lease(state, event.lease_id)
+    stop = lease.first + lease.count
+    if current:
         ranges.add(provider.completed, lease.first, stop - event.count)
         ranges.add(provider.returned, stop - event.count, stop)
+    else:
+        left = provider.left_over.setdefault(lease.repetition, [])
+        ranges.add(left, stop - event.count, stop)
 
 
 def _lease_lost(state: State, event: ev.LeaseLost) -> None:
-    lease, provider = _end_lease(state, event.lease_id)
-    if provider is not None:
+    lease, provider, current = _end_lease(state, event.lease_id)
+    if current:
         ranges.add(provider.lost, lease.first, lease.first + lease.count)
 
 
 def _repetition_started(state: State, event: ev.RepetitionStarted) -> None:
-    providers = state.iterations[event.iteration_id].providers
-    size = providers[event.provider].size
-    providers[event.provider] = Provider(size, event.repetition)
+    provider = state.iterations[event.iteration_id].providers[event.provider]
+    if provider.returned:
+        provider.left_over[provider.repetition] = provider.returned
+    provider.repetition, provider.next = event.repetition, 0
+    provider.returned, provider.completed, provider.lost = [], [], []
 
 
-def _end_lease(state: State, lease_id: int) -> tuple[Lease, Provider | None]:
-    """The lease, and its provider unless that has gone on to a later repetition."""
+def _end_lease(state: State, lease_id: int) -> tuple[Lease, Provider, bool]:
+    """The lease, its provider, and whether that is still in the lease's repetition."""
     lease = state.leases.pop(lease_id)
     state.tasks[lease.task_id].leases.remove(lease_id)
     provider = state.iterations[lease.iteration_id].providers[lease.provider]
-    return lease, provider if provider.repetition == lease.repetition else None
+    return lease, provider, provider.repetition == lease.repetition
 
 
 def _drop_task(state: State, task: Task) -> None:

@@ -102,7 +102,8 @@ class CompleteTask(Command, frozen=True, kw_only=True):
 class GetSplit(Command, frozen=True, kw_only=True):
     """TensorFlow's GetSplit. → SplitsLeased of one split, or RepetitionStarted.
 
-    Answers the SplitsLeased event, or None at the end of the repetition.
+    Answers the SplitsLeased event; at the end of the repetition one without splits, of the
+    provider's present repetition, that is no event.
     """
 
     iteration_id: int
@@ -113,13 +114,14 @@ class GetSplit(Command, frozen=True, kw_only=True):
 class LeaseSplits(Command, frozen=True, kw_only=True):
     """→ LeaseCompleted …, LeaseReturned …, then SplitsLeased or RepetitionStarted.
 
-    Answers the SplitsLeased event, or None at the end of the repetition (or if want is 0).
+    Answers as GetSplit does; None if want is 0.
     """
 
     task_id: int
     provider: int
     repetition: int
     want: int
+    or_later: bool = False  # if that repetition is over, from the present one
     completed: tuple[int, ...] = ()
     returned: tuple[tuple[int, int], ...] = ()  # (lease id, count)
 

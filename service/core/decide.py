@@ -8,7 +8,8 @@ carry a request number, and a retry is answered by the event that answered it fi
 Leases. A task asks for splits of one provider's current repetition and gets the next range
 of them. How many is what it wants, but never more than half of its even share of what is
 left, so that the last splits spread over all tasks whatever their speed. The first request
-for a later repetition starts it; a request for an earlier one finds it ended.
+for a later repetition starts it; a request for an earlier one finds it ended, or, if it says so,
+takes from the present one. What was handed back of an earlier repetition goes to whoever asks next.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from ...journal.codec import FORMAT
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unimplemented
 from . import commands as c
+from . import ranges
 from .apply import fingerprint
-from .state import ENDLESS, Iteration, Job, Provider, State, Task, Worker
+from .state import Iteration, Job, Provider, State, Task, Worker
 
 
 class Decision(NamedTuple):
@@ -90,12 +92,20 @@ def _elect_leader(state: State, command: c.ElectLeader, now_ms: int) -> Decision
 
 
 def _register_dataset(state: State, command: c.RegisterDataset, now_ms: int) -> Decision:
-    for source in command.definition.sources:
+    for number, source in enumerate(command.definition.sources):
         kind = source.WhichOneof("source")
         if not kind or source.count < 0 or (kind == "arithmetic" and source.arithmetic.step == 0):
             raise InvalidArgument(
                 f"a dataset with the split source <{source}>, which yields no splits: name "
                 "a kind, a count of at least 0, a step other than 0"
+            )
+        first = source.leased_with
+        if source.HasField("leased_with") and (
+            not 0 <= first < number or command.definition.sources[first].HasField("leased_with")
+        ):
+            raise InvalidArgument(
+                f"split source {number} is leased with source {first}: name one before it that is "
+                "leased on its own"
             )
     dataset_id = command.dataset_id
     if dataset_id and (known := state.datasets.get(dataset_id)):
@@ -351,7 +361,7 @@ def _after_task(
     """
     if iteration.finished or iteration.running_tasks > 1:
         return []
-    if workers is not None and any(provider.returned for provider in iteration.providers):
+    if workers is not None and any(p.returned or p.left_over for p in iteration.providers):
         if not workers:
             return []
         sweeper = _task_created(ids.new(), iteration.iteration_id, workers[0], now_ms)
@@ -370,7 +380,10 @@ def _task_created(task_id: int, iteration_id: int, worker_id: int, now_ms: int) 
 
 def _get_split(state: State, command: c.GetSplit, now_ms: int) -> Decision:
     iteration = _iteration(state, command.iteration_id)
-    return _lease(state, iteration, command, None, 1, [], now_ms)
+    provider = _provider(state, iteration, command.provider)
+    _require_one_way(state, iteration, command.provider, singly=True)
+    waiting = _waiting(provider, command.repetition)
+    return _lease(state, waiting, 1, iteration, command, None, [], now_ms)
 
 
 def _lease_splits(state: State, command: c.LeaseSplits, now_ms: int) -> Decision:
@@ -399,48 +412,94 @@ def _lease_splits(state: State, command: c.LeaseSplits, now_ms: int) -> Decision
     if freed:
         raise InvalidArgument("a request that returns splits cannot want others; want 0")
     provider = _provider(state, iteration, command.provider)
-    share = provider.size
-    if provider.size != ENDLESS and command.repetition == provider.repetition:
-        share = provider.waiting()
-    share = -(-share // (2 * max(1, iteration.running_tasks)))
-    return _lease(state, iteration, command, task, min(command.want, share), events, now_ms)
+    if provider.leased_with is not None:
+        raise InvalidArgument(
+            f"split provider {command.provider} is zipped with {provider.leased_with}, and leased "
+            "with it: ask for that one's splits"
+        )
+    waiting = _waiting(provider, command.repetition, command.or_later, provider.shared_size)
+    _require_one_way(state, iteration, command.provider, singly=False)
+    share = -(-waiting.total // (2 * max(1, iteration.running_tasks)))
+    want = min(command.want, share)
+    return _lease(state, waiting, want, iteration, command, task, events, now_ms)
+
+
+class _Waiting(NamedTuple):
+    """The splits that a request can have next: a range, and how many there are in all."""
+
+    repetition: int
+    first: int
+    stop: int
+    total: int
+    starts: bool = False  # the repetition is a new one
+
+
+def _waiting(
+    provider: Provider, repetition: int, or_later: bool = False, shared_size: int | None = None
+) -> _Waiting:
+    """What a request for that repetition can have.
+
+    Splits of earlier repetitions that were handed back come first, whatever was asked for: who
+    had them is gone, and nobody else need ask for theirs.
+    """
+    size = provider.size if shared_size is None else shared_size
+    left_over = provider.left_over
+    if not left_over and repetition > provider.repetition and provider.returned:
+        left_over = {provider.repetition: provider.returned}
+    if left_over:
+        earliest = min(left_over)
+        left = left_over[earliest]
+        return _Waiting(earliest, *left[0], ranges.total(left))
+    if repetition > provider.repetition and size:  # of nothing none need begin
+        return _Waiting(repetition, 0, size, size, starts=True)
+    if repetition < provider.repetition and not or_later:
+        return _Waiting(provider.repetition, 0, 0, 0)
+    total = size - provider.next + ranges.total(provider.returned)
+    first, stop = provider.returned[0] if provider.returned else (provider.next, size)
+    return _Waiting(provider.repetition, first, stop, total)
+
+
+def _require_one_way(state: State, iteration: Iteration, number: int, *, singly: bool) -> None:
+    """Zipped sources are leased together by our workers, and each on its own by TensorFlow's."""
+    provider = iteration.providers[number]
+    zipped = provider.shared_size is not None or provider.leased_with is not None
+    if zipped and iteration.leased_singly is not None and iteration.leased_singly != singly:
+        job = state.jobs[iteration.job_id]
+        raise FailedPrecondition(
+            f"dataset {job.dataset_id} zips several sources, and iteration "
+            f"{iteration.iteration_id} reads it on Forebay's workers and on tf.data service's own: "
+            "together they would pair what does not belong together. Run workers of one kind"
+        )
 
 
 def _lease(
     state: State,
+    waiting: _Waiting,
+    want: int,
     iteration: Iteration,
     command: c.GetSplit | c.LeaseSplits,
     task: Task | None,
-    want: int,
     events: list[ev.Event],
     now_ms: int,
 ) -> Decision:
-    """Lease up to `want` splits, to `task` or (GetSplit) to nobody known."""
-    provider = _provider(state, iteration, command.provider)
-    if command.repetition > provider.repetition:
+    """Lease up to `want` of the splits, to `task` or (GetSplit) to nobody known."""
+    if waiting.starts:
         started = ev.RepetitionStarted(
             iteration_id=iteration.iteration_id,
             provider=command.provider,
-            repetition=command.repetition,
+            repetition=waiting.repetition,
         )
         events.append(ev.Event(time_ms=now_ms, repetition_started=started))
-        provider = Provider(provider.size, command.repetition)
-    elif command.repetition < provider.repetition:
-        return Decision(events, None)
-    if provider.returned:
-        first, stop = provider.returned[0]
-    else:
-        first, stop = provider.next, provider.size
-    count = min(want, stop - first)
+    count = min(want, waiting.stop - waiting.first)
     if count <= 0:
-        return Decision(events, None)
+        return Decision(events, ev.SplitsLeased(repetition=waiting.repetition))
     leased = ev.SplitsLeased(
         lease_id=0 if task is None else state.next_id,
         iteration_id=iteration.iteration_id,
         task_id=0 if task is None else task.task_id,
         provider=command.provider,
-        repetition=command.repetition,
-        first=first,
+        repetition=waiting.repetition,
+        first=waiting.first,
         count=count,
     )
     events.append(ev.Event(time_ms=now_ms, request=_request(command), splits_leased=leased))

@@ -50,15 +50,14 @@ class Provider(Struct):
     """One source's splits in one iteration. Ranges are of the current repetition."""
 
     size: int  # splits a repetition
+    shared_size: int | None = None  # of those, what all sources have that are leased with it
+    leased_with: int | None = None  # the provider whose leases this one shares
     repetition: int = 0
     next: int = 0  # splits from here on were never leased
     returned: Ranges = []  # were leased, and handed back unstarted: leased again first
     completed: Ranges = []
     lost: Ranges = []
-
-    def waiting(self) -> int:
-        """How many splits of this repetition can be leased."""
-        return self.size - self.next + sum(stop - start for start, stop in self.returned)
+    left_over: dict[int, Ranges] = {}  # handed back, of earlier repetitions: leased before all else
 
 
 class Lease(Struct):
@@ -76,6 +75,7 @@ class Iteration(Struct):
     job_id: int
     repetition: int
     providers: list[Provider]  # empty unless the job's sharding is DYNAMIC
+    leased_singly: bool | None = None  # zipped sources: by GetSplit, or (False) together; None: yet
     tasks: list[int] = []  # of workers that are not lost
     consumers: set[int] = set()
     running_tasks: int = 0  # of those

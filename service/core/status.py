@@ -55,7 +55,11 @@ def _iteration(iteration: Iteration) -> dict[str, Any]:
         "consumers": len(iteration.consumers),
         "running_tasks": iteration.running_tasks,
         "completed_tasks": iteration.completed_tasks,
-        "providers": [_provider(p) for p in iteration.providers],
+        "providers": [
+            _provider(p)
+            for p in iteration.providers
+            if p.leased_with is None or iteration.leased_singly
+        ],
     }
 
 

@@ -226,20 +226,18 @@ class ForebayFace:
                 provider=request.provider,
                 repetition=request.repetition,
                 want=request.want,
+                or_later=request.or_later,
                 completed=tuple(request.completed),
                 returned=tuple((r.lease_id, r.count) for r in request.returned),
             )
         )
-        if leased is None:
-            return pb.LeaseSplitsResponse(
-                end_of_splits=request.want > 0, journal=self._dispatcher.position()
-            )
-        return pb.LeaseSplitsResponse(
-            lease_id=leased.lease_id,
-            first=leased.first,
-            count=leased.count,
-            journal=self._dispatcher.position(),
-        )
+        response = pb.LeaseSplitsResponse(journal=self._dispatcher.position())
+        if leased is not None:
+            response.lease_id = leased.lease_id
+            response.first, response.count = leased.first, leased.count
+            response.end_of_splits = not leased.count
+            response.repetition = leased.repetition
+        return response
 
     async def complete_task(self, request: pb.CompleteTaskRequest) -> pb.CompleteTaskResponse:
         await self._dispatcher.execute(c.CompleteTask(task_id=request.task_id))

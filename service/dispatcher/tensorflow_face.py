@@ -303,14 +303,14 @@ class TensorFlowFace:
     async def get_split(self, request: pb.GetSplitRequest) -> pb.GetSplitResponse:
         # The iteration may be gone by the time that the decision is durable.
         sources = self._sources_of(request.iteration_id)
-        leased: ev.SplitsLeased | None = await self._dispatcher.execute(
+        leased: ev.SplitsLeased = await self._dispatcher.execute(
             c.GetSplit(
                 iteration_id=request.iteration_id,
                 repetition=request.repetition,
                 provider=request.split_provider_index,
             )
         )
-        if leased is None:
+        if not leased.count:
             return pb.GetSplitResponse(end_of_splits=True)
         value = split_value(sources[leased.provider], leased.first)
         return pb.GetSplitResponse(split=_split(_SCALAR_INT64, value))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
 from ..errors import Unimplemented
 from ..proto import tf_service_pb2 as tf
+from .splits import SplitFeed, SplitRange
 
-if TYPE_CHECKING:
-    from .feeds import SplitFeed
+__all__ = ["Executor", "SplitFeed", "SplitRange", "load", "make_executor", "response_maker"]
 
 
 class Executor(Protocol):

@@ -2,7 +2,10 @@
 
 Python gives ranges of splits, (first, count), and C++ expands them into the splits themselves, so
 Python is touched once a lease, not once a split. Each time the pipeline opens the source again
-(`repeat`, for instance) the feed goes on to the next repetition.
+(`repeat`, for instance) the feed goes on to its next *opening*, which is the next repetition.
+
+A repeat without an end ends in TensorFlow when its first opening yields nothing; but here that only
+means that other workers had all splits. So it is replaced by a flat_map over an endless *gate*.
 
 Nothing here is a `from_generator`: the first one in a process has TensorFlow tell malloc to give
 every large buffer back to the system at once, and then each batch of the pipeline begins with
@@ -14,8 +17,9 @@ from __future__ import annotations
 import itertools
 import threading
 import uuid
+from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -25,25 +29,16 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import gen_dataset_ops
 
 from ..element_specs import plain, until_stopped
-from ..graphs import Graph, isolate
+from ..graphs import Graph, NotSplittable, SourceNode, isolate
 from ..proto import graph_pb2 as pb
 from .packs import calls_functions
+from .splits import SplitFeed, SplitRange
 
 Dataset = Any
 Tensor = Any
 
-
-class SplitFeed(Protocol):
-    """Where a task's splits come from."""
-
-    def next_range(self, provider: int, repetition: int) -> tuple[int, int] | None:
-        """The next (first, count) of a provider's splits; None at the repetition's end.
-
-        Blocks until that is known. Called by one thread a provider at a time. What it raises
-        ends the source, and the pipeline unless that ignores errors; whoever cancels the
-        executor makes it raise, too.
-        """
-        ...
+GATE = "forebay/gate:0"
+"""Stands for the gate's tensor where a graph is being imported."""
 
 
 class LoadedGraph:
@@ -53,16 +48,19 @@ class LoadedGraph:
         """Raises InvalidGraph, NotSplittable (with a feed), and TensorFlow's errors."""
         prefix = f"forebay{uuid.uuid4().hex}"
         parsed = Graph(graph)
-        sources = [node.name for node in parsed.sources()] if feed else []
+        feeds = _feeds_of(parsed.sources(), feed) if feed else {}
+        repeats = parsed.endless_repeats if feed else set()
         self.component_specs = output_specs(parsed.dataset)
         self.calls_functions = calls_functions(parsed)
         del parsed  # constants may be large, and TensorFlow makes copies of its own
         isolated, result, tables = isolate(graph, prefix)
+        _replace_repeats(isolated, repeats, f"{prefix}_reopen")
         self._functions: list[str] = []
         self._tables: list[Tensor] = []
 
         def build() -> list[Tensor]:
-            return _import(isolated, sources, feed, [result, *tables])
+            gate = {GATE: _gate(feed)._variant_tensor} if feed and repeats else {}
+            return _import(isolated, feeds, gate, [result, *tables])
 
         try:
             for function in isolated.library.function:
@@ -103,10 +101,11 @@ def output_specs(node: pb.NodeDef) -> tuple[Any, ...]:
 
 
 def _import(
-    graph: pb.GraphDef, sources: list[str], feed: SplitFeed | None, results: list[str]
+    graph: pb.GraphDef, feeds: dict[str, _Feed], given: dict[str, Tensor], results: list[str]
 ) -> list[Tensor]:
     """Import a graph into the function being traced, in two parts: the sources with all that
-    they depend on, then the rest, reading from feeds."""
+    they depend on, then the rest, reading from feeds, and from tensors that are `given`."""
+    sources = list(feeds)
     lower = _ancestors(graph, sources)
     parts = [pb.GraphDef(), pb.GraphDef()]
     for node in graph.node:
@@ -128,17 +127,16 @@ def _import(
     early = {name for name in results if _node_name(name) in lower}
     wanted = sorted(bridge | inputs | early | {f"{name}:0" for name in sources})
     found = dict(zip(wanted, _import_part(parts[0], {}, wanted), strict=True))
-    for provider, name in enumerate(sources):
-        node = next(node for node in parts[0].node if node.name == name)
-        operands = [found[_tensor_name(i)] for i in node.input if not i.startswith("^")]
-        source = _feed(node, operands, found[f"{name}:0"], feed, provider)
-        found[f"{name}:0"] = source
+    for node in parts[0].node:
+        if (feed := feeds.get(node.name)) is not None:
+            operands = [found[_tensor_name(i)] for i in node.input if not i.startswith("^")]
+            found[f"{node.name}:0"] = feed.dataset(node, operands, found[f"{node.name}:0"])
 
     for node in parts[1].node:  # all of the first part is there already
         kept = [i for i in node.input if not (i.startswith("^") and _node_name(i) in lower)]
         node.input[:] = kept
     upper = [name for name in results if name not in found]
-    mapped = {name: found[name] for name in bridge}
+    mapped = {name: found[name] for name in bridge} | given
     found.update(zip(upper, _import_part(parts[1], mapped, upper), strict=True))
     return [found[name] for name in results]
 
@@ -170,35 +168,130 @@ def _tensor_name(name: str) -> str:
     return name if ":" in name else f"{name}:0"
 
 
-def _feed(
-    node: pb.NodeDef, operands: list[Tensor], source: Tensor, feed: SplitFeed | None, provider: int
-) -> Tensor:
-    """The variant of a dataset of the splits that `feed` gives to this provider."""
-    if node.op.startswith("RandomDataset") or node.attr["replicate_on_split"].b or feed is None:
-        return source  # every worker has its own, whole
-    specs = output_specs(node)
-    repetitions = itertools.count()
-    failed = threading.Event()  # and asked no more: `ignore_errors` would ask for ever
+def _gate(feed: SplitFeed) -> Dataset:
+    """Something for each opening, until there will be no further split."""
 
-    def next_range(repetition: Any) -> tuple[int, int]:
+    def pass_one() -> int:
+        if feed.is_over():
+            raise StopIteration
+        return 0
+
+    return until_stopped(lambda: _integers(pass_one, 1))
+
+
+def _replace_repeats(graph: pb.GraphDef, repeats: set[str], function: str) -> None:
+    """Replace the nodes `repeats` by flat_maps over the gate, each item of which opens their
+    input. Adds the `function` that does it to the library.
+    """
+    for node in graph.node:
+        if node.name in repeats:
+            dataset, _, *control = node.input
+            node.op = "FlatMapDataset"
+            node.input[:] = [GATE, dataset, *control]
+            node.attr["f"].func.name = function
+            node.attr["Targuments"].list.type.append(tf.variant.as_datatype_enum)
+    if repeats:
+        definition = function_pb2.FunctionDef()
+        definition.signature.name = function
+        definition.signature.input_arg.add(name="item", type=tf.int64.as_datatype_enum)
+        definition.signature.input_arg.add(name="dataset", type=tf.variant.as_datatype_enum)
+        definition.signature.output_arg.add(name="opened", type=tf.variant.as_datatype_enum)
+        definition.ret["opened"] = "dataset"
+        graph.library.function.add().ParseFromString(definition.SerializeToString())
+
+
+def _feeds_of(sources: list[SourceNode], feed: SplitFeed) -> dict[str, _Feed]:
+    """What feeds the sources, by the names of their nodes; nothing feeds those read whole.
+
+    Raises NotSplittable.
+    """
+    strands: dict[int, _Strand] = {}
+    found = {}
+    for number, (source, registered) in enumerate(zip(sources, feed.sources, strict=True)):
+        if registered.unleasable:
+            raise NotSplittable(
+                f"the dataset cannot be split among Forebay's workers: {registered.unleasable}"
+            )
+        together = registered.leased_with if registered.HasField("leased_with") else None
+        if source.unleasable or source.leased_with != together:
+            raise NotSplittable(
+                "the dataset zips several sources, and was registered by a version that did not "
+                "keep their pairs together: register it again"
+            )
+        if source.whole:
+            continue
+        first = number if source.leased_with is None else source.leased_with
+        strand = strands.setdefault(first, _Strand(feed, first, sources[first].endless))
+        found[source.node.name] = _Feed(strand)
+    return found
+
+
+class _Strand:
+    """The ranges of sources that are leased together, and how far each of them is.
+
+    Whichever comes first leases the next range, and the others read the same ones after it: so
+    zipped sources have the same splits in the same order, whichever of them is ahead.
+    """
+
+    def __init__(self, feed: SplitFeed, provider: int, endless: bool) -> None:
+        self._feed = feed
+        self._provider = provider
+        self._endless = endless
+        self._lock = threading.Lock()
+        self._ahead: list[deque[tuple[int, SplitRange | None]]] = []  # (opening, range or end)
+
+    def add_reader(self) -> int:
+        self._ahead.append(deque())
+        return len(self._ahead) - 1
+
+    def next_range(self, reader: int, opening: int) -> SplitRange | None:
+        with self._lock:
+            mine = self._ahead[reader]
+            while mine and mine[0][0] < opening:  # which this reader has left early
+                mine.popleft()
+            if not mine:
+                found = self._feed.next_range(self._provider, opening, self._endless)
+                for ahead in self._ahead:
+                    ahead.append((opening, found))
+            if mine[0][0] > opening:
+                return None  # another reader left it early
+            if mine[0][1] is None:
+                return None  # as often as it is asked
+            return mine.popleft()[1]
+
+
+class _Feed:
+    """One source's part of a strand."""
+
+    def __init__(self, strand: _Strand) -> None:
+        self._strand = strand
+        self._reader = strand.add_reader()
+        self._openings = itertools.count()
+        self._failed = threading.Event()  # and asked no more: `ignore_errors` would ask for ever
+
+    def _next_range(self, opening: Any) -> tuple[int, int]:
         splits = None
-        if not failed.is_set():
+        if not self._failed.is_set():
             try:
-                splits = feed.next_range(provider, int(repetition))
+                splits = self._strand.next_range(self._reader, int(opening))
             except BaseException:
-                failed.set()
+                self._failed.set()
                 raise
         if splits is None:
             raise StopIteration
-        return splits
+        return splits.first, splits.count
 
-    @plain
-    def leases(_: Tensor) -> Dataset:
-        repetition = _integers(lambda: next(repetitions), 1)
-        return until_stopped(lambda: _integers(next_range, 2, *repetition))
+    def dataset(self, node: pb.NodeDef, operands: list[Tensor], source: Tensor) -> Tensor:
+        """The variant of a dataset of the source's splits that are leased."""
 
-    opened = tf.data.Dataset.range(1).flat_map(leases)
-    return opened.flat_map(plain(_expansion(node, operands, source, specs)))._variant_tensor
+        @plain
+        def leases(_: Tensor) -> Dataset:
+            opening = _integers(lambda: next(self._openings), 1)
+            return until_stopped(lambda: _integers(self._next_range, 2, *opening))
+
+        specs = output_specs(node)
+        opened = tf.data.Dataset.range(1).flat_map(leases)
+        return opened.flat_map(plain(_expansion(node, operands, source, specs)))._variant_tensor
 
 
 def _integers(function: Callable[..., Any], size: int, *inputs: Tensor) -> tuple[Tensor, ...]:

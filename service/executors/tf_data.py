@@ -23,8 +23,9 @@ from ..blocks import BLOCK_BYTES, Block, Component
 from ..element_specs import component_specs, flatten, options_for, plain
 from ..errors import PipelineError
 from .columns import column, reshaped
-from .feeds import LoadedGraph, SplitFeed
+from .feeds import LoadedGraph
 from .packs import elements_per_pack
+from .splits import SplitFeed
 
 LARGE_BYTES = 512 << 10  # an element of this size travels alone, and is not copied
 MAX_BLOCK_ELEMENTS = 8192

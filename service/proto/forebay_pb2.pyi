@@ -190,7 +190,7 @@ class Task(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., num_providers: _Optional[int] = ...) -> None: ...
 
 class LeaseSplitsRequest(_message.Message):
-    __slots__ = ("request", "task_id", "provider", "repetition", "want", "completed", "returned", "known")
+    __slots__ = ("request", "task_id", "provider", "repetition", "want", "completed", "returned", "known", "or_later")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     PROVIDER_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +199,7 @@ class LeaseSplitsRequest(_message.Message):
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
     RETURNED_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    OR_LATER_FIELD_NUMBER: _ClassVar[int]
     request: _events_pb2.Request
     task_id: int
     provider: int
@@ -207,7 +208,8 @@ class LeaseSplitsRequest(_message.Message):
     completed: _containers.RepeatedScalarFieldContainer[int]
     returned: _containers.RepeatedCompositeFieldContainer[ReturnedLease]
     known: JournalPosition
-    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., task_id: _Optional[int] = ..., provider: _Optional[int] = ..., repetition: _Optional[int] = ..., want: _Optional[int] = ..., completed: _Optional[_Iterable[int]] = ..., returned: _Optional[_Iterable[_Union[ReturnedLease, _Mapping]]] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+    or_later: bool
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., task_id: _Optional[int] = ..., provider: _Optional[int] = ..., repetition: _Optional[int] = ..., want: _Optional[int] = ..., completed: _Optional[_Iterable[int]] = ..., returned: _Optional[_Iterable[_Union[ReturnedLease, _Mapping]]] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., or_later: bool = ...) -> None: ...
 
 class ReturnedLease(_message.Message):
     __slots__ = ("lease_id", "count")
@@ -218,18 +220,20 @@ class ReturnedLease(_message.Message):
     def __init__(self, lease_id: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class LeaseSplitsResponse(_message.Message):
-    __slots__ = ("lease_id", "first", "count", "end_of_splits", "journal")
+    __slots__ = ("lease_id", "first", "count", "end_of_splits", "journal", "repetition")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     END_OF_SPLITS_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     first: int
     count: int
     end_of_splits: bool
     journal: JournalPosition
-    def __init__(self, lease_id: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., end_of_splits: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+    repetition: int
+    def __init__(self, lease_id: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., end_of_splits: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., repetition: _Optional[int] = ...) -> None: ...
 
 class CompleteTaskRequest(_message.Message):
     __slots__ = ("task_id",)

@@ -11,11 +11,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 from ...journal.proto import events_pb2 as ev
 from ..dispatcher_client import DispatcherClient
 from ..errors import ForebayError, Unavailable
+from ..executors import SplitRange
 from ..proto import forebay_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -29,30 +31,40 @@ HAND_BACK_S = 5.0
 class LeaseFeed:
     """Gives a task's pipeline its splits. One thread a provider may call `next_range`."""
 
-    def __init__(self, dispatcher: DispatcherClient, task_id: int, num_providers: int) -> None:
+    def __init__(
+        self, dispatcher: DispatcherClient, task_id: int, sources: Sequence[ev.SplitSource]
+    ) -> None:
+        self.sources = sources
         self.failed: ForebayError | None = None  # why `next_range` raised
         self._closed = threading.Event()
+        self._draining = threading.Event()
+        self._empty = all(_is_empty(source) for source in sources)
         self._pool = ThreadPoolExecutor(
-            num_providers, thread_name_prefix=f"forebay-lease-{task_id}"
+            max(1, len(sources)), thread_name_prefix=f"forebay-lease-{task_id}"
         )
         self._providers = [
             _Provider(dispatcher, task_id, number, self._pool, self._closed)
-            for number in range(num_providers)
+            for number in range(len(sources))
         ]
 
-    def next_range(self, provider: int, repetition: int) -> tuple[int, int] | None:
-        """The next (first, count) of splits; None at the end of the repetition.
+    def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
+        """The next splits; None at the end of the opening (executors/feeds.py).
 
         Raises NotFound when the task has ended, Unavailable after `close`.
         """
         try:
-            return self._providers[provider].next_range(repetition)
+            return self._providers[provider].next_range(opening, endless)
         except ForebayError as error:
             self.failed = error
             raise
 
+    def is_over(self) -> bool:
+        """Whether no opening that begins now or later will have a split."""
+        return self._empty or self._draining.is_set()
+
     def drain(self) -> None:
         """End the splits here, and hand back what was leased and not begun."""
+        self._draining.set()
         for provider in self._providers:
             provider.draining.set()
         for provider in self._providers:
@@ -80,7 +92,10 @@ class _Provider:
         self._closed = closed
         self._lock = threading.Lock()
         self.draining = threading.Event()
-        self._repetition = 0
+        self._opening = -1
+        self._endless = False
+        self._repetition = -1  # of this opening
+        self._present = 0  # repetition: earlier ones are over
         self._requests = 0
         self._want = 1
         self._working: pb.LeaseSplitsResponse | None = None  # what the pipeline has
@@ -88,7 +103,7 @@ class _Provider:
         self._begun: list[int] = []  # lease ids to report as completed
         self._ahead: Future[pb.LeaseSplitsResponse] | None = None
 
-    def next_range(self, repetition: int) -> tuple[int, int] | None:
+    def next_range(self, opening: int, endless: bool) -> SplitRange | None:
         with self._lock:
             if self._working is not None:
                 self._begun.append(self._working.lease_id)
@@ -97,13 +112,21 @@ class _Provider:
             if self.draining.is_set():
                 self._return_ahead()
                 return None
-            if self._ahead is not None and repetition != self._repetition:
-                # The pipeline left the repetition early, and with it what was leased ahead.
-                self._begun.extend(filter(None, [self._ahead.result().lease_id]))
-                self._ahead = None
-            self._repetition = repetition
+            if opening != self._opening:
+                if self._ahead is not None:
+                    # The pipeline left the opening early, and with it what was leased ahead.
+                    self._begun.extend(filter(None, [self._ahead.result().lease_id]))
+                    self._ahead = None
+                self._opening, self._endless = opening, endless
+                self._repetition = self._repetition + 1 if endless else opening
+            if self._repetition < self._present:
+                return None  # it was over before this worker came
             lease = (self._ahead or self._ask()).result()
             self._ahead = None
+            if endless:
+                self._repetition = max(self._repetition, lease.repetition)
+            elif lease.end_of_splits:
+                self._present = lease.repetition
             if lease.end_of_splits:
                 return None
             if self.draining.is_set():  # since it was asked for
@@ -111,7 +134,7 @@ class _Provider:
                 return None
             self._working, self._working_since_s = lease, time.monotonic()
             self._ahead = self._ask()
-            return lease.first, lease.count
+            return SplitRange(lease.first, lease.count, lease.repetition)
 
     def hand_back(self) -> None:
         """Return the lease ahead, unless no dispatcher answers: then it is lost with us."""
@@ -160,6 +183,7 @@ class _Provider:
             task_id=self._task_id,
             provider=self._number,
             repetition=self._repetition,
+            or_later=self._endless,
             want=self._want,
             completed=begun,
         )
@@ -171,3 +195,12 @@ class _Provider:
         """Aim at LEASE_S of work, but trust one measurement only so far."""
         ideal = splits * LEASE_S / max(seconds, 1e-6)
         self._want = int(max(1, min(ideal, self._want * MAX_GROWTH, MAX_WANT)))
+
+
+def _is_empty(source: ev.SplitSource) -> bool:
+    match source.WhichOneof("source"):
+        case "arithmetic":
+            return (source.arithmetic.stop - source.arithmetic.start) * source.arithmetic.step <= 0
+        case "explicit":
+            return not source.explicit.splits
+    return not (source.count or source.HasField("endless"))

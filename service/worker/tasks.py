@@ -109,7 +109,7 @@ class TaskRunner:
         task = self.task
         dataset = self._dispatcher.get_dataset(task.dataset_id, with_graph=True)
         if task.num_providers:
-            self._feed = LeaseFeed(self._dispatcher, task.task_id, task.num_providers)
+            self._feed = LeaseFeed(self._dispatcher, task.task_id, dataset.definition.sources)
         self.definition = dataset.definition
         self.output.compression = dataset.definition.compression
         return make_executor(dataset.definition, dataset.graph, self._feed)

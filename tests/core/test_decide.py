@@ -11,7 +11,7 @@ from forebay.service.core import commands as c
 from forebay.service.core.apply import apply
 from forebay.service.core.decide import decide
 from forebay.service.core.state import State
-from forebay.service.errors import FailedPrecondition
+from forebay.service.errors import FailedPrecondition, InvalidArgument
 
 
 class Given:
@@ -20,8 +20,11 @@ class Given:
     def __init__(self) -> None:
         self.state = State()
         self.when(c.ElectLeader(term=1, address="a:1", version="0", journal_id="j"))
-        definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=100)])
-        self.when(c.RegisterDataset(dataset_id="d", definition=definition))
+        self.register("d", ev.SplitSource(count=100))
+
+    def register(self, dataset_id: str, *sources: ev.SplitSource) -> None:
+        definition = ev.DatasetDefinition(sources=sources)
+        self.when(c.RegisterDataset(dataset_id=dataset_id, definition=definition))
 
     def when(self, command: c.Command) -> Any:
         """Carry a command out; its answer."""
@@ -31,8 +34,8 @@ class Given:
         self.then = [event.WhichOneof("event") for event in events]
         return answer
 
-    def iteration(self, name: str = "") -> ev.ConsumerJoined:
-        job_id = self.when(c.GetOrCreateJob(dataset_id="d", name=name, sharding=ev.DYNAMIC))
+    def iteration(self, name: str = "", dataset_id: str = "d") -> ev.ConsumerJoined:
+        job_id = self.when(c.GetOrCreateJob(dataset_id=dataset_id, name=name, sharding=ev.DYNAMIC))
         joined: ev.ConsumerJoined = self.when(c.JoinIteration(job_id=job_id, repetition=0))
         return joined
 
@@ -43,11 +46,19 @@ class Given:
     def task_of(self, worker_id: int) -> int:
         return max(self.state.workers[worker_id].tasks)
 
-    def lease(self, task_id: int, want: int) -> ev.SplitsLeased | None:
-        lease: ev.SplitsLeased | None = self.when(
-            c.LeaseSplits(task_id=task_id, provider=0, repetition=0, want=want)
+    def lease(self, task_id: int, want: int, repetition: int = 0) -> ev.SplitsLeased | None:
+        lease: ev.SplitsLeased = self.when(
+            c.LeaseSplits(task_id=task_id, provider=0, repetition=repetition, want=want)
         )
-        return lease
+        return lease if lease.count else None
+
+    def hand_back(self, lease: ev.SplitsLeased, count: int) -> None:
+        self.when(
+            c.LeaseSplits(
+                task_id=lease.task_id, provider=0, repetition=0, want=0,
+                returned=((lease.lease_id, count),),
+            )
+        )  # fmt: skip
 
 
 def test_splits_handed_back_find_another_task_when_all_others_have_completed() -> None:
@@ -60,8 +71,7 @@ def test_splits_handed_back_find_another_task_when_all_others_have_completed() -
     while given.lease(other, 100) is not None:
         pass
     given.when(c.CompleteTask(task_id=other))
-    back = ((lease.lease_id, 4),)
-    given.when(c.LeaseSplits(task_id=mine, provider=0, repetition=0, want=0, returned=back))
+    given.hand_back(lease, 4)
     given.when(c.LoseWorker(worker_id=first, reason="drained"))
     assert given.then == ["worker_lost", "task_created"]
     again = given.lease(given.task_of(second), 10)
@@ -132,8 +142,7 @@ def test_a_sweeping_task_ends_the_iteration_whatever_it_left() -> None:
     lease = given.lease(mine, 10)
     assert lease is not None
     given.when(c.CompleteTask(task_id=other))  # as with take(n): not all splits were asked for
-    back = ((lease.lease_id, 4),)
-    given.when(c.LeaseSplits(task_id=mine, provider=0, repetition=0, want=0, returned=back))
+    given.hand_back(lease, 4)
     given.when(c.LoseWorker(worker_id=first, reason="drained"))
     given.when(c.CompleteTask(task_id=given.task_of(second)))
     assert given.then == ["task_completed", "iteration_finished"]
@@ -195,10 +204,144 @@ def test_splits_handed_back_by_the_last_worker_wait_for_the_next_one() -> None:
     given.when(c.LoseWorker(worker_id=second, reason="it said goodbye", left=True))
     lease = given.lease(mine, 10)
     assert lease is not None
-    back = ((lease.lease_id, 4),)
-    given.when(c.LeaseSplits(task_id=mine, provider=0, repetition=0, want=0, returned=back))
+    given.hand_back(lease, 4)
     given.when(c.LoseWorker(worker_id=first, reason="it said goodbye", left=True))
     assert given.then == ["worker_lost"]
     again = given.lease(given.task_of(given.worker(3)), 10)
     assert again is not None
     assert again.first == lease.first + lease.count - 4
+
+
+def test_splits_handed_back_after_the_next_repetition_began_are_leased_before_all_others() -> None:
+    given = Given()
+    first, second = given.worker(1), given.worker(2)
+    given.iteration()
+    mine, other = given.task_of(first), given.task_of(second)
+    lease = given.lease(mine, 10)
+    assert lease is not None
+    while given.lease(other, 100) is not None:
+        pass
+    assert given.lease(other, 1, repetition=1) is not None
+    given.hand_back(lease, 4)
+    again = given.lease(other, 100, repetition=1)
+    assert again is not None
+    assert (again.repetition, again.first) == (0, lease.first + lease.count - 4)
+    given.hand_back(again, again.count)  # and once more, by who got them then
+    left = 4
+    while left:
+        again = given.lease(other, 100, repetition=1)
+        assert again is not None
+        assert again.repetition == 0
+        left -= again.count
+    again = given.lease(other, 100, repetition=1)
+    assert again is not None
+    assert (again.repetition, again.first) == (1, 1)
+
+
+def test_what_was_handed_back_before_the_next_repetition_began_is_not_forgotten() -> None:
+    given = Given()
+    worker = given.worker(1)
+    given.iteration()
+    task = given.task_of(worker)
+    lease = given.lease(task, 10)
+    assert lease is not None
+    given.hand_back(lease, lease.count)
+    other = given.task_of(given.worker(2))
+    again = given.lease(other, 1, repetition=1)  # it has left the repetition early
+    assert again is not None
+    assert (again.repetition, again.first) == (0, 0)
+
+
+def test_splits_left_over_of_an_earlier_repetition_are_swept_up() -> None:
+    given = Given()
+    first, second = given.worker(1), given.worker(2)
+    given.iteration()
+    mine, other = given.task_of(first), given.task_of(second)
+    lease = given.lease(mine, 10)
+    assert lease is not None
+    for repetition in (0, 1):
+        while given.lease(other, 100, repetition) is not None:
+            pass
+    given.when(c.CompleteTask(task_id=other))
+    given.hand_back(lease, 4)
+    given.when(c.LoseWorker(worker_id=first, reason="drained"))
+    assert given.then == ["worker_lost", "task_created"]
+    again = given.lease(given.task_of(second), 100)
+    assert again is not None
+    assert again.repetition == 0
+
+
+def test_who_joins_an_endless_pipeline_late_takes_part_in_the_present_repetition() -> None:
+    given = Given()
+    worker = given.worker(1)
+    given.iteration()
+    task = given.task_of(worker)
+    for repetition in range(3):
+        while given.lease(task, 100, repetition) is not None:
+            pass
+    lease = given.lease(task, 10, repetition=3)
+    assert lease is not None
+    late = given.task_of(given.worker(2))
+    ask = c.LeaseSplits(task_id=late, provider=0, repetition=0, want=1, or_later=True)
+    got = given.when(ask)
+    assert (got.repetition, got.first, got.count) == (3, lease.count, 1)
+    while given.lease(task, 100, repetition=3) is not None:
+        pass
+    end = given.when(ask)
+    assert (end.repetition, end.count) == (3, 0)
+    assert given.then == []
+
+
+def test_repetitions_of_no_splits_are_no_events() -> None:
+    given = Given()
+    given.register("empty", ev.SplitSource(count=0))
+    given.worker(1)
+    given.iteration(dataset_id="empty")
+    task = max(given.state.tasks)
+    for repetition in range(3):
+        assert given.lease(task, 1, repetition) is None
+        assert given.then == []
+
+
+def zipped(*sizes: int) -> list[ev.SplitSource]:
+    first, *rest = [ev.SplitSource(count=size) for size in sizes]
+    for source in rest:
+        source.leased_with = 0
+    return [first, *rest]
+
+
+def test_zipped_sources_are_leased_as_one_of_the_size_that_all_have() -> None:
+    given = Given()
+    given.register("z", *zipped(30, 20))
+    given.worker(1)
+    given.iteration(dataset_id="z")
+    task = max(given.state.tasks)
+    total = 0
+    while (lease := given.lease(task, 100)) is not None:
+        assert lease.first == total
+        total += lease.count
+    assert total == 20
+    with pytest.raises(InvalidArgument, match="zipped with 0"):
+        given.when(c.LeaseSplits(task_id=task, provider=1, repetition=0, want=1))
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_zipped_sources_are_not_leased_to_both_kinds_of_workers(ours_first: bool) -> None:
+    given = Given()
+    given.register("z", *zipped(30, 30))
+    given.worker(1)
+    iteration_id = given.iteration(dataset_id="z").iteration_id
+    task = max(given.state.tasks)
+
+    def singly() -> None:
+        for provider in (1, 0):
+            given.when(c.GetSplit(iteration_id=iteration_id, repetition=0, provider=provider))
+
+    def together() -> None:
+        assert given.lease(task, 1) is not None
+
+    first, second = (together, singly) if ours_first else (singly, together)
+    first()
+    first()
+    with pytest.raises(FailedPrecondition, match="workers of one kind"):
+        second()

@@ -23,6 +23,7 @@ SOURCES = [
     ev.SplitSource(count=SIZE),
     ev.SplitSource(arithmetic=ev.Arithmetic(start=5, stop=-5, step=-3)),
     ev.SplitSource(endless=ev.Endless()),
+    ev.SplitSource(count=SIZE - 4, leased_with=0),
 ]
 
 
@@ -63,6 +64,8 @@ class Dispatcher(RuleBasedStateMachine):
         for number in range(leased.first, leased.first + leased.count):
             key = (leased.iteration_id, leased.provider, leased.repetition, number)
             self.handed_out[key] += 1
+            if leased.lease_id and leased.provider == 0:
+                self.handed_out[leased.iteration_id, 3, leased.repetition, number] += 1
             assert self.handed_out[key] == 1, f"split {key} was leased twice"
         self.leases[leased.lease_id] = leased
 
@@ -72,6 +75,8 @@ class Dispatcher(RuleBasedStateMachine):
         for number in range(stop - returned.count, stop):
             key = (leased.iteration_id, leased.provider, leased.repetition, number)
             self.handed_out[key] -= 1
+            if leased.provider == 0:
+                self.handed_out[leased.iteration_id, 3, leased.repetition, number] -= 1
 
     def numbered(self, caller: str) -> tuple[str, int]:
         self.numbers[caller] += 1
@@ -147,20 +152,23 @@ class Dispatcher(RuleBasedStateMachine):
     def complete(self, task: int) -> None:
         self.run(c.CompleteTask(task_id=self.pick(self.live.tasks, task)))
 
-    @rule(iteration=st.integers(0, 50), repetition=st.integers(0, 3), provider=st.integers(-1, 3))
+    @rule(iteration=st.integers(0, 50), repetition=st.integers(0, 3), provider=st.integers(-1, 4))
     def get_split(self, iteration: int, repetition: int, provider: int) -> None:
         iteration_id = self.pick(self.live.iterations, iteration)
         self.run(c.GetSplit(iteration_id=iteration_id, repetition=repetition, provider=provider))
 
     @rule(
         task=st.integers(0, 50),
-        provider=st.integers(0, 2),
+        provider=st.integers(0, 3),
+        or_later=st.booleans(),
         later=st.sampled_from([0, 0, 0, 1, -1]),
         want=st.integers(-1, 9),
         done=st.integers(0, 3),
         back=st.integers(0, 3),
     )
-    def lease(self, task: int, provider: int, later: int, want: int, done: int, back: int) -> None:
+    def lease(
+        self, task: int, provider: int, or_later: bool, later: int, want: int, done: int, back: int
+    ) -> None:
         task_id = self.pick(self.live.tasks, task)
         held = self.live.tasks[task_id].leases if task_id in self.live.tasks else []
         repetition = 0
@@ -173,6 +181,7 @@ class Dispatcher(RuleBasedStateMachine):
             provider=provider,
             repetition=repetition,
             want=want,
+            or_later=or_later,
             completed=tuple(held[:done]),
             returned=tuple((lease, back) for lease in held[-1:]) if want <= 0 else (),
         )
@@ -183,6 +192,8 @@ class Dispatcher(RuleBasedStateMachine):
         if self.last is None or self.last[0].request is None or self.last[1] is None:
             return
         command, answer = self.last
+        if isinstance(answer, ev.SplitsLeased) and not answer.count:
+            return  # "no splits" decides nothing: some may have come back since
         if command.request[0] in self.live.answers:  # type: ignore[index]
             sequence = self.live.sequence
             assert self.run(command) == answer
@@ -216,6 +227,17 @@ class Dispatcher(RuleBasedStateMachine):
                 covered = sorted(n for part in parts for n in range(*part))
                 assert covered == list(range(provider.next))
                 assert provider.next <= provider.size
+                for repetition, left in provider.left_over.items():
+                    assert left
+                    assert repetition < provider.repetition
+                    assert not any(
+                        lease.iteration_id == iteration.iteration_id
+                        and (lease.provider, lease.repetition) == (number, repetition)
+                        and lease.first < stop
+                        and start < lease.first + lease.count
+                        for lease in state.leases.values()
+                        for start, stop in left
+                    )
         summary = status(state)
         assert summary["sequence"] == state.sequence
         assert len(summary["jobs"]) == len(state.jobs)

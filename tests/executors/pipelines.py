@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from forebay.journal.proto import events_pb2 as ev
+from forebay.service.executors import SplitRange
 from forebay.service.graphs import Source
 
 Dataset = Any
@@ -116,30 +117,48 @@ ELEMENTS: dict[str, Callable[[], Dataset]] = {
 }
 
 
+class OneSource:
+    """The rest of a feed whose `next_range` is the point of a test."""
+
+    sources = (ev.SplitSource(count=10),)
+
+    def is_over(self) -> bool:
+        return False
+
+
 class Leases:
     """Hands the splits of a graph's sources to several workers, as the dispatcher does."""
 
     def __init__(self, sources: list[Source], size: int = 1) -> None:
+        self.sources = [source.splits for source in sources]
         self._lock = threading.Lock()
-        self._sources = [_length(source.splits) for source in sources]
+        self._ends = [_length(splits) for splits in self.sources]
+        for splits in self.sources:
+            if splits.HasField("leased_with"):
+                first = splits.leased_with
+                self._ends[first] = min(self._ends[first], _length(splits))
         self._next = [0] * len(sources)
         self._repetition = [0] * len(sources)
         self._size = size
         self.calls = 0
 
-    def next_range(self, provider: int, repetition: int) -> tuple[int, int] | None:
+    def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
         with self._lock:
             self.calls += 1
+            repetition = max(opening, self._repetition[provider]) if endless else opening
             if repetition < self._repetition[provider]:
                 return None
             if repetition > self._repetition[provider]:
                 self._repetition[provider], self._next[provider] = repetition, 0
-            first, end = self._next[provider], self._sources[provider]
+            first, end = self._next[provider], self._ends[provider]
             if first >= end:
                 self._repetition[provider], self._next[provider] = repetition + 1, 0
                 return None
             self._next[provider] = min(end, first + self._size)
-            return first, self._next[provider] - first
+            return SplitRange(first, self._next[provider] - first, repetition)
+
+    def is_over(self) -> bool:
+        return not any(self._ends)
 
 
 def _length(splits: ev.SplitSource) -> int:

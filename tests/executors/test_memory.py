@@ -101,10 +101,17 @@ def test_a_trainer_whose_environment_decides() -> None:
 def test_a_pipeline_on_leased_splits_keeps_its_large_buffers() -> None:
     run(
         """
-        class Feed:
-            ranges = [(0, 50), (50, 50)]
+        from forebay.journal.proto import events_pb2 as ev
+        from forebay.service.executors import SplitRange
 
-            def next_range(self, provider, repetition):
+        class Feed:
+            def is_over(self):
+                return False
+
+            sources = [ev.SplitSource(count=100)]
+            ranges = [SplitRange(0, 50, 0), SplitRange(50, 50, 0)]
+
+            def next_range(self, provider, opening, endless):
                 return self.ranges.pop(0) if self.ranges else None
 
         numbers = tf.data.Dataset.range(100)

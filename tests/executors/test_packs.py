@@ -13,6 +13,7 @@ import tensorflow as tf
 from forebay.service.client.tf_elements import graph_of
 from forebay.service.element_specs import component_specs
 from forebay.service.errors import PipelineError
+from forebay.service.executors import SplitRange
 from forebay.service.executors.packs import (
     MAX_PACK_ELEMENTS,
     calls_functions,
@@ -20,6 +21,8 @@ from forebay.service.executors.packs import (
 )
 from forebay.service.executors.tf_data import TfDataExecutor
 from forebay.service.graphs import Graph
+
+from .pipelines import OneSource
 
 Dataset = tf.data.Dataset
 
@@ -96,11 +99,11 @@ def test_records_come_back_in_their_order(tmp_path: pathlib.Path) -> None:
 def test_what_is_there_when_splits_run_dry_waits_for_no_more_than_a_pack() -> None:
     dry, more = threading.Event(), threading.Event()
 
-    class Feed:
-        def next_range(self, provider: int, repetition: int) -> tuple[int, int] | None:
+    class Feed(OneSource):
+        def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
             if not dry.is_set():
                 dry.set()
-                return 0, 10 * MAX_PACK_ELEMENTS + 7
+                return SplitRange(0, 10 * MAX_PACK_ELEMENTS + 7, 0)
             more.wait()
             return None
 

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,11 +18,21 @@ from tensorflow.python.eager import context
 from forebay.service.blocks import Array, Block, Strings
 from forebay.service.client.tf_elements import dataset_of_blocks, graph_of
 from forebay.service.errors import PipelineError
+from forebay.service.executors import SplitRange
 from forebay.service.executors.evaluate import evaluate
 from forebay.service.executors.tf_data import TfDataExecutor
-from forebay.service.graphs import split_sources
+from forebay.service.graphs import NotSplittable, split_sources
 
-from .pipelines import Dataset, Leases, count, counted, plain, slices, write_records
+from .pipelines import (
+    Dataset,
+    Leases,
+    OneSource,
+    count,
+    counted,
+    plain,
+    slices,
+    write_records,
+)
 
 
 def vocabulary() -> Any:
@@ -35,9 +46,54 @@ def lookup() -> Dataset:
     return slices(["a", "b", "c", "a"]).map(table.lookup)
 
 
+def concatenated(number: int) -> Dataset:
+    dataset = count(0)
+    for i in range(number):
+        dataset = dataset.concatenate(count(i, i + 2))
+    return dataset
+
+
 def nested() -> Dataset:
     return slices([count(3), count(10, 12), count(0)]).flat_map(lambda inner: inner)
 
+
+zipped = tf.data.Dataset.zip
+again = tf.data.Dataset.from_tensors
+
+# What is zipped stays together, whoever gets it.
+ZIPPED: dict[str, Callable[[], Dataset]] = {
+    "zip of unequal lengths": lambda: zipped((count(40), count(100, 150))),
+    "zip in zip": lambda: zipped((zipped((count(40), count(40))), count(40))),
+    "zip of mapped": lambda: zipped((count(40).map(lambda i: -i), count(40).prefetch(9))),
+    "zip of the same": lambda: (lambda d: zipped({"a": d, "b": d.map(lambda i: i * 2)}))(count(40)),
+    "zip of files": lambda: zipped((
+        count(9).interleave(lambda i: count(i, i + 3), cycle_length=1),
+        count(9).interleave(lambda i: count(-i, 3 - i), cycle_length=1),
+    )),
+    "zip of concatenated": lambda: zipped((
+        count(9).concatenate(count(10, 30)), count(9).concatenate(count(-30, -10)),
+    )),
+    "zip with a constant": lambda: zipped((count(40), again("label").repeat())),
+    "enumerated zip": lambda: zipped((count(40), count(40))).batch(1),
+}  # fmt: skip
+
+# What is done before the zip would pair what does not belong together.
+MISPAIRED: dict[str, Callable[[], Dataset]] = {
+    "neighbours": lambda: (lambda d: zipped((d, d.skip(1))))(count(40)),
+    "batches and elements": lambda: zipped((count(40).batch(2), count(20))),
+    "batches of two sizes": lambda: zipped((count(40).batch(2), count(40).batch(3))),
+    "batches of unequally many": lambda: zipped((count(40).batch(2), count(39).batch(2))),
+    "filtered and not": lambda: zipped((count(40).filter(lambda i: i % 2 == 0), count(40))),
+    "shards": lambda: (lambda d: zipped((d.shard(2, 0), d.shard(2, 1))))(count(40)),
+    "shorter and repeated": lambda: zipped((count(40), count(7).repeat())),
+    "repeated, unequally long": lambda: zipped((count(40).repeat(), count(7).repeat())),
+    "cached and not": lambda: zipped((count(40).cache(), count(40))).repeat(2),
+    "concatenated and not": lambda: zipped((count(20).concatenate(count(20)), count(40))),
+    "counted": lambda: zipped((count(40), tf.data.Dataset.counter())),
+    "sampled": lambda: zipped(
+        (tf.data.Dataset.sample_from_datasets([count(20), count(20)]), count(40))
+    ),
+}
 
 PIPELINES: dict[str, Callable[[], Dataset]] = {
     "range": lambda: count(100),
@@ -70,6 +126,7 @@ PIPELINES: dict[str, Callable[[], Dataset]] = {
     "scan": lambda: count(20).scan(tf.constant(0, tf.int64), lambda state, i: (state, i)),
     "options": lambda: count(20).with_options(tf.data.Options()),
     "variable read": lambda: count(9).map(lambda i: i + tf.constant(1, tf.int64)),
+    **ZIPPED,
 }
 
 # What a worker makes of its splits depends on which these are: one worker must get it all.
@@ -102,6 +159,12 @@ def column(block: Block) -> Array:
     return values
 
 
+def work_together(workers: int, work: Callable[[], Counter[str]]) -> list[Counter[str]]:
+    """What each of them came to."""
+    with ThreadPoolExecutor(workers) as pool:
+        return [f.result(timeout=90) for f in [pool.submit(work) for _ in range(workers)]]
+
+
 def read(dataset: Dataset, executor: TfDataExecutor) -> Dataset:
     return dataset_of_blocks(executor.blocks, dataset.element_spec)
 
@@ -122,18 +185,102 @@ def test_one_worker_gives_the_dataset_in_order(name: str, size: int) -> None:
 def test_three_workers_give_each_element_once(name: str) -> None:
     dataset = PIPELINES[name]()
     leases = Leases(split_sources(graph_of(dataset), evaluate), 2)
-    outcomes: list[Counter[str]] = []
-
-    def work() -> None:
-        outcomes.append(counted(read(dataset, executor_of(dataset, leases))))
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert len(outcomes) == 3
+    outcomes = work_together(3, lambda: counted(read(dataset, executor_of(dataset, leases))))
     assert sum(outcomes, Counter()) == counted(dataset)
+
+
+@pytest.mark.parametrize("name", MISPAIRED)
+def test_what_would_be_paired_wrongly_is_refused(name: str) -> None:
+    dataset = MISPAIRED[name]()
+    leases = Leases(split_sources(graph_of(dataset), evaluate))
+    with pytest.raises(NotSplittable, match="zip"):
+        executor_of(dataset, leases)
+
+
+def test_a_zip_that_was_registered_before_its_sources_were_leased_together_is_refused() -> None:
+    dataset = zipped((count(40), count(40)))
+    leases = Leases(split_sources(graph_of(dataset), evaluate))
+    leases.sources[1].ClearField("leased_with")
+    with pytest.raises(NotSplittable, match="register it again"):
+        executor_of(dataset, leases)
+
+
+ENDLESS: dict[str, Callable[[], Dataset]] = {
+    "repeat": lambda: count(8).repeat(),
+    "filtered, so that most repetitions are empty": lambda: (
+        count(8).filter(lambda i: i == 5).repeat()
+    ),
+    "shuffled after": lambda: count(8).repeat().shuffle(3),
+    "in a repeat": lambda: count(8).repeat(2).repeat(),
+    "zipped": lambda: zipped((count(8), count(8))).repeat(),
+    "zip of repeated": lambda: zipped((count(8).repeat(), count(8).repeat())),
+    "concatenated": lambda: count(4).concatenate(count(4, 8)).repeat(),
+    "enumerated": lambda: count(8).repeat().enumerate(),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_repeat_without_an_end_goes_on_on_every_worker(name: str) -> None:
+    """More workers than splits in most repetitions: each time, somebody gets none."""
+    dataset = ENDLESS[name]()
+    leases = Leases(split_sources(graph_of(dataset), evaluate), 4)
+    enough = threading.Barrier(3)
+
+    def work() -> Counter[str]:
+        executor = executor_of(dataset, leases)
+        blocks = executor.blocks()
+        got: Counter[str] = Counter()
+        while got.total() < 100:
+            block = next(blocks)
+            rows = zip(*(c.elements() for c in block.components), strict=True)
+            got.update(str([plain(value) for value in row]) for row in rows)
+        enough.wait(timeout=60)  # so that none of them can be ahead because the others have ended
+        blocks.close()
+        return got
+
+    seen = sum(work_together(3, work), Counter())
+    if name == "enumerated":
+        return  # each worker counts for itself, as in tf.data service
+    wanted = {
+        str([plain(value) for value in tf.nest.flatten(element)]) for element in dataset.take(100)
+    }
+    assert set(seen) == wanted
+
+
+def test_a_repeat_of_nothing_ends() -> None:
+    dataset = count(0).repeat()
+    leases = Leases(split_sources(graph_of(dataset), evaluate))
+    assert list(executor_of(dataset, leases).blocks()) == []
+
+
+def test_a_repeat_without_an_end_ends_when_its_splits_are_over() -> None:
+    """As when a worker drains: what is buffered behind the repeat gets out."""
+    dataset = count(5).repeat().shuffle(1000)
+    leases = Leases(split_sources(graph_of(dataset), evaluate))
+    over = threading.Event()
+
+    class Draining(OneSource):
+        def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
+            assert endless
+            if opening == 3:
+                over.set()
+            return None if over.is_set() else leases.next_range(provider, opening, endless)
+
+        def is_over(self) -> bool:
+            return over.is_set()
+
+    executor = TfDataExecutor(graph_of(dataset), Draining(), element_spec=dataset.element_spec)
+    values = [int(v) for block in executor.blocks() for v in column(block)]
+    assert sorted(values) == sorted([*range(5)] * 3)
+
+
+def test_many_concatenated_datasets() -> None:
+    dataset = concatenated(1000)
+    assert len(split_sources(graph_of(dataset), evaluate)) == 1001
+    dataset = concatenated(60)
+    leases = Leases(split_sources(graph_of(dataset), evaluate))
+    got = [plain(e) for e in read(dataset, executor_of(dataset, leases))]
+    assert got == [plain(e) for e in dataset]
 
 
 def test_batches_span_leases() -> None:
@@ -189,8 +336,8 @@ def test_two_graphs_with_the_same_names_do_not_meet() -> None:
 
 
 def test_a_feed_that_raises_ends_the_pipeline() -> None:
-    class Broken:
-        def next_range(self, provider: int, repetition: int) -> tuple[int, int] | None:
+    class Broken(OneSource):
+        def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
             raise OSError("the dispatcher is away")
 
     dataset = count(10)
@@ -202,8 +349,8 @@ def test_a_feed_that_raises_ends_the_pipeline() -> None:
 def test_a_source_whose_leases_fail_has_ended_though_errors_are_ignored() -> None:
     asked = []
 
-    class Broken:
-        def next_range(self, provider: int, repetition: int) -> tuple[int, int] | None:
+    class Broken(OneSource):
+        def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
             asked.append(provider)
             raise RuntimeError("the dispatcher is away")
 
@@ -238,8 +385,8 @@ def test_a_run_that_has_ended_holds_nothing_of_its_elements() -> None:
 def test_cancel_from_another_thread_leaves_nothing_behind() -> None:
     asked, ended = threading.Event(), threading.Event()
 
-    class Waiting:
-        def next_range(self, provider: int, repetition: int) -> tuple[int, int] | None:
+    class Waiting(OneSource):
+        def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
             asked.set()
             ended.wait(timeout=60)
             return None

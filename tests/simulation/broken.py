@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import msgspec
 
-from forebay.service.core import commands, decide, ranges
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import apply, commands, decide, ranges
 from forebay.service.core.state import State, encode_state
 from forebay.service.dispatcher import dispatcher
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.leadership import Leadership
 from forebay.service.transport.client import BlockClient
 from forebay.service.transport.sessions import Stream
-from forebay.service.worker.leases import _Provider
+from forebay.service.worker.leases import LeaseFeed, _Provider
 from forebay.service.worker.worker import Worker
 
 from .disk import Disk
@@ -95,6 +97,28 @@ def keeps_splits_at_drain() -> AbstractContextManager[None]:
     return replaced(_Provider, _return=lambda *_: None)
 
 
+def forgets_what_an_earlier_repetition_handed_back() -> AbstractContextManager[None]:
+    """An `apply` that drops what is handed back once the next repetition has begun."""
+    returned = apply._lease_returned
+
+    def forgets(state: State, event: ev.LeaseReturned) -> None:
+        lease = state.leases[event.lease_id]
+        provider = state.iterations[lease.iteration_id].providers[lease.provider]
+        returned(state, event)
+        provider.left_over.clear()
+
+    return patch.dict(apply._APPLY, lease_returned=forgets)
+
+
+def takes_the_end_of_a_repetition_for_the_end() -> AbstractContextManager[None]:
+    """A worker that ends its endless pipeline when others had all splits of a repetition."""
+
+    def is_over(self: LeaseFeed) -> bool:
+        return any(p._working is None and p._opening >= 0 for p in self._providers)
+
+    return replaced(LeaseFeed, is_over=is_over)
+
+
 def cuts_consumers_off_at_drain() -> AbstractContextManager[None]:
     """A worker that is told to stop, and does not wait for its consumers."""
     return replaced(Worker, _is_read=lambda *_: False)
@@ -138,9 +162,14 @@ BROKEN: dict[str, Variant] = {
         Variant(resends_what_has_arrived, "came to", ("cut connections",)),
         Variant(forgets_what_was_sent, "", ("cut connections",)),
         Variant(keeps_splits_at_drain, "was never delivered", ("drain worker",)),
+        Variant(
+            forgets_what_an_earlier_repetition_handed_back, "nobody was ever given",
+            ("drain worker",), 400,
+        ),
+        Variant(takes_the_end_of_a_repetition_for_the_end, "that has none", ("kill worker",)),
         Variant(cuts_consumers_off_at_drain, "was never delivered", ("drain worker",)),
         Variant(disk_lies, "", ("power failure",)),
         Variant(storage_does_not_fence, "term", ("pause dispatcher", "storage slow")),
         Variant(snapshot_without_answers, "differs from the replayed one", ("kill dispatcher",)),
     )
-}
+}  # fmt: skip

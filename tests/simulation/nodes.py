@@ -142,23 +142,32 @@ class Trainer(Node):
         while self.epoch <= job.epochs:
             self.reading = True
             try:
-                self._read(reader)
+                enough = self._read(reader)
             except NotFound:
                 return  # it was given up: it begins again
+            if self.job.pipeline.endless and not enough:
+                self.kernel.fail(f"{self.name} came to the end of a pipeline that has none")
             self.reading = False
             self.kernel.trace("epoch", self.name, self.epoch)
             self.epoch += 1
         self.done = True
 
-    def _read(self, reader: client.Reader) -> None:
+    def _read(self, reader: client.Reader) -> bool:
+        """Read an epoch; of one without an end, enough, and say whether it was."""
         rng, oracle = self.kernel.rng, self.kernel.oracle
         dynamic = self.job.policy is ShardingPolicy.DYNAMIC
-        for block in reader.iterate():
+        left = len(self.job.pipeline.places()) if self.job.pipeline.endless else -1
+        blocks = reader.iterate()
+        for block in blocks:
             for element in elements_of(block):
                 oracle.deliver(self.name, element, dynamic)
             self.job.seen.add(element.iteration_id)
             if self.job.step_s:
                 self.kernel.sleep(self.job.step_s * rng.uniform(0.1, 2))
+            if left >= 0 and (left := left - block.count) <= 0:
+                blocks.close()
+                return True
+        return False
 
     def killed(self, process: Process) -> None:
         if self.reading:

@@ -61,9 +61,6 @@ class Books:
     collected: set[int] = field(default_factory=set)
     leases: dict[int, Lease] = field(default_factory=dict)
     holder: dict[tuple[int, int, int, int], Lease] = field(default_factory=dict)  # by split
-    returned: set[tuple[int, int, int, int]] = field(default_factory=set)  # and not leased again
-    waived: set[tuple[int, int, int, int]] = field(default_factory=set)  # as its repetition ended
-    repetition: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
 class Oracle:
@@ -186,7 +183,6 @@ class Oracle:
             if (held := books.holder.get((*place, split))) is not None:
                 raise Violation(f"split {split} of {place} is leased by {held} and by {lease}")
             books.holder[*place, split] = lease
-            books.returned.discard((*place, split))
 
     def _lease_returned(self, event: ev.LeaseReturned) -> None:
         books = self.books
@@ -194,21 +190,6 @@ class Oracle:
         stop = lease.first + lease.count
         for split in range(stop - event.count, stop):
             del books.holder[*lease.place, split]
-            books.returned.add((*lease.place, split))
-        self._waive(lease.place[:2])
-
-    def _repetition_started(self, event: ev.RepetitionStarted) -> None:
-        self.books.repetition[event.iteration_id, event.provider] = event.repetition
-        self._waive((event.iteration_id, event.provider))
-
-    def _waive(self, provider: tuple[int, int]) -> None:
-        """What was handed back and is of a repetition that is over is leased to nobody any more:
-        whoever ended the repetition had been told that there was nothing left.
-        """
-        now = self.books.repetition.get(provider, 0)
-        self.books.waived |= {
-            split for split in self.books.returned if split[:2] == provider and split[2] < now
-        }
 
     # -- answers -----------------------------------------------------------------------------
 
@@ -342,7 +323,7 @@ class Oracle:
                 missing += 1
                 lease = self.books.holder.get(key)
                 task_of = lease.task_id if lease is not None else task_id
-                if key in self.books.waived or (task_of and self._died(task_of)):
+                if task_of and self._died(task_of):
                     continue
                 if dynamic and lease is None:
                     raise Violation(f"nobody was ever given the split {key}")

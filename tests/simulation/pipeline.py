@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
 from forebay.service.errors import ForebayError, PipelineError
+from forebay.service.executors import SplitFeed, SplitRange
 from forebay.service.proto import graph_pb2
 
 from .kernel import kernel
@@ -29,7 +30,8 @@ class Pipeline:
     repetitions: int
     split_s: float  # of work, typically
     block_elements: int  # at most
-    alternate: bool  # between providers, as zip does, rather than one after the other
+    alternate: bool  # between providers, rather than one after the other
+    endless: bool = False  # repetitions go on and on
 
     def places(self) -> list[tuple[int, int, int]]:
         """(provider, repetition, split) of every element."""
@@ -44,14 +46,10 @@ class Pipeline:
         return [ev.SplitSource(count=self.splits) for _ in range(self.providers)]
 
 
-class Feed(Protocol):
-    def next_range(self, provider: int, repetition: int) -> tuple[int, int] | None: ...
-
-
 class Executor:
     """service.executors.Executor for a Pipeline."""
 
-    def __init__(self, pipeline: Pipeline, feed: Feed | None) -> None:
+    def __init__(self, pipeline: Pipeline, feed: SplitFeed | None) -> None:
         self._pipeline = pipeline
         self._feed = feed
         self._cancelled = Event()
@@ -80,27 +78,37 @@ class Executor:
             yield _block(waiting)
 
     def _elements(self) -> Iterator[Element]:
-        for repetition in range(self._pipeline.repetitions):
+        for opening in self._openings():
             open_ends = list(range(self._pipeline.providers))
             while open_ends:
                 provider = open_ends[0]
-                found = self._next_range(provider, repetition)
+                found = self._next_range(provider, opening)
                 if found is None:
                     open_ends.remove(provider)
                     continue
                 if self._pipeline.alternate:
                     open_ends.append(open_ends.pop(0))
-                for split in range(found[0], found[0] + found[1]):
-                    yield Element(self._task_id, self._iteration_id, provider, repetition, split)
+                for split in range(found.first, found.first + found.count):
+                    place = (provider, found.repetition, split)
+                    yield Element(self._task_id, self._iteration_id, *place)
 
-    def _next_range(self, provider: int, repetition: int) -> tuple[int, int] | None:
+    def _openings(self) -> Iterator[int]:
+        if not self._pipeline.endless:
+            yield from range(self._pipeline.repetitions)
+            return
+        for opening in itertools.count():
+            if self._feed is not None and self._feed.is_over():
+                return
+            yield opening
+
+    def _next_range(self, provider: int, opening: int) -> SplitRange | None:
         if self._feed is not None:
-            return self._feed.next_range(provider, repetition)
+            return self._feed.next_range(provider, opening, self._pipeline.endless)
         done: set[tuple[int, int]] = self.__dict__.setdefault("_done", set())
-        if (provider, repetition) in done:
+        if (provider, opening) in done:
             return None
-        done.add((provider, repetition))
-        return 0, self._pipeline.splits
+        done.add((provider, opening))
+        return SplitRange(0, self._pipeline.splits, opening)
 
 
 def _block(elements: list[Element]) -> Block:

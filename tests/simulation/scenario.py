@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from forebay.service.client.options import ShardingPolicy
 
@@ -90,6 +90,13 @@ def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
         block_elements=block_elements,
         alternate=rng.random() < 0.5,
     )
+    # Of its own, so that what earlier seeds found is still found by them.
+    repeats = random.Random(f"passes {seed}")
+    if (roll := repeats.random()) < 0.15:
+        pipeline = replace(pipeline, endless=True)
+    elif roll < 0.3:
+        times = repeats.randint(2, 6)
+        pipeline = replace(pipeline, repetitions=times, splits=1 + pipeline.splits // times)
     bad = rng.random() < 0.4
     scenario = Scenario(
         files=rng.random() < 0.5,

@@ -1,0 +1,42 @@
+"""Between an executor and whoever leases for it: where a task's splits come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...journal.proto import events_pb2 as ev
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRange:
+    """Consecutive splits of one repetition of a source."""
+
+    first: int
+    count: int
+    repetition: int
+
+
+class SplitFeed(Protocol):
+    """Gives a task's pipeline its splits."""
+
+    @property
+    def sources(self) -> Sequence[ev.SplitSource]:
+        """What was registered, one a provider."""
+        ...
+
+    def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
+        """The next splits of a provider; None at the end of this opening of it.
+
+        A pipeline with a `repeat` opens its source again and again. Openings count from 0: each is
+        the repetition of that number, or, if the repeat is `endless`, whichever has splits. Splits
+        of an earlier repetition that were handed back may be among them. Blocks until the answer
+        is known. Called by one thread a provider at a time. What it raises ends the source, and
+        the pipeline unless that ignores errors; whoever cancels the executor makes it raise, too.
+        """
+        ...
+
+    def is_over(self) -> bool:
+        """Whether no opening that begins now or later will have a split."""
+        ...
