@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import function_pb2, graph_pb2
-from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.data.ops import dataset_ops, structured_function
+from tensorflow.python.data.util import structure
 from tensorflow.python.eager import context
 from tensorflow.python.ops import gen_dataset_ops
 
@@ -48,7 +49,7 @@ class LoadedGraph:
         """Raises InvalidGraph, NotSplittable (with a feed), and TensorFlow's errors."""
         prefix = f"forebay{uuid.uuid4().hex}"
         parsed = Graph(graph)
-        feeds = _feeds_of(parsed.sources(), feed) if feed else {}
+        feeds = _FedSources(_feeds_of(parsed.sources(), feed) if feed else {})
         repeats = parsed.endless_repeats if feed else set()
         self.component_specs = output_specs(parsed.dataset)
         self.calls_functions = calls_functions(parsed)
@@ -101,11 +102,11 @@ def output_specs(node: pb.NodeDef) -> tuple[Any, ...]:
 
 
 def _import(
-    graph: pb.GraphDef, feeds: dict[str, _Feed], given: dict[str, Tensor], results: list[str]
+    graph: pb.GraphDef, feeds: _FedSources, given: dict[str, Tensor], results: list[str]
 ) -> list[Tensor]:
     """Import a graph into the function being traced, in two parts: the sources with all that
     they depend on, then the rest, reading from feeds, and from tensors that are `given`."""
-    sources = list(feeds)
+    sources = set(feeds.names)
     lower = _ancestors(graph, sources)
     parts = [pb.GraphDef(), pb.GraphDef()]
     for node in graph.node:
@@ -128,9 +129,9 @@ def _import(
     wanted = sorted(bridge | inputs | early | {f"{name}:0" for name in sources})
     found = dict(zip(wanted, _import_part(parts[0], {}, wanted), strict=True))
     for node in parts[0].node:
-        if (feed := feeds.get(node.name)) is not None:
+        if node.name in sources:
             operands = [found[_tensor_name(i)] for i in node.input if not i.startswith("^")]
-            found[f"{node.name}:0"] = feed.dataset(node, operands, found[f"{node.name}:0"])
+            found[f"{node.name}:0"] = feeds.dataset(node, operands, found[f"{node.name}:0"])
 
     for node in parts[1].node:  # all of the first part is there already
         kept = [i for i in node.input if not (i.startswith("^") and _node_name(i) in lower)]
@@ -148,7 +149,7 @@ def _import_part(graph: pb.GraphDef, mapped: dict[str, Tensor], wanted: list[str
     )
 
 
-def _ancestors(graph: pb.GraphDef, names: list[str]) -> set[str]:
+def _ancestors(graph: pb.GraphDef, names: set[str]) -> set[str]:
     nodes = {node.name: node for node in graph.node}
     found: set[str] = set()
     waiting = list(names)
@@ -264,12 +265,12 @@ class _Feed:
     """One source's part of a strand."""
 
     def __init__(self, strand: _Strand) -> None:
+        self.openings = itertools.count()
         self._strand = strand
         self._reader = strand.add_reader()
-        self._openings = itertools.count()
         self._failed = threading.Event()  # and asked no more: `ignore_errors` would ask for ever
 
-    def _next_range(self, opening: Any) -> tuple[int, int]:
+    def next_range(self, opening: Any) -> tuple[int, int]:
         splits = None
         if not self._failed.is_set():
             try:
@@ -281,17 +282,57 @@ class _Feed:
             raise StopIteration
         return splits.first, splits.count
 
+
+class _FedSources:
+    """A graph's sources, by the names of their nodes, on leased splits.
+
+    A function is traced once for all sources that are alike: tracing takes 20 ms, and there may be
+    hundreds of them.
+    """
+
+    def __init__(self, feeds: dict[str, _Feed]) -> None:
+        self.names = list(feeds)
+        self._feeds = list(feeds.values())
+        self._traced: dict[Any, tuple[Any, list[int]]] = {}
+
     def dataset(self, node: pb.NodeDef, operands: list[Tensor], source: Tensor) -> Tensor:
-        """The variant of a dataset of the source's splits that are leased."""
+        """The variant of a dataset of a source's splits that are leased."""
+        feeds, number = self._feeds, self.names.index(node.name)
 
-        @plain
-        def leases(_: Tensor) -> Dataset:
-            opening = _integers(lambda: next(self._openings), 1)
-            return until_stopped(lambda: _integers(self._next_range, 2, *opening))
+        def leases(number: Tensor) -> Dataset:
+            opening = _integers(lambda n: next(feeds[int(n)].openings), 1, number)
+            next_range = lambda n, opening: feeds[int(n)].next_range(opening)  # noqa: E731
+            return until_stopped(lambda: _integers(next_range, 2, number, *opening))
 
-        specs = output_specs(node)
-        opened = tf.data.Dataset.range(1).flat_map(leases)
-        return opened.flat_map(plain(_expansion(node, operands, source, specs)))._variant_tensor
+        specs, inputs = output_specs(node), [*operands, source]
+        alike = (node.op, specs, *[(t.dtype, str(t.shape)) for t in inputs])
+        opened = tf.data.Dataset.range(number, number + 1)
+        opened = self._flat_map(opened, "leases", leases, [])
+        expand = _expansion(node, operands, source, specs)
+        return self._flat_map(opened, alike, expand, inputs)._variant_tensor
+
+    def _flat_map(
+        self, dataset: Dataset, alike: Any, function: Callable[..., Dataset], inputs: list[Tensor]
+    ) -> Dataset:
+        """`dataset.flat_map(function)`, where the function refers to some of the inputs. What is
+        `alike` differs only in these."""
+        if alike not in self._traced:
+            traced = structured_function.StructuredFunctionWrapper(
+                plain(function), "Dataset.flat_map()", dataset=dataset
+            )
+            places = {id(tensor): place for place, tensor in enumerate(inputs)}
+            own = [places[id(tensor)] for tensor in traced.function.captured_inputs]
+            self._traced[alike] = traced, own
+        traced, own = self._traced[alike]
+        spec = traced.output_structure._element_spec
+        variant = gen_dataset_ops.flat_map_dataset(
+            dataset._variant_tensor,
+            [inputs[place] for place in own],
+            f=traced.function,
+            output_types=structure.get_flat_tensor_types(spec),
+            output_shapes=structure.get_flat_tensor_shapes(spec),
+        )
+        return dataset_ops._VariantDataset(variant, spec)
 
 
 def _integers(function: Callable[..., Any], size: int, *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -164,7 +164,7 @@ BROKEN: dict[str, Variant] = {
         Variant(keeps_splits_at_drain, "was never delivered", ("drain worker",)),
         Variant(
             forgets_what_an_earlier_repetition_handed_back, "nobody was ever given",
-            ("drain worker",), 400,
+            ("drain worker",),
         ),
         Variant(takes_the_end_of_a_repetition_for_the_end, "that has none", ("kill worker",)),
         Variant(cuts_consumers_off_at_drain, "was never delivered", ("drain worker",)),

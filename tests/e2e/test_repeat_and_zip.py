@@ -1,0 +1,101 @@
+"""What repeats, and what is zipped, over several workers that come and go."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import tensorflow as tf
+
+from forebay import service
+from forebay.service.errors import PipelineError
+
+from ..cluster import WorkerProcess
+from ..stock import DispatcherProcess
+
+DYNAMIC = service.ShardingPolicy.DYNAMIC
+count = tf.data.Dataset.range
+
+
+@pytest.fixture(scope="module")
+def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
+    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
+        yield running
+
+
+def test_an_endless_pipeline_goes_on_with_another_worker(tmp_path: pathlib.Path) -> None:
+    with DispatcherProcess(tmp_path) as dispatcher:
+        dataset_id = service.register_dataset(dispatcher.target, count(1000).repeat())
+        with service.read(
+            dispatcher.target, dataset_id, processing_mode=DYNAMIC, max_outstanding_requests=100
+        ) as elements:
+            for _ in range(2):
+                with WorkerProcess(dispatcher.address):
+                    assert set(map(int, itertools.islice(elements, 5000))) == set(range(1000))
+
+
+def test_every_worker_of_an_endless_pipeline_works(dispatcher: DispatcherProcess) -> None:
+    """More workers than splits."""
+    endless = count(2).repeat().enumerate()  # each worker counts for itself, as in tf.data service
+    dataset_id = service.register_dataset(dispatcher.target, endless)
+    with (
+        WorkerProcess(dispatcher.address),
+        WorkerProcess(dispatcher.address),
+        WorkerProcess(dispatcher.address),
+        service.read(
+            dispatcher.target, dataset_id, processing_mode=DYNAMIC, max_outstanding_requests=12
+        ) as elements,
+    ):
+        reached = 0
+        while reached < 3:
+            number, _ = next(elements)
+            reached += number == 100
+
+
+def test_zipped_elements_stay_together(dispatcher: DispatcherProcess) -> None:
+    pairs = tf.data.Dataset.zip((count(100_000), count(100_000).map(lambda i: -i)))
+    with (
+        WorkerProcess(dispatcher.address),
+        WorkerProcess(dispatcher.address),
+        WorkerProcess(dispatcher.address),
+    ):
+        dataset_id = service.register_dataset(dispatcher.target, pairs)
+        with service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC) as elements:
+            got = sorted((int(a), int(b)) for a, b in elements)
+    assert got == [(i, -i) for i in range(100_000)]
+
+
+def test_what_cannot_be_kept_together_is_refused_with_the_reason(
+    dispatcher: DispatcherProcess,
+) -> None:
+    neighbours = tf.data.Dataset.zip((count(100), count(100).skip(1)))
+    dataset_id = service.register_dataset(dispatcher.target, neighbours)
+    with WorkerProcess(dispatcher.address):
+        with (
+            service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC) as elements,
+            pytest.raises(PipelineError, match=r"Skip\(1\)"),
+        ):
+            next(elements)
+        with service.read(dispatcher.target, dataset_id) as elements:  # unsharded, it can be read
+            assert [(int(a), int(b)) for a, b in elements] == [(i, i + 1) for i in range(99)]
+
+
+def test_a_drained_worker_leaves_no_repetition_incomplete(dispatcher: DispatcherProcess) -> None:
+    dataset_id = service.register_dataset(dispatcher.target, count(1000).repeat(40))
+    with (
+        WorkerProcess(dispatcher.address) as first,
+        WorkerProcess(dispatcher.address),
+        service.read(
+            dispatcher.target, dataset_id, processing_mode=DYNAMIC, max_outstanding_requests=200
+        ) as elements,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        got = Counter(int(x) for x in itertools.islice(elements, 20_000))
+        stopped = beside.submit(first.stop)
+        got.update(int(x) for x in elements)
+        assert stopped.result() == 0
+    assert got == dict.fromkeys(range(1000), 40)
