@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import data_service_pb2, struct_pb2
 from tensorflow.python.data.ops import map_op
 from tensorflow.python.data.util import nest
+from tensorflow.python.framework.extension_type import ExtensionTypeSpec
 from tensorflow.python.saved_model import nested_structure_coder
 
 from ..journal.proto import events_pb2 as ev
@@ -50,6 +51,24 @@ def restore(element_spec: Spec, components: Sequence[Tensor]) -> Any:
             leaves.append(tf.ensure_shape(own[0], spec.shape))
         else:
             leaves.append(tf.nest.pack_sequence_as(spec, own, expand_composites=True))
+    return nest.pack_sequence_as(element_spec, leaves)
+
+
+def has_extension_types(element_spec: Spec) -> bool:
+    """Whether an element has something in it whose class only its own programs know."""
+    return any(isinstance(spec, ExtensionTypeSpec) for spec in nest.flatten(element_spec))
+
+
+def without_extension_types(element_spec: Spec) -> Spec:
+    """The same components, with tuples of their components in place of extension types.
+
+    How a batchable extension type lies in a dataset is up to its class, which workers need not
+    know; so datasets are registered like this.
+    """
+    leaves = [
+        tuple(_expand(spec, spec)) if isinstance(spec, ExtensionTypeSpec) else spec
+        for spec in nest.flatten(element_spec)
+    ]
     return nest.pack_sequence_as(element_spec, leaves)
 
 
@@ -148,10 +167,16 @@ def decode_metadata(definition: ev.DatasetDefinition) -> Metadata:
 
 
 def encode_element_spec(element_spec: Spec) -> bytes:
-    """The bytes that TensorFlow's metadata keeps an element_spec as."""
+    """The bytes that TensorFlow's metadata keeps an element_spec as. Raises UnsupportedElement."""
     with warnings.catch_warnings():  # that None is a type which must be registered; it is
         warnings.simplefilter("ignore", UserWarning)
-        encoded = nested_structure_coder.encode_structure(element_spec)
+        try:
+            encoded = nested_structure_coder.encode_structure(element_spec)
+        except nested_structure_coder.NotEncodableError as error:
+            raise structure.UnsupportedElement(
+                f"TensorFlow cannot write down this element_spec ({error}): map the dataset to "
+                f"dicts, tuples or named tuples of tensors; it is {element_spec}"
+            ) from None
     return bytes(encoded.SerializeToString())
 
 

@@ -31,7 +31,7 @@ from .options import (
     sharding_policy,
 )
 from .reader import PATIENCE_S, Reader, fetch_definition
-from .tf_elements import NOTHING, dataset_of_blocks, graph_of
+from .tf_elements import NOTHING, as_registered, dataset_of_blocks, graph_of
 
 Dataset = Any
 Service = str | tuple[str, str]
@@ -89,6 +89,7 @@ def register_dataset(
     kind = kinds.COMPRESSION_OFF
     cardinality = dataset.cardinality().numpy()
     policy = dataset.options().experimental_external_state_policy
+    dataset = as_registered(dataset)
     if compression == "SNAPPY":
         dataset = dataset.map(
             lambda *element: compression_ops.compress(element), num_parallel_calls=tf.data.AUTOTUNE

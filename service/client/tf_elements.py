@@ -23,10 +23,13 @@ from ..blocks import Array, Block, Component, Strings
 from ..element_specs import (
     carrier,
     component_specs,
+    flatten,
+    has_extension_types,
     options_for,
     plain,
     restore,
     until_stopped,
+    without_extension_types,
 )
 from ..errors import PipelineError, Unimplemented
 
@@ -170,6 +173,20 @@ def _from_generator(
         opened, output_signature=tf.TensorSpec([], tf.int64)
     )
     return iterations.flat_map(tuples)
+
+
+def as_registered(dataset: Any) -> Any:
+    """The dataset as workers run it: with the components of extension types in their place."""
+    spec = dataset.element_spec
+    if not has_extension_types(spec):
+        return dataset
+
+    @plain
+    def taken_apart(*element: Any) -> Any:
+        whole = element if type(spec) is tuple else element[0]
+        return restore(without_extension_types(spec), flatten(spec, whole))
+
+    return dataset.map(taken_apart)
 
 
 def graph_of(dataset: Any, external_state_policy: Any = ExternalStatePolicy.WARN) -> bytes:
