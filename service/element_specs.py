@@ -19,6 +19,7 @@ from tensorflow.python.saved_model import nested_structure_coder
 
 from ..journal.proto import events_pb2 as ev
 from . import structure
+from .errors import InvalidArgument
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,6 +83,31 @@ def _expand(spec: Spec, leaf: Any) -> list[Any]:
 
 def _is_none(spec: Spec) -> bool:
     return spec is None or isinstance(spec, tf.NoneTensorSpec)
+
+
+def check_element_spec(given: Spec, registered: Spec) -> None:
+    """Raises InvalidArgument if elements of `registered` are none of `given`.
+
+    Nesting and dtypes must be the same. Shapes need only be compatible: a dimension that is not
+    known in one of them may be anything.
+    """
+    try:
+        nest.assert_same_structure(registered, given)
+    except (TypeError, ValueError):
+        fits = False
+    else:
+        fits = all(map(_fits, nest.flatten(registered), nest.flatten(given)))
+    if not fits:
+        raise InvalidArgument(
+            f"element_spec={given} does not fit the dataset, which was registered with the "
+            f"element_spec {registered}: leave it out, or map the elements to what you need"
+        )
+
+
+def _fits(registered: Spec, given: Spec) -> bool:
+    if _is_none(registered) or _is_none(given):
+        return _is_none(registered) and _is_none(given)
+    return isinstance(given, type(registered)) and registered.is_compatible_with(given)
 
 
 def plain(function: Callable[P, R]) -> Callable[P, R]:
@@ -148,6 +174,7 @@ class Metadata(NamedTuple):
     element_spec: Spec  # None if it was registered without
     compressed: bool  # the graph ends in tf.data service's compression
     raw: bool  # blocks hold what the graph yields, instead of the element_spec's components
+    cardinality: int  # of tf.data: also tf.data.INFINITE_CARDINALITY and UNKNOWN_CARDINALITY
 
 
 def decode_metadata(definition: ev.DatasetDefinition) -> Metadata:
@@ -163,7 +190,8 @@ def decode_metadata(definition: ev.DatasetDefinition) -> Metadata:
         data_service_pb2.DataServiceMetadata.COMPRESSION_FORCED_SNAPPY,
     )
     raw = not definition.structure and (compressed or spec is None)
-    return Metadata(spec, compressed, raw)
+    cardinality = proto.cardinality if definition.metadata else tf.data.UNKNOWN_CARDINALITY
+    return Metadata(spec, compressed, raw, cardinality)
 
 
 def encode_element_spec(element_spec: Spec) -> bytes:

@@ -186,8 +186,7 @@ def _assembler(node: dict[str, Any]) -> _Build:
         case {"tuple": items}:
             return _joined(items, None)
         case {"named": name, "fields": fields}:
-            keys = [key for key, _ in fields]
-            kind = namedtuple(name, keys, rename=True)  # type: ignore[misc]
+            kind = namedtuple(name, [key for key, _ in fields], rename=True)  # type: ignore[misc]
             return _joined([item for _, item in fields], kind._make)
     raise ValueError(f"unknown structure node {node!r}: it was written by a newer Forebay")
 

@@ -20,7 +20,7 @@ Dataset = Any
 Point = namedtuple("Point", ["x", "label"])
 
 
-class Shape(tf.experimental.ExtensionType):
+class Shape(tf.experimental.ExtensionType):  # type: ignore[misc]
     """What is no tensor, and how it can be nested."""
 
     __name__ = "tests.Shape"
@@ -36,14 +36,14 @@ class Shape(tf.experimental.ExtensionType):
     more: Mapping[str, tf.Tensor]
 
 
-class Masked(tf.experimental.ExtensionType):
+class Masked(tf.experimental.ExtensionType):  # type: ignore[misc]
     __name__ = "tests.Masked"
     values: tf.Tensor
     mask: tf.Tensor
     shape: Shape
 
 
-class Document(tf.experimental.BatchableExtensionType):
+class Document(tf.experimental.BatchableExtensionType):  # type: ignore[misc]
     __name__ = "tests.Document"
     number: tf.Tensor
     words: tf.RaggedTensor
