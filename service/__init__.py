@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .client.api import distribute, from_dataset_id, register_dataset
     from .client.options import SHARD_HINT, CrossTrainerCache, ShardingPolicy
     from .client.reader import ElementIterator, read
+    from .client.waiting import wait_for_workers
     from .errors import ForebayError
     from .servers import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
 
@@ -32,12 +33,14 @@ __all__ = [
     "from_dataset_id",
     "read",
     "register_dataset",
+    "wait_for_workers",
 ]
 
 _HOMES = {
     ".client.api": ("distribute", "from_dataset_id", "register_dataset"),
     ".client.options": ("SHARD_HINT", "CrossTrainerCache", "ShardingPolicy"),
     ".client.reader": ("ElementIterator", "read"),
+    ".client.waiting": ("wait_for_workers",),
     ".errors": ("ForebayError",),
     ".servers": ("DispatchServer", "DispatcherConfig", "WorkerConfig", "WorkerServer"),
 }

@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 
 from ..journal.proto import events_pb2 as ev
 from .errors import InvalidArgument, Unavailable, error_of_status
-from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY
+from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, is_address
 from .proto import forebay_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,6 @@ TEMPORARY = (
 )
 CALL_TIMEOUT_S = 10.0
 COMPLAIN_AFTER_S = 2.0  # of pauses between attempts
-MAX_PORT = 65535
 
 Response = TypeVar("Response", bound=Message)
 
@@ -58,9 +57,7 @@ def parse_service(service: str | tuple[str, str]) -> list[str]:
     addresses = []
     for part in service.split(","):
         protocol, separator, address = part.strip().rpartition("://")
-        host, colon, port = address.rpartition(":")
-        numeric = port.isdecimal() and int(port) <= MAX_PORT
-        if (separator and protocol != "grpc") or not (host and colon and numeric):
+        if (separator and protocol != "grpc") or not is_address(address):
             raise InvalidArgument(
                 f'service address {part.strip()!r} is not of the form "grpc://host:port" or '
                 '"host:port"'

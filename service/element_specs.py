@@ -14,10 +14,12 @@ import tensorflow as tf
 from tensorflow.core.protobuf import data_service_pb2, struct_pb2
 from tensorflow.python.data.ops import map_op
 from tensorflow.python.data.util import nest
+from tensorflow.python.framework.extension_type import ExtensionTypeSpec
 from tensorflow.python.saved_model import nested_structure_coder
 
 from ..journal.proto import events_pb2 as ev
 from . import structure
+from .errors import InvalidArgument
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,6 +55,24 @@ def restore(element_spec: Spec, components: Sequence[Tensor]) -> Any:
     return nest.pack_sequence_as(element_spec, leaves)
 
 
+def has_extension_types(element_spec: Spec) -> bool:
+    """Whether an element has something in it whose class only its own programs know."""
+    return any(isinstance(spec, ExtensionTypeSpec) for spec in nest.flatten(element_spec))
+
+
+def without_extension_types(element_spec: Spec) -> Spec:
+    """The same components, with tuples of their components in place of extension types.
+
+    How a batchable extension type lies in a dataset is up to its class, which workers need not
+    know; so datasets are registered like this.
+    """
+    leaves = [
+        tuple(_expand(spec, spec)) if isinstance(spec, ExtensionTypeSpec) else spec
+        for spec in nest.flatten(element_spec)
+    ]
+    return nest.pack_sequence_as(element_spec, leaves)
+
+
 def _expand(spec: Spec, leaf: Any) -> list[Any]:
     if _is_none(spec):
         return []
@@ -63,6 +83,31 @@ def _expand(spec: Spec, leaf: Any) -> list[Any]:
 
 def _is_none(spec: Spec) -> bool:
     return spec is None or isinstance(spec, tf.NoneTensorSpec)
+
+
+def check_element_spec(given: Spec, registered: Spec) -> None:
+    """Raises InvalidArgument if elements of `registered` are none of `given`.
+
+    Nesting and dtypes must be the same. Shapes need only be compatible: a dimension that is not
+    known in one of them may be anything.
+    """
+    try:
+        nest.assert_same_structure(registered, given)
+    except (TypeError, ValueError):
+        fits = False
+    else:
+        fits = all(map(_fits, nest.flatten(registered), nest.flatten(given)))
+    if not fits:
+        raise InvalidArgument(
+            f"element_spec={given} does not fit the dataset, which was registered with the "
+            f"element_spec {registered}: leave it out, or map the elements to what you need"
+        )
+
+
+def _fits(registered: Spec, given: Spec) -> bool:
+    if _is_none(registered) or _is_none(given):
+        return _is_none(registered) and _is_none(given)
+    return isinstance(given, type(registered)) and registered.is_compatible_with(given)
 
 
 def plain(function: Callable[P, R]) -> Callable[P, R]:
@@ -129,6 +174,7 @@ class Metadata(NamedTuple):
     element_spec: Spec  # None if it was registered without
     compressed: bool  # the graph ends in tf.data service's compression
     raw: bool  # blocks hold what the graph yields, instead of the element_spec's components
+    cardinality: int  # of tf.data: also tf.data.INFINITE_CARDINALITY and UNKNOWN_CARDINALITY
 
 
 def decode_metadata(definition: ev.DatasetDefinition) -> Metadata:
@@ -144,14 +190,21 @@ def decode_metadata(definition: ev.DatasetDefinition) -> Metadata:
         data_service_pb2.DataServiceMetadata.COMPRESSION_FORCED_SNAPPY,
     )
     raw = not definition.structure and (compressed or spec is None)
-    return Metadata(spec, compressed, raw)
+    cardinality = proto.cardinality if definition.metadata else tf.data.UNKNOWN_CARDINALITY
+    return Metadata(spec, compressed, raw, cardinality)
 
 
 def encode_element_spec(element_spec: Spec) -> bytes:
-    """The bytes that TensorFlow's metadata keeps an element_spec as."""
+    """The bytes that TensorFlow's metadata keeps an element_spec as. Raises UnsupportedElement."""
     with warnings.catch_warnings():  # that None is a type which must be registered; it is
         warnings.simplefilter("ignore", UserWarning)
-        encoded = nested_structure_coder.encode_structure(element_spec)
+        try:
+            encoded = nested_structure_coder.encode_structure(element_spec)
+        except nested_structure_coder.NotEncodableError as error:
+            raise structure.UnsupportedElement(
+                f"TensorFlow cannot write down this element_spec ({error}): map the dataset to "
+                f"dicts, tuples or named tuples of tensors; it is {element_spec}"
+            ) from None
     return bytes(encoded.SerializeToString())
 
 

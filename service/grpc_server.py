@@ -7,6 +7,7 @@ would surface as a bug of the server.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -51,6 +52,36 @@ WILDCARDS = ("0.0.0.0", "::", "[::]", "")
 
 LEADER_KEY = "forebay-leader"
 """The metadata in which a dispatcher that does not lead says the leader's address."""
+
+
+_ADDRESS = re.compile(r"(\[[^\s\[\]/,]+\]|[^\s\[\]:/,]+):(\d{1,5})", re.ASCII)
+MAX_PORT = 65535
+
+
+def is_address(text: str) -> bool:
+    """Whether it is HOST:PORT, as one connects to it; an IPv6 address stands in brackets."""
+    match = _ADDRESS.fullmatch(text)
+    return match is not None and 0 < int(match[2]) <= MAX_PORT
+
+
+def told_address(address: str, bound: str, option: str = "--address") -> str:
+    """What clients are told: `address`, its "%port%" replaced by the port of `bound`, or `bound`.
+
+    Raises InvalidArgument if nobody could connect to that.
+    """
+    told = address.replace("%port%", bound.rpartition(":")[2]) or bound
+    if address and not is_address(told):
+        raise InvalidArgument(
+            f"{option} {address!r} is not of the form HOST:PORT; %port% stands for the port that "
+            "is listened on"
+        )
+    host = told.rpartition(":")[0]
+    if host in WILDCARDS:
+        raise InvalidArgument(
+            f"clients cannot connect to {host!r}, which is to listen on every address of this "
+            f"host: say the one that they reach it at, {option} HOST:%port%"
+        )
+    return told
 
 
 def bind(server: Any, host: str, port: int) -> str:

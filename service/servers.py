@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from .errors import ForebayError, InvalidArgument
+from .grpc_server import WILDCARDS
 from .protocols import SERVED, transfer_protocol
 
 STOP_TIMEOUT_S = 10.0
@@ -96,6 +97,8 @@ class DispatchServer:
             "port": config.port,
             "host": config.host,
             "storage": self._storage,
+            # As tf.data service's own says, which listens on every address, too.
+            "address": "localhost:%port%" if config.host in WILDCARDS else None,
             "job-gc-check-interval-ms": config.job_gc_check_interval_ms,
             "job-gc-timeout-ms": config.job_gc_timeout_ms,
             "worker-timeout-ms": config.worker_timeout_ms,

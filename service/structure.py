@@ -1,8 +1,8 @@
 """The nesting of an element, as JSON: so that NumPy readers need no TensorFlow.
 
 An element travels as a flat list of dense tensors (blocks.py). `encode` writes down what they
-were: dicts, tuples, named tuples, None, tensors, ragged and sparse tensors. `assemble` puts
-arrays together again. A node of the JSON is one of
+were: dicts, tuples, named tuples, extension types, None, tensors, ragged and sparse tensors.
+`assemble` puts arrays together again. A node of the JSON is one of
 
     {"tensor": dtype, "shape": [2, null] or null}
     {"ragged": dtype, "shape": …, "ragged_rank": n}     flat values, then n row splits
@@ -11,6 +11,7 @@ arrays together again. A node of the JSON is one of
     {"dict": [[key, node], …]}                          sorted by key, as TensorFlow flattens
     {"tuple": [node, …]}
     {"named": type name, "fields": [[name, node], …]}   named tuples, attrs and extension types
+    {"constant": value}                                 a field of an extension type; no component
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import itertools
 import json
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
@@ -61,8 +63,9 @@ def assemble(structure: str) -> Assemble:
     """A function from a block's columns to its elements.
 
     It is given an iterable for each component, of that component of each element, and the number
-    of elements. Named tuples come back as named tuples of the same name and fields, ragged and
-    sparse tensors as `Ragged` and `Sparse`. Raises ValueError for another number of columns.
+    of elements. Named tuples and extension types come back as named tuples of the same name and
+    fields, ragged and sparse tensors as `Ragged` and `Sparse`; a field that is a shape is a
+    tuple, a dtype its name. Raises ValueError for another number of columns.
     """
     build = _assembler(json.loads(structure))
 
@@ -83,10 +86,12 @@ def assemble(structure: str) -> Assemble:
     return elements
 
 
-def _encode(spec: Any, path: str) -> dict[str, Any]:
+def _encode(spec: Any, path: str, *, constants: bool = False) -> dict[str, Any]:
+    """`constants`: within an extension type, where there may be some."""
     import tensorflow as tf
     from tensorflow.python.framework.extension_type import ExtensionTypeSpec
 
+    inner = partial(_encode, constants=constants)
     match spec:
         case None | tf.NoneTensorSpec():
             return {"none": True}
@@ -98,25 +103,61 @@ def _encode(spec: Any, path: str) -> dict[str, Any]:
         case tf.SparseTensorSpec():
             return {"sparse": spec.dtype.name, "shape": _shape(spec)}
         case Mapping():
-            keys = sorted(spec)
-            return {"dict": [[key, _encode(spec[key], f"{path}[{key!r}]")] for key in keys]}
+            if odd := [key for key in spec if not isinstance(key, str)]:
+                raise UnsupportedElement(
+                    f"{path} has the key {odd[0]!r}, and only strings can be registered: "
+                    "map the dataset to a dict with such keys"
+                )
+            return {"dict": [[k, inner(spec[k], f"{path}[{k!r}]")] for k in sorted(spec)]}
         case tuple() if fields := getattr(spec, "_fields", None):
-            return _named(type(spec).__name__, dict(zip(fields, spec, strict=True)), path)
+            return _named(type(spec).__name__, dict(zip(fields, spec, strict=True)), path, inner)
         case tuple() | list():
-            return {"tuple": [_encode(item, f"{path}[{i}]") for i, item in enumerate(spec)]}
+            return {"tuple": [inner(item, f"{path}[{i}]") for i, item in enumerate(spec)]}
+        case bool() | int() | float() | str() if constants:
+            return {"constant": spec}
+        case tf.DType() if constants:
+            return {"constant": spec.name}
+        case tf.TensorShape() if constants:
+            dimensions = None if spec.rank is None else spec.as_list()
+            return inner(dimensions, path)
     if hasattr(spec, "__attrs_attrs__"):
         fields = {field.name: getattr(spec, field.name) for field in spec.__attrs_attrs__}
-        return _named(type(spec).__name__, fields, path)
-    if isinstance(spec, ExtensionTypeSpec):
-        return _named(spec.value_type.__name__, spec._component_specs, path)
+        return _named(type(spec).__name__, fields, path, inner)
+    if isinstance(spec, ExtensionTypeSpec) and not spec._tf_extension_type_is_packed:
+        fields = _fields(spec, path)
+        return _named(spec.value_type.__name__, fields, path, partial(_encode, constants=True))
     raise UnsupportedElement(
         f"{path} is a {spec!r}, which cannot be sent to another process; "
         "map the dataset to tensors first, for example with flat_map"
     )
 
 
-def _named(name: str, fields: Mapping[str, Any], path: str) -> dict[str, Any]:
-    nodes = [[key, _encode(value, f"{path}.{key}")] for key, value in fields.items()]
+def _fields(spec: Any, path: str) -> dict[str, Any]:
+    """The fields of an extension type, in the order in which TensorFlow lays them out."""
+    from tensorflow.python.framework import type_spec_registry
+
+    name = spec.value_type.__name__
+    fields = dict(spec._serialize())
+    assigned = [key for key in vars(spec) if key in fields]
+    if assigned != list(fields):
+        raise UnsupportedElement(
+            f"{path} is a {name}, whose constructor sets its fields in the order {assigned}, and "
+            f"TensorFlow would mix them up: set them as they are declared, {list(fields)}"
+        )
+    try:
+        type_spec_registry.get_name(type(spec))
+    except ValueError:
+        raise UnsupportedElement(
+            f"{path} is a {name}, which TensorFlow finds by its name only: give the class an "
+            f'attribute such as __name__ = "my_project.{name}"'
+        ) from None
+    return fields
+
+
+def _named(
+    name: str, fields: Mapping[str, Any], path: str, inner: Callable[[Any, str], Any]
+) -> dict[str, Any]:
+    nodes = [[key, inner(value, f"{path}.{key}")] for key, value in fields.items()]
     return {"named": name, "fields": nodes}
 
 
@@ -135,6 +176,8 @@ def _assembler(node: dict[str, Any]) -> _Build:
             return lambda columns, count: map(Sparse, *[next(columns) for _ in range(3)])
         case {"none": _}:
             return lambda columns, count: itertools.repeat(None, count)
+        case {"constant": value}:
+            return lambda columns, count: itertools.repeat(value, count)
         case {"dict": items}:
             keys = tuple(key for key, _ in items)
             return _joined(
@@ -143,7 +186,7 @@ def _assembler(node: dict[str, Any]) -> _Build:
         case {"tuple": items}:
             return _joined(items, None)
         case {"named": name, "fields": fields}:
-            kind = namedtuple(name, [key for key, _ in fields])  # type: ignore[misc]
+            kind = namedtuple(name, [key for key, _ in fields], rename=True)  # type: ignore[misc]
             return _joined([item for _, item in fields], kind._make)
     raise ValueError(f"unknown structure node {node!r}: it was written by a newer Forebay")
 

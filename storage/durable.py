@@ -14,6 +14,7 @@ TEMPORARY = ".tmp-"
 
 _CHUNK_BYTES = 1 << 20
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_TOO_MANY_OPEN = {errno.EMFILE, errno.ENFILE}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
@@ -21,6 +22,8 @@ def remedy(error: OSError, path: Path) -> str:
     """What to do about an error of the file system at `path`."""
     if error.errno in _FULL:
         return "make room there"
+    if error.errno in _TOO_MANY_OPEN:
+        return "raise the limit of open files (ulimit -n, LimitNOFILE= of a service)"
     if error.errno in _FORBIDDEN:
         return f"give the dispatcher's user write access to {path}"
     if error.errno == errno.ENOENT:

@@ -31,6 +31,8 @@ def open_storage(url: str, *, allow_volatile: bool = False) -> Storage:
     if scheme is None:
         if not url:
             raise StorageUnusable(f"the storage URL is empty; {_OFFER}")
+        if url.startswith(":"):
+            raise StorageUnusable(f"storage {redact(url)!r} lacks a scheme; {_OFFER}")
         if _NO_COLON.match(url):
             raise StorageUnusable(f"storage {redact(url)!r} lacks the colon of a scheme; {_OFFER}")
         return FileStorage(url)

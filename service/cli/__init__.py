@@ -29,7 +29,9 @@ app.add_typer(journal.app, name="journal")
 @app.command()
 def demo(
     epochs: int = typer.Option(6, min=1, help="Epochs over the digits.", envvar="FOREBAY_EPOCHS"),
-    keep: bool = typer.Option(False, help="Keep the demo's files and say where they are."),
+    keep: bool = typer.Option(
+        False, help="Keep the demo's files and say where they are.", envvar="FOREBAY_KEEP"
+    ),
 ) -> None:
     """The main job on this machine, on real data, with the dispatcher killed in the middle."""
     from .demo import run_demo
@@ -50,6 +52,8 @@ def main() -> NoReturn:
         _fail(2, f"{' '.join(message.split())} (`forebay --help` tells more)")
     except ForebayError as error:
         _fail(1, str(error))
+    except UnicodeEncodeError as error:  # an argument, or a FOREBAY_… of the environment
+        _fail(2, f"{error.object!r} is not UTF-8; write it in UTF-8")
     except (KeyboardInterrupt, typer.Abort):
         _fail(130, "interrupted")
     except BrokenPipeError:  # the reader of our output, such as `head`, has had enough

@@ -16,7 +16,10 @@ from ..errors import ForebayError
 if TYPE_CHECKING:
     from ..chaos.report import Report
 
-ONLY = typer.Option([], help='A kind of fault, such as "kill worker"; repeatable. By default, all.')
+ONLY = typer.Option(
+    [], help='A kind of fault, such as "kill worker"; repeatable. By default, all.',
+    envvar="FOREBAY_ONLY",
+)  # fmt: skip
 
 
 def chaos(
@@ -24,7 +27,7 @@ def chaos(
         None, min=0, help="Of the plan of faults; a random one by default.", envvar="FOREBAY_SEED"
     ),
     minutes: float = typer.Option(
-        1.0, min=0.05, help="How long there are faults.", envvar="FOREBAY_MINUTES"
+        1.0, min=0.05, max=100_000, help="How long there are faults.", envvar="FOREBAY_MINUTES"
     ),
     storage: str = typer.Option(
         "files", help='"files", "redis" (a server of its own), or the URL of an empty storage.',
@@ -66,6 +69,9 @@ def chaos(
     from ..chaos.report import render
     from ..chaos.run import run_chaos
 
+    for option, file in (("--json", json_file), ("--plot", plot)):
+        if file and not pathlib.Path(file).parent.is_dir():  # before there is something to lose
+            raise ForebayError(f"{option} {file} cannot be written: its directory does not exist")
     options = Options(
         seed=random.randrange(1 << 32) if seed is None else seed,
         duration_s=60 * minutes,

@@ -20,8 +20,8 @@ STORAGE = typer.Argument(
     ..., help="URL or path of the storage, such as file:///var/lib/forebay.",
     envvar="FOREBAY_STORAGE",
 )  # fmt: skip
-AT = typer.Option(None, min=1, help="The sequence of an event.")
-JSON = typer.Option(False, "--json", help="As JSON, for programs.")
+AT = typer.Option(None, min=1, help="The sequence of an event.", envvar="FOREBAY_AT")
+JSON = typer.Option(False, "--json", help="As JSON, for programs.", envvar="FOREBAY_JSON")
 
 
 @contextmanager
@@ -43,7 +43,9 @@ def _opened(url: str) -> Iterator[Any]:
 def show(
     storage: str = STORAGE,
     at: int | None = AT,
-    limit: int = typer.Option(50, min=0, help="How many of the last events to show; 0: all."),
+    limit: int = typer.Option(
+        50, min=0, help="How many of the last events to show; 0: all.", envvar="FOREBAY_LIMIT"
+    ),
     as_json: bool = JSON,
 ) -> None:
     """The last events in words; with --at, the dispatcher's state as of that event."""
@@ -73,7 +75,9 @@ def show(
 @app.command()
 def tail(
     storage: str = STORAGE,
-    limit: int = typer.Option(10, min=0, help="How many of the last events to begin with."),
+    limit: int = typer.Option(
+        10, min=0, help="How many of the last events to begin with.", envvar="FOREBAY_LIMIT"
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Follow the journal: events in words as they are written, until interrupted."""
@@ -115,6 +119,7 @@ def repair(
         False,
         help="Cut a corrupt log behind its last whole batch: what was acknowledged after it is "
         "lost. The rest is moved aside, not deleted.",
+        envvar="FOREBAY_TRUNCATE_CORRUPT",
     ),
 ) -> None:
     """Make a damaged journal usable again, as far as nothing is lost by it."""

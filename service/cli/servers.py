@@ -19,9 +19,14 @@ DEFAULTS = DispatcherOptions()
 
 
 def _log_to_stderr() -> None:
+    level = os.environ.get("FOREBAY_LOG_LEVEL", "info")
+    if level.upper() not in logging.getLevelNamesMapping():
+        raise InvalidArgument(
+            f"FOREBAY_LOG_LEVEL={level!r} is no level; use debug, info, warning, error or critical"
+        )
     logging.basicConfig(
         stream=sys.stderr,
-        level=os.environ.get("FOREBAY_LOG_LEVEL", "INFO"),
+        level=level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
 
@@ -67,16 +72,17 @@ def dispatcher(
         DEFAULTS.job_gc_check_interval_ms, min=1, envvar="FOREBAY_JOB_GC_CHECK_INTERVAL_MS"
     ),
     job_gc_timeout_ms: int = typer.Option(
-        DEFAULTS.job_gc_timeout_ms,
+        DEFAULTS.job_gc_timeout_ms, min=-1,
         help="Collect an iteration that nobody read for so long; -1: never.",
         envvar="FOREBAY_JOB_GC_TIMEOUT_MS",
     ),
     worker_timeout_ms: int = typer.Option(
-        DEFAULTS.worker_timeout_ms, help="Give up a worker that is silent for so long; -1: never.",
+        DEFAULTS.worker_timeout_ms, min=-1,
+        help="Give up a worker that is silent for so long; -1: never.",
         envvar="FOREBAY_WORKER_TIMEOUT_MS",
     ),
     client_timeout_ms: int = typer.Option(
-        DEFAULTS.client_timeout_ms,
+        DEFAULTS.client_timeout_ms, min=-1,
         help="Give up a consumer that is silent for so long; -1: never.",
         envvar="FOREBAY_CLIENT_TIMEOUT_MS",
     ),

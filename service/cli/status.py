@@ -4,52 +4,66 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-if TYPE_CHECKING:
-    from ..dispatcher_client import DispatcherClient
+PATIENCE_S = 5.0
+NAME_WIDTH = 24  # of a job's name, before it takes a second line
+
+WAIT_WORKERS = typer.Option(
+    0, min=0, help="First wait until so many workers are registered.",
+    envvar="FOREBAY_WAIT_WORKERS",
+)  # fmt: skip
+WAIT_TIMEOUT = typer.Option(
+    60.0, min=0.0, help="Seconds to wait for them, and for the dispatcher, before giving up.",
+    envvar="FOREBAY_WAIT_TIMEOUT_S",
+)  # fmt: skip
 
 
 def status(
-    service: str = typer.Argument(..., help="HOST:PORT of the dispatcher."),
-    watch: bool = typer.Option(False, help="Keep showing it, until interrupted."),
-    as_json: bool = typer.Option(False, "--json", help="As JSON, for programs."),
-) -> None:
+    service: str = typer.Argument(
+        ..., help="HOST:PORT of the dispatcher; several, comma-separated.",
+        envvar="FOREBAY_SERVICE",
+    ),
+    watch: bool = typer.Option(
+        False, help="Keep showing it, until interrupted.", envvar="FOREBAY_WATCH"
+    ),
+    as_json: bool = typer.Option(
+        False, "--json", help="As JSON, for programs.", envvar="FOREBAY_JSON"
+    ),
+    wait_workers: int = WAIT_WORKERS,
+    wait_timeout_s: float = WAIT_TIMEOUT,
+) -> None:  # fmt: skip
     """Workers, jobs and iterations with their progress, the leader, the journal's position."""
     from rich.console import Console
     from rich.live import Live
 
+    from ..client.waiting import fetch_status, wait_for_workers
     from ..dispatcher_client import DispatcherClient
 
+    if wait_workers:
+        wait_for_workers(service, wait_workers, timeout_s=wait_timeout_s)
     client = DispatcherClient(service)
     try:
+        summary = fetch_status(client, PATIENCE_S)
         if not watch:
-            summary = _fetch(client)
             if as_json:
                 print(json.dumps(summary, indent=2))
             else:
                 Console().print(render(summary))
             return
-        with Live(render(_fetch(client)), refresh_per_second=4) as live:
+        with Live(render(summary), refresh_per_second=4) as live:
             while True:
                 time.sleep(0.5)
-                live.update(render(_fetch(client)))
+                live.update(render(fetch_status(client, PATIENCE_S)))
     finally:
         client.close()
 
 
-def _fetch(client: DispatcherClient) -> dict[str, Any]:
-    from ..proto import forebay_pb2 as pb
-
-    answer = client.call(pb.GetStatusRequest(), pb.GetStatusResponse, patience_s=5)
-    summary: dict[str, Any] = json.loads(answer.status)
-    return summary
-
-
 def render(summary: dict[str, Any]) -> Any:
     """The status as something that rich prints."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Group
     from rich.table import Table
 
@@ -64,24 +78,46 @@ def render(summary: dict[str, Any]) -> Any:
     for w in summary["workers"]:
         kind = "tf.data service" if w["stock"] else "forebay"
         workers.add_row(w["address"], kind, str(w["running_tasks"]), ",".join(w["tags"]))
-    jobs = Table(
-        "job", "dataset", "sharding", "epoch", "consumers", "tasks", "splits", "state",
-        title="jobs", title_justify="left",
-    )  # fmt: skip
+    jobs = Table(title="jobs", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    longest = max((len(_name(job)) for job in summary["jobs"]), default=0)
+    jobs.add_column("job", overflow="fold", min_width=min(longest, NAME_WIDTH))
+    jobs.add_column("dataset", overflow="fold")
+    for column in ("sharding", "epoch", "readers", "tasks", "splits"):
+        jobs.add_column(column, no_wrap=column in ("sharding", "tasks"))
     for job in summary["jobs"]:
+        of_job = (_name(job), job["dataset_id"], job["sharding"])
+        over = [it for it in job["iterations"] if it["finished"]]
+        if over:
+            lost = sum(provider["lost"] for it in over for provider in it["providers"])
+            epochs = _runs([it["repetition"] for it in over])
+            jobs.add_row(*of_job, epochs, "", "finished", f"{lost} lost" if lost else "")
         for it in job["iterations"]:
-            tasks = f"{it['completed_tasks']} done, {it['running_tasks']} running"
-            jobs.add_row(
-                str(job["name"] or job["job_id"]),
-                job["dataset_id"],
-                job["sharding"],
-                str(it["repetition"]),
-                str(it["consumers"]),
-                tasks,
-                " | ".join(map(_progress, it["providers"])) or "–",
-                "finished" if it["finished"] else "open",
-            )
+            if not it["finished"]:
+                jobs.add_row(
+                    *of_job,
+                    str(it["repetition"]),
+                    str(it["consumers"]),
+                    f"{it['completed_tasks']} of {it['completed_tasks'] + it['running_tasks']}",
+                    " | ".join(map(_progress, it["providers"])) or "–",
+                )
     return Group(head, workers, jobs)
+
+
+def _name(job: dict[str, Any]) -> str:
+    """The user's own name of a job: tf.data service's clients put the dataset before it."""
+    name: str = job["name"] or str(job["job_id"])
+    return name.removeprefix(f"dataset_id=/{job['dataset_id']}/")
+
+
+def _runs(numbers: list[int]) -> str:
+    """Ascending numbers, the consecutive ones as 1–9."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    return ", ".join("–".join(map(str, run)) for run in runs)
 
 
 def _progress(provider: dict[str, Any]) -> str:

@@ -16,7 +16,13 @@ from tensorflow.python.data.experimental.ops import compression_ops
 
 from ...journal.proto import events_pb2 as ev
 from ..dispatcher_client import DispatcherClient
-from ..element_specs import component_specs, decode_metadata, encode_element_spec, plain
+from ..element_specs import (
+    check_element_spec,
+    component_specs,
+    decode_metadata,
+    encode_element_spec,
+    plain,
+)
 from ..errors import InvalidArgument
 from ..executors.evaluate import evaluate
 from ..graphs import NotSplittable, split_sources
@@ -31,7 +37,7 @@ from .options import (
     sharding_policy,
 )
 from .reader import PATIENCE_S, Reader, fetch_definition
-from .tf_elements import NOTHING, dataset_of_blocks, graph_of
+from .tf_elements import NOTHING, as_registered, dataset_of_blocks, graph_of
 
 Dataset = Any
 Service = str | tuple[str, str]
@@ -89,6 +95,7 @@ def register_dataset(
     kind = kinds.COMPRESSION_OFF
     cardinality = dataset.cardinality().numpy()
     policy = dataset.options().experimental_external_state_policy
+    dataset = as_registered(dataset)
     if compression == "SNAPPY":
         dataset = dataset.map(
             lambda *element: compression_ops.compress(element), num_parallel_calls=tf.data.AUTOTUNE
@@ -140,7 +147,8 @@ def from_dataset_id(
         whole dataset) or "distributed_epoch" (DYNAMIC: each split goes to one worker).
       service: as in `register_dataset`.
       dataset_id: what `register_dataset` returned.
-      element_spec: of the registered dataset; by default it is asked for.
+      element_spec: of the registered dataset; by default it is asked for. Nesting and dtypes
+        must be those of the dataset, shapes may say less, or more if that is true.
       job_name: trainers that give the same name share one job: each element goes to one of
         them. Each iteration over the returned dataset is the job's next repetition. Without a
         name each iteration is a job of its own.
@@ -153,10 +161,14 @@ def from_dataset_id(
       target_workers: "AUTO", "ANY", or "LOCAL": read from workers in this process only. Each
         worker that a job has needs a reader. Who shares a job must give the same.
 
+    Its cardinality is infinite or zero where the registered dataset's is, else unknown: others
+    may share the job, and several workers may each produce the whole dataset.
+
     Iterating rides out restarts of the dispatcher, and new and dead workers. A pipeline that
     fails on a worker raises TensorFlow's error for INVALID_ARGUMENT, UNIMPLEMENTED and
     RESOURCE_EXHAUSTED, and UnknownError with the code in its message for others. Raises
-    ValueError for arguments that make no sense, NotFound for an unknown dataset.
+    ValueError for arguments that make no sense, such as another dataset's element_spec, NotFound
+    for an unknown dataset.
     """
     policy = sharding_policy(processing_mode)
     check_job_name(job_name)
@@ -179,10 +191,17 @@ def from_dataset_id(
             "the dataset was registered in graph mode or inside a tf.function, the "
             "`element_spec` must be specified as an argument to `from_dataset_id`."
         )
+    if metadata.element_spec is not None:
+        check_element_spec(element_spec, metadata.element_spec)
     reader = Reader(service, dataset_id, policy, job_name, how)
     compressed = metadata.compressed and metadata.raw
     blocks = partial(reader.iterate, NOTHING)
-    return dataset_of_blocks(blocks, element_spec, compressed=compressed)
+    return dataset_of_blocks(
+        blocks,
+        element_spec,
+        compressed=compressed,
+        cardinality=_cardinality(metadata.cardinality, policy),
+    )
 
 
 def distribute(
@@ -229,6 +248,14 @@ def distribute(
         )
 
     return apply
+
+
+def _cardinality(registered: int, policy: ShardingPolicy) -> int:
+    """What one reader gets of a dataset of this cardinality, as tf.data service says it."""
+    unsharded = policy in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC, ShardingPolicy.DATA)
+    if registered == 0 or (registered == tf.data.INFINITE_CARDINALITY and unsharded):
+        return registered
+    return int(tf.data.UNKNOWN_CARDINALITY)
 
 
 def _text(dataset_id: Any) -> str:

@@ -19,14 +19,17 @@ from tensorflow.python.data.util import nest
 from tensorflow.python.data.util.structure import to_tensor_list
 
 from .. import malloc
-from ..blocks import Array, Block, Component, Strings
+from ..blocks import Array, Block, Component, Strings, numpy_dtype
 from ..element_specs import (
     carrier,
     component_specs,
+    flatten,
+    has_extension_types,
     options_for,
     plain,
     restore,
     until_stopped,
+    without_extension_types,
 )
 from ..errors import PipelineError, Unimplemented
 
@@ -47,13 +50,18 @@ class BlockIterator(Protocol):
 
 
 def dataset_of_blocks(
-    open_blocks: Callable[[], BlockIterator], element_spec: Any, *, compressed: bool = False
+    open_blocks: Callable[[], BlockIterator],
+    element_spec: Any,
+    *,
+    compressed: bool = False,
+    cardinality: int = tf.data.UNKNOWN_CARDINALITY,
 ) -> Any:
     """A `tf.data.Dataset` of the elements in blocks, with exactly this element_spec.
 
     `open_blocks` is called for each iteration over the dataset, and what it returned is closed
     when that iteration ends or is dropped. With `compressed` the blocks have one component,
-    tf.data service's compressed elements, serialized. Raises UnsupportedElement.
+    tf.data service's compressed elements, serialized. Elements that are more or fewer than a
+    known `cardinality` are TensorFlow's FailedPreconditionError. Raises UnsupportedElement.
     """
     specs = [tf.TensorSpec([], tf.variant)] if compressed else component_specs(element_spec)
     columns = [_Column(spec) for spec in specs]
@@ -70,6 +78,7 @@ def dataset_of_blocks(
                 if block is NOTHING:
                     yield no_rows
                 else:
+                    _check_components(columns, block)
                     pairs = zip(columns, block.components, strict=True)
                     yield (block.count, *[part for c, own in pairs for part in c.arrays(own)])
 
@@ -100,12 +109,16 @@ def dataset_of_blocks(
             tf.data.Dataset.range(count), element, use_inter_op_parallelism=False
         )
 
+    said = cardinality == tf.data.UNKNOWN_CARDINALITY
     ready = bool(columns) and not compressed and all(column.stacked for column in columns)
     if ready:
         # Every component is an array of rows, which is cut without a function call.
         stacked = _from_generator(arrays, signature, stacks)
         if sum(column.least_bytes for column in columns) >= SLICED_BYTES:
             built = stacked.flat_map(plain(lambda *s: tf.data.Dataset.from_tensor_slices(s)))
+        elif cardinality == tf.data.INFINITE_CARDINALITY:
+            # Said of blocks it costs elements nothing, and unbatch passes it on.
+            built, said = _with_cardinality(stacked, cardinality).unbatch(), True
         else:
             built = stacked.unbatch()
         if not all(isinstance(leaf, tf.TensorSpec) for leaf in nest.flatten(element_spec)):
@@ -113,11 +126,37 @@ def dataset_of_blocks(
     else:
         built = _from_generator(arrays, signature).flat_map(elements)
     built = built.with_options(options_for(specs))
-    dataset = _ReadyElements if ready else dataset_ops._VariantDataset
-    return dataset(built._variant_tensor, element_spec)
+    if not said:
+        built = _with_cardinality(built, cardinality)
+    dataset = _ReadyElements if ready else _Elements
+    return dataset(built._variant_tensor, element_spec, cardinality)
 
 
-class _ReadyElements(dataset_ops._VariantDataset):  # type: ignore[misc]
+def _with_cardinality(dataset: Any, cardinality: int) -> Any:
+    return dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
+
+
+class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
+    """The elements of an iteration, of which others may have taken all."""
+
+    def __init__(self, variant: Tensor, element_spec: Any, cardinality: int) -> None:
+        super().__init__(variant, element_spec)
+        self._cardinality = cardinality  # `cardinality()` is a tensor, and unknown to a trace
+
+    def repeat(self, count: Any = None, name: str | None = None) -> Any:
+        """As of any dataset; without end, it goes on after an iteration without elements, too.
+
+        TensorFlow's own ends then, unless it finds its service's dataset behind it.
+        """
+        times = -1 if count is None else tf.get_static_value(tf.convert_to_tensor(count))
+        if times is None or times >= 0 or self._cardinality == 0:
+            return super().repeat(count, name)
+        endless = tf.data.Dataset.range(tf.int64.max)
+        repeated = endless.flat_map(plain(lambda _: self), name=name)
+        return _with_cardinality(repeated, tf.data.INFINITE_CARDINALITY)
+
+
+class _ReadyElements(_Elements):
     """Elements that only have to be cut out of their block: eager loops take them at once."""
 
     def __iter__(self) -> Any:
@@ -172,6 +211,20 @@ def _from_generator(
     return iterations.flat_map(tuples)
 
 
+def as_registered(dataset: Any) -> Any:
+    """The dataset as workers run it: with the components of extension types in their place."""
+    spec = dataset.element_spec
+    if not has_extension_types(spec):
+        return dataset
+
+    @plain
+    def taken_apart(*element: Any) -> Any:
+        whole = element if type(spec) is tuple else element[0]
+        return restore(without_extension_types(spec), flatten(spec, whole))
+
+    return dataset.map(taken_apart)
+
+
 def graph_of(dataset: Any, external_state_policy: Any = ExternalStatePolicy.WARN) -> bytes:
     """The serialized GraphDef of a dataset, as it is registered.
 
@@ -189,6 +242,8 @@ class _Column:
         self._carrier = carrier(spec.dtype)
         self._text = spec.dtype in (tf.string, tf.variant)
         self._shape = spec.shape.as_list() if spec.shape.is_fully_defined() else None
+        name = self._carrier.dtype.name if spec.dtype.is_quantized else spec.dtype.name
+        self._kind = "string" if self._text else numpy_dtype(name)
         # Can unbatch cut it? It knows no variants and none of the dtypes that need a carrier,
         # and TensorFlow 2.21 crashes where it is given elements without values.
         known = spec.dtype == self._carrier.dtype and spec.dtype != tf.variant
@@ -205,7 +260,8 @@ class _Column:
             self.signature.append(tf.TensorSpec([None, spec.shape.rank], tf.int64))
 
     def arrays(self, component: Component) -> list[Any]:
-        """The component of a block, as the signature says."""
+        """The component of a block, as the signature says. Raises ValueError if it is another."""
+        self._check(component)
         values, shapes = component.values, component.shapes
         if self._shape is None and shapes is None:
             stacked = values.lengths if isinstance(values, Strings) else values
@@ -222,6 +278,19 @@ class _Column:
             flat = values if self._shape is not None else values.reshape(-1)
             parts.append(_as_dtype(flat, self._carrier.dtype))
         return parts if self._shape is not None else [*parts, shapes]
+
+    def _check(self, component: Component) -> None:
+        """TensorFlow would take a column of another dtype or shape apart without a word."""
+        values, shapes = component.values, component.shapes
+        lengths = values.lengths if isinstance(values, Strings) else values
+        kind = "string" if isinstance(values, Strings) else values.dtype
+        if kind != self._kind:
+            raise ValueError(f"{_WRONG_SPEC}: {self._spec.dtype.name} instead of {kind}")
+        if self._shape is not None and (
+            shapes is not None or list(lengths.shape[1:]) != self._shape
+        ):
+            found = "several shapes" if shapes is not None else tuple(lengths.shape[1:])
+            raise ValueError(f"{_WRONG_SPEC}: the shape {self._spec.shape} instead of {found}")
 
     def rows(self, count: Tensor, parts: list[Tensor]) -> list[Tensor]:
         """Computed once a block: the values, and, where shapes differ, where each begins."""
@@ -246,6 +315,15 @@ class _Column:
         values, starts, shapes = rows
         own = values[starts[row] : starts[row + 1]]
         return self._carrier.back(tf.reshape(own, shapes[row]))
+
+
+_WRONG_SPEC = "the element_spec is not that of the elements, it says"
+
+
+def _check_components(columns: list[_Column], block: Block) -> None:
+    if len(block.components) != len(columns):
+        found = len(block.components)
+        raise ValueError(f"{_WRONG_SPEC}: {len(columns)} tensors instead of {found}")
 
 
 def _no_rows(spec: Any) -> Array:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from ...storage import open_storage
 from ..errors import InvalidArgument
-from ..grpc_server import WILDCARDS
+from ..grpc_server import told_address
 from .candidate import Candidate, place_of
 from .forebay_face import ForebayFace
 from .listener import Listener, Refusal
@@ -36,7 +36,7 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     _check(options)
     listener = Listener(options.host, options.port, standby=options.standby)
     bound = listener.address
-    address = options.address.replace("%port%", bound.rpartition(":")[2]) or bound
+    address = told_address(options.address, bound)
     storage = open_storage(options.storage, allow_volatile=options.allow_volatile)
     candidate = Candidate(storage, options, address, place_of(bound))
     interrupted = asyncio.Event()
@@ -45,7 +45,7 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
         loop.add_signal_handler(number, interrupted.set)
     stop = asyncio.create_task(interrupted.wait(), name="forebay-interrupt")
     lead = asyncio.create_task(
-        _lead(listener, candidate, lambda: ready(bound)), name="forebay-dispatcher"
+        _lead(listener, candidate, lambda: ready(address)), name="forebay-dispatcher"
     )
     try:
         await asyncio.wait((lead, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -65,11 +65,6 @@ def _check(options: DispatcherOptions) -> None:
         raise InvalidArgument(
             "a standby shares its storage with the leader, and memory: cannot be shared: give "
             "--storage a directory or a Redis"
-        )
-    if options.standby and options.host in WILDCARDS and not options.address:
-        raise InvalidArgument(
-            f"a standby that listens on {options.host} must be told the address that clients "
-            "reach it at: --address HOST:%port%"
         )
 
 

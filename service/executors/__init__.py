@@ -46,15 +46,14 @@ def make_executor(
             f"this worker cannot run datasets of kind {definition.WhichOneof('kind')}; "
             "run workers of the version that registered it"
         )
-    from ..element_specs import decode_metadata
+    from ..element_specs import decode_metadata, without_extension_types
     from .tf_data import TfDataExecutor
 
     metadata = decode_metadata(definition)
     if metadata.raw:
         return TfDataExecutor(graph, feed)
-    return TfDataExecutor(
-        graph, feed, element_spec=metadata.element_spec, compressed=metadata.compressed
-    )
+    spec = without_extension_types(metadata.element_spec)
+    return TfDataExecutor(graph, feed, element_spec=spec, compressed=metadata.compressed)
 
 
 def response_maker(definition: ev.DatasetDefinition) -> Callable[[Block], tf.GetElementResponse]:

@@ -21,9 +21,9 @@ from ...journal.proto import events_pb2 as ev
 from .. import tunnel
 from ..blocks import BLOCK_BYTES
 from ..dispatcher_client import DispatcherClient
-from ..errors import ForebayError, InvalidArgument
+from ..errors import ForebayError
 from ..executors import load
-from ..grpc_server import SERVER_OPTIONS, WILDCARDS, bind
+from ..grpc_server import SERVER_OPTIONS, bind, told_address
 from ..proto import forebay_pb2 as pb
 from ..protocols import GRPC, SERVED, TCP
 from ..transport import BlockServer, TaskOutput
@@ -100,15 +100,11 @@ class Worker:
         Raises AddressInUse, and Unavailable when no dispatcher answers within its timeout.
         """
         options = self._options
-        if options.host in WILDCARDS and not options.address:
-            raise InvalidArgument(
-                f"a worker that listens on {options.host} must be told the address that clients "
-                "reach it at: --address HOST:%port%"
-            )
+        told_address(options.address, f"{options.host}:1")  # before it takes long
         load()
         try:
             bound = bind(self._grpc, options.host, options.port)
-            self.address = options.address.replace("%port%", bound.rpartition(":")[2]) or bound
+            self.address = told_address(options.address, bound)
             self._blocks.start()
             self._grpc.start()
             self._registration = pb.WorkerHeartbeatRequest(
@@ -162,9 +158,9 @@ class Worker:
 
     def _data_addresses(self) -> list[tuple[str, str]]:
         """Where blocks are to be had, the best way first, as clients are told."""
-        data_address = self._options.data_address or f"{self.address.rpartition(':')[0]}:%port%"
+        bound = f"{self.address.rpartition(':')[0]}:{self._blocks.port}"
         addresses = dict(self._blocks.addresses)
-        addresses[TCP] = data_address.replace("%port%", str(self._blocks.port))
+        addresses[TCP] = told_address(self._options.data_address, bound, "--data-address")
         addresses[GRPC] = self.address
         wanted = self._options.data_transfer_protocol
         return [(p, addresses[p]) for p in SERVED if wanted is None or p == wanted]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pathlib
@@ -11,12 +12,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import typer
+from rich.console import Console
 
 from forebay.journal import encode
 from forebay.journal.proto import events_pb2 as ev
+from forebay.service.cli import app
+from forebay.service.cli.status import render
+from forebay.service.client.waiting import wait_for_workers
 from forebay.service.dispatcher_client import DispatcherClient
+from forebay.service.errors import InvalidArgument, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import Locked, open_storage
 from forebay.storage.redis_storage import RedisStorage
@@ -61,8 +69,37 @@ class TestErrors:
         assert "--dispatcher" in error_of("worker", code=2)
         assert "65535" in error_of("dispatcher", "--port", 99999, code=2)
         assert "FOREBAY_PORT" in error_of("dispatcher", code=2, FOREBAY_PORT="many")
+        assert "is not UTF-8" in error_of("status", "\udcff:1", code=2)
         assert forebay("--help").returncode == 0
         assert forebay().returncode == 2
+
+    def test_every_option_can_come_from_the_environment(self) -> None:
+        group = typer.main.get_command(app)
+        assert isinstance(group, typer.core.TyperGroup)
+        nested = group.commands["journal"]
+        assert isinstance(nested, typer.core.TyperGroup)
+        for command in [*group.commands.values(), *nested.commands.values()]:
+            for option in command.params:
+                if isinstance(option, typer.core.TyperOption) and not option.hidden:
+                    expected = option.opts[0].strip("-").replace("-", "_").upper()
+                    names = (f"FOREBAY_{expected}", f"FOREBAY_CHAOS_{expected}")
+                    assert option.envvar in names, f"{command.name} {option.opts}"
+
+    def test_an_address_that_nobody_could_connect_to(self) -> None:
+        for told in ("a b c:xx", "host", "host:0", "host:99999", "ho st:%port%"):
+            assert f"{told!r} is not of the form HOST:PORT" in error_of(
+                "dispatcher", f"--address={told}"
+            )
+        assert "--address HOST:%port%" in error_of("dispatcher", "--host=0.0.0.0")
+        for wrong in ("--address=a:b", "--host=0.0.0.0"):
+            assert "HOST:" in error_of("worker", "--dispatcher=127.0.0.1:1", wrong)
+        assert "'a b:1'" in error_of("worker", "--dispatcher=a b:1")
+
+    def test_a_level_to_log_at(self) -> None:
+        assert "'loud'" in error_of("dispatcher", FOREBAY_LOG_LEVEL="loud")
+        # It is taken in either case; the next thing that is wrong is said.
+        done = forebay("dispatcher", "--storage=ftp://x", FOREBAY_LOG_LEVEL="debug")
+        assert " DEBUG " in done.stderr and "forebay: storage 'ftp://x'" in done.stderr
 
     def test_a_storage_that_cannot_be_used(self, tmp_path: pathlib.Path) -> None:
         assert "scheme" in error_of("dispatcher", "--storage", "ftp://host/x")
@@ -191,6 +228,29 @@ class TestServers:
         shown = forebay("status", dispatcher.target).stdout
         assert dispatcher.address in shown and "DYNAMIC" in shown and "0 of 9" in shown
 
+    def test_waiting_for_workers(self, dispatcher: DispatcherProcess) -> None:
+        with pytest.raises(Unavailable, match="0 of 1 workers are registered"):
+            wait_for_workers(dispatcher.target, 1, timeout_s=0)
+        waiting = subprocess.Popen(
+            [sys.executable, "-m", "forebay.service.cli", "status", dispatcher.target, "--json"],
+            env={**os.environ, "FOREBAY_WAIT_WORKERS": "2"}, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        client = DispatcherClient(dispatcher.target)
+        for uid in (1, 2):
+            beat = pb.WorkerHeartbeatRequest(address=f"w:{uid}", uid=uid)
+            client.call(beat, pb.WorkerHeartbeatResponse)
+        client.close()
+        shown, _ = waiting.communicate(timeout=60)
+        assert len(json.loads(shown)["workers"]) == 2
+        wait_for_workers(dispatcher.target, 2, timeout_s=None)
+        too_many = ("--wait-workers=3", "--wait-timeout-s=0")
+        assert "2 of 3 workers" in error_of("status", dispatcher.target, *too_many)
+        for count in (0, -1, True, "2"):
+            with pytest.raises(InvalidArgument, match="positive integer"):
+                wait_for_workers(dispatcher.target, count)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="timeout_s"):
+            wait_for_workers(dispatcher.target, 1, timeout_s=-1)
+
     def test_a_dispatcher_ends_with_its_parent(self, tmp_path: pathlib.Path) -> None:
         program = (
             "from forebay import service; import os;"
@@ -209,6 +269,49 @@ class TestServers:
             except Locked:
                 assert time.monotonic() < give_up
                 time.sleep(0.1)
+
+
+class TestStatus:
+    """What is shown of a state, on a narrow terminal."""
+
+    @staticmethod
+    def shown(*jobs: dict[str, Any]) -> list[str]:
+        summary = {**STATUS, "jobs": list(jobs)}
+        console = Console(width=80, file=io.StringIO(), color_system=None)
+        console.print(render(summary))
+        assert isinstance(console.file, io.StringIO)
+        return console.file.getvalue().splitlines()
+
+    def test_a_job_has_its_users_name(self) -> None:
+        stocks = job("dataset_id=/1000/imagenet-training", iteration(1))
+        others = job("dataset_id=/7/other", iteration(1))
+        bare = job("bare-name", iteration(1))
+        unnamed = job(None, iteration(1))
+        text = self.shown(stocks, others, bare, unnamed)
+        rows = [line.split()[0] for line in text if "DYNAMIC" in line]
+        assert rows[0] == "imagenet-training"
+        assert rows[1:] == ["dataset_id=/7/other", "bare-name", "5"]
+
+    def test_epochs_that_are_over_are_one_line(self) -> None:
+        over = [iteration(n, finished=True, lost=n == 3) for n in (1, 2, 3, 5)]
+        text = self.shown(job("j", *over, iteration(4), iteration(6)))
+        rows = [line.split() for line in text if "DYNAMIC" in line]
+        assert rows[0][3:] == ["1–3,", "5", "finished", "1", "lost"]
+        assert [row[3] for row in rows[1:]] == ["4", "6"]
+
+
+STATUS = {"leader": "a:1", "term": 1, "journal_id": "x", "sequence": 9, "leases": 0, "workers": []}
+
+
+def job(name: str | None, *iterations: dict[str, Any]) -> dict[str, Any]:
+    known = {"dataset_id": "1000", "sharding": "DYNAMIC", "iterations": list(iterations)}
+    return {"job_id": 5, "name": name, **known}
+
+
+def iteration(repetition: int, *, finished: bool = False, lost: bool = False) -> dict[str, Any]:
+    splits = {"splits": 9, "completed": 9 - lost, "leased": 0, "lost": int(lost)}
+    tasks = {"completed_tasks": 1, "running_tasks": 1, "consumers": 1}
+    return {"repetition": repetition, "finished": finished, "providers": [splits], **tasks}
 
 
 class TestRedis:

@@ -191,7 +191,7 @@ def test_one_that_is_no_standby_gives_up(pair: list[DispatcherProcess], any_stor
 def test_what_no_standby_can_be(tmp_path: pathlib.Path) -> None:
     assert "memory: cannot be shared" in refused("--standby")
     said = refused("--standby", f"--storage={tmp_path}", "--host=0.0.0.0")
-    assert "must be told the address" in said
+    assert "--address HOST:%port%" in said
 
 
 def test_a_closed_client_does_not_wander(pair: list[DispatcherProcess]) -> None:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from forebay import service
 
 from ..cluster import WorkerProcess
+from ..executors.pipelines import document, masked, plain
 from ..stock import DispatcherProcess
 
 OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
@@ -113,6 +114,21 @@ def test_numpy_scalars_and_strings_are_what_tensorflow_gives(target: str) -> Non
     assert [type(e[key]) for e in read for key in e] == [
         type(e[key]) for e in expected for key in e
     ]
+
+
+@pytest.mark.parametrize("compression", ["AUTO", "SNAPPY"])
+def test_extension_types_of_which_workers_know_nothing(target: str, compression: str) -> None:
+    batches = tf.data.Dataset.range(5).map(lambda i: (masked(i), document(i)))
+    dataset = tf.data.Dataset.zip(batches, tf.data.Dataset.range(6).map(document).batch(2))
+    dataset_id = service.register_dataset(target, dataset, compression)
+    read = service.from_dataset_id(OFF, target, dataset_id)
+    assert read.element_spec == dataset.element_spec
+    assert [plain(element) for element in read] == [plain(element) for element in dataset]
+    with service.read(target, dataset_id) as elements:
+        (first, _), second = next(elements)
+    assert type(first).__name__ == "Masked" and first.shape.name == "box"
+    assert first.shape.dtype == "int8" and first.shape.shape == (1, None)
+    assert second.number.tolist() == [0, 1] and type(second.words).__name__ == "Ragged"
 
 
 LEAVE = """

@@ -6,9 +6,9 @@ import itertools
 import pathlib
 import threading
 from collections import Counter, namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +19,49 @@ from forebay.service.graphs import Source
 
 Dataset = Any
 Point = namedtuple("Point", ["x", "label"])
+
+
+class Shape(tf.experimental.ExtensionType):  # type: ignore[misc]
+    """What is no tensor, and how it can be nested."""
+
+    __name__ = "tests.Shape"
+    name: str
+    rank: int
+    scale: float
+    closed: bool
+    dtype: tf.DType
+    shape: tf.TensorShape
+    unknown: tf.TensorShape
+    nothing: Optional[tf.Tensor]  # noqa: UP045 - TensorFlow does not know the other form
+    pair: tuple[tf.Tensor, str]
+    more: Mapping[str, tf.Tensor]
+
+
+class Masked(tf.experimental.ExtensionType):  # type: ignore[misc]
+    __name__ = "tests.Masked"
+    values: tf.Tensor
+    mask: tf.Tensor
+    shape: Shape
+
+
+class Document(tf.experimental.BatchableExtensionType):  # type: ignore[misc]
+    __name__ = "tests.Document"
+    number: tf.Tensor
+    words: tf.RaggedTensor
+
+
+def masked(i: Any) -> Any:
+    rest = {"pair": (i, "unit"), "more": {"b": [i, i], "a": i}}
+    shape = Shape(
+        "box", 2, 0.5, True, tf.int8, tf.TensorShape([1, None]), tf.TensorShape(None), None, **rest
+    )
+    return Masked(tf.range(i), i > 1, shape)
+
+
+def document(i: Any) -> Any:
+    return Document(i, tf.RaggedTensor.from_row_lengths(["a", "b", "c"], [1, 2]))
+
+
 slices = tf.data.Dataset.from_tensor_slices
 count = tf.data.Dataset.range
 
@@ -96,6 +139,11 @@ ELEMENTS: dict[str, Callable[[], Dataset]] = {
             "shape": count(2).map(lambda i: tf.ones([i, 2])),
         }
     ),
+    "extension type": lambda: count(5).map(lambda i: {"m": masked(i), "n": (i, masked(i))}),
+    "extension type without a function": lambda: tf.data.Dataset.from_tensors(
+        Document(1, tf.ragged.constant([[1], [2, 3]]))
+    ).repeat(3),
+    "batched extension type": lambda: count(5).map(document).batch(2),
     "unknown rank": lambda: tf.data.Dataset.from_generator(
         lambda: iter([np.ones(()), np.ones(3), np.ones((2, 0)), np.ones((2, 2))]),
         output_signature=tf.TensorSpec(None, tf.float64),
@@ -186,11 +234,18 @@ def plain(value: Any) -> Any:
     match value:
         case None:
             return None
-        case dict():
+        case Mapping():
             return {key: plain(value[key]) for key in sorted(value)}
         case tf.RaggedTensor() | tf.SparseTensor():
             parts = tf.nest.flatten(value, expand_composites=True)
             return (type(value).__name__, *[plain(part) for part in parts])
+        case tf.experimental.ExtensionType():
+            fields = tf.experimental.extension_type.as_dict(value).values()
+            return (type(value).__name__, *[plain(field) for field in fields])
+        case tf.DType():
+            return plain(value.name)
+        case tf.TensorShape():
+            return plain(None if value.rank is None else tuple(value))
         case tuple():
             return (type(value).__name__, *[plain(item) for item in value])
     array = value.numpy() if hasattr(value, "numpy") else np.asarray(value)

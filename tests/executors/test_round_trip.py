@@ -13,11 +13,13 @@ import tensorflow as tf
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
-from forebay.service.client.tf_elements import NOTHING, dataset_of_blocks, graph_of
+from forebay.service.client.tf_elements import NOTHING, as_registered, dataset_of_blocks, graph_of
 from forebay.service.element_specs import (
+    check_element_spec,
     decode_element_spec,
     decode_metadata,
     encode_element_spec,
+    without_extension_types,
 )
 from forebay.service.errors import PipelineError
 from forebay.service.executors.tf_data import TfDataExecutor
@@ -31,7 +33,8 @@ def generate(blocks: list[Block]) -> Generator[Block, None, None]:
 
 
 def blocks_of(dataset: Any, **options: Any) -> list[Block]:
-    executor = TfDataExecutor(graph_of(dataset), element_spec=dataset.element_spec, **options)
+    spec = without_extension_types(dataset.element_spec)
+    executor = TfDataExecutor(graph_of(as_registered(dataset)), element_spec=spec, **options)
     return list(executor.blocks())
 
 
@@ -85,7 +88,9 @@ def test_numpy_readers_get_the_same(name: str) -> None:
 def test_element_specs_survive_the_metadata() -> None:
     for make in ELEMENTS.values():
         spec = make().element_spec
-        assert decode_element_spec(encode_element_spec(spec)) == spec
+        decoded = decode_element_spec(encode_element_spec(spec))
+        assert decoded == spec
+        check_element_spec(spec, decoded)
 
 
 @pytest.mark.parametrize("name", ["tokens", "dict", "ragged", "sparse", "strings", "pair"])
@@ -131,6 +136,37 @@ def test_elements_that_cannot_travel_are_named() -> None:
     nested = tf.data.Dataset.range(6).window(3).map(lambda window: {"w": window})
     with pytest.raises(UnsupportedElement, match=r"element\['w'\] is a DatasetSpec"):
         blocks_of(nested)
+
+
+class Unnamed(tf.experimental.ExtensionType):  # type: ignore[misc]
+    value: tf.Tensor
+
+
+class Backwards(tf.experimental.ExtensionType):  # type: ignore[misc]
+    __name__ = "tests.Backwards"
+    first: tf.Tensor
+    second: tf.Tensor
+
+    def __init__(self, value: Any) -> None:
+        self.second = value
+        self.first = value + 1
+
+
+class Raw(tf.experimental.ExtensionType):  # type: ignore[misc]
+    __name__ = "tests.Raw"
+    value: tf.Tensor
+    constants: tuple[bytes, ...]
+
+
+@pytest.mark.parametrize(("element", "message"), [
+    (lambda i: {"e": Unnamed(i)}, r"element\['e'\] is a Unnamed, .* __name__ = "),
+    (lambda i: (i, Backwards(i)), r"element\[1\] is a Backwards, .*\['second', 'first'\], and"),
+    (lambda i: Raw(i, (b"x",)), r"element\.constants\[0\] is a b'x', which cannot be sent"),
+    (lambda i: {"a": {1: i}}, r"element\['a'\] has the key 1, and only strings"),
+])  # fmt: skip
+def test_what_the_metadata_cannot_hold_is_named(element: Any, message: str) -> None:
+    with pytest.raises(UnsupportedElement, match=message):
+        encode(tf.data.Dataset.range(3).map(element).element_spec)
 
 
 def test_a_failing_pipeline_gives_what_it_had_then_its_error() -> None:

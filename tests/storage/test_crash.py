@@ -80,7 +80,12 @@ def fail(number: int) -> Callable[..., int]:
 
 @pytest.mark.parametrize(
     ("number", "remedy"),
-    [(errno.EIO, "mend the disk"), (errno.ENOSPC, "make room"), (errno.EROFS, "write access")],
+    [
+        (errno.EIO, "mend the disk"),
+        (errno.ENOSPC, "make room"),
+        (errno.EROFS, "write access"),
+        (errno.EMFILE, "limit of open files"),
+    ],
 )
 def test_a_failed_sync_takes_the_batch_back(
     writer: Writer, path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
