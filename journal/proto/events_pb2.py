@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"forebay/journal/proto/events.proto\x12\x0f\x66orebay.journal\"\x80\t\n\x05\x45vent\x12\x0f\n\x07time_ms\x18\x01 \x01(\x04\x12)\n\x07request\x18\x02 \x01(\x0b\x32\x18.forebay.journal.Request\x12\x38\n\x0eleader_elected\x18\n \x01(\x0b\x32\x1e.forebay.journal.LeaderElectedH\x00\x12@\n\x12\x64\x61taset_registered\x18\x0b \x01(\x0b\x32\".forebay.journal.DatasetRegisteredH\x00\x12\x42\n\x13\x63ompression_decided\x18\x0c \x01(\x0b\x32#.forebay.journal.CompressionDecidedH\x00\x12\x32\n\x0bjob_created\x18\r \x01(\x0b\x32\x1b.forebay.journal.JobCreatedH\x00\x12>\n\x11iteration_created\x18\x0e \x01(\x0b\x32!.forebay.journal.IterationCreatedH\x00\x12@\n\x12iteration_finished\x18\x0f \x01(\x0b\x32\".forebay.journal.IterationFinishedH\x00\x12\x42\n\x13iteration_collected\x18\x10 \x01(\x0b\x32#.forebay.journal.IterationCollectedH\x00\x12:\n\x0f\x63onsumer_joined\x18\x11 \x01(\x0b\x32\x1f.forebay.journal.ConsumerJoinedH\x00\x12\x36\n\rconsumer_left\x18\x12 \x01(\x0b\x32\x1d.forebay.journal.ConsumerLeftH\x00\x12>\n\x11worker_registered\x18\x13 \x01(\x0b\x32!.forebay.journal.WorkerRegisteredH\x00\x12\x32\n\x0bworker_lost\x18\x14 \x01(\x0b\x32\x1b.forebay.journal.WorkerLostH\x00\x12\x34\n\x0ctask_created\x18\x15 \x01(\x0b\x32\x1c.forebay.journal.TaskCreatedH\x00\x12\x38\n\x0etask_completed\x18\x16 \x01(\x0b\x32\x1e.forebay.journal.TaskCompletedH\x00\x12\x36\n\rsplits_leased\x18\x17 \x01(\x0b\x32\x1d.forebay.journal.SplitsLeasedH\x00\x12:\n\x0flease_completed\x18\x18 \x01(\x0b\x32\x1f.forebay.journal.LeaseCompletedH\x00\x12\x38\n\x0elease_returned\x18\x19 \x01(\x0b\x32\x1e.forebay.journal.LeaseReturnedH\x00\x12\x30\n\nlease_lost\x18\x1a \x01(\x0b\x32\x1a.forebay.journal.LeaseLostH\x00\x12@\n\x12repetition_started\x18\x1b \x01(\x0b\x32\".forebay.journal.RepetitionStartedH\x00\x42\x07\n\x05\x65vent\")\n\x07Request\x12\x0e\n\x06\x63\x61ller\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\"y\n\rLeaderElected\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x12\n\njournal_id\x18\x05 \x01(\t\x12\x14\n\x0c\x61\x66ter_repair\x18\x06 \x01(\x08\"\xbd\x01\n\x0bSplitSource\x12\x31\n\narithmetic\x18\x01 \x01(\x0b\x32\x1b.forebay.journal.ArithmeticH\x00\x12\x0f\n\x05\x63ount\x18\x02 \x01(\x03H\x00\x12\x33\n\x08\x65xplicit\x18\x03 \x01(\x0b\x32\x1f.forebay.journal.ExplicitSplitsH\x00\x12+\n\x07\x65ndless\x18\x04 \x01(\x0b\x32\x18.forebay.journal.EndlessH\x00\x42\x08\n\x06source\"7\n\nArithmetic\x12\r\n\x05start\x18\x01 \x01(\x03\x12\x0c\n\x04stop\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\" \n\x0e\x45xplicitSplits\x12\x0e\n\x06splits\x18\x01 \x03(\x0c\"\t\n\x07\x45ndless\"\xf4\x01\n\x11\x44\x61tasetDefinition\x12\x35\n\rtf_data_graph\x18\x01 \x01(\x0b\x32\x1c.forebay.journal.TfDataGraphH\x00\x12-\n\x07sources\x18\n \x03(\x0b\x32\x1c.forebay.journal.SplitSource\x12\x14\n\x0cunsplittable\x18\x0b \x01(\t\x12\x10\n\x08metadata\x18\x0c \x01(\x0c\x12\x11\n\tstructure\x18\r \x01(\t\x12\x36\n\x0b\x63ompression\x18\x0e \x01(\x0e\x32!.forebay.journal.BlockCompressionB\x06\n\x04kind\"\x1b\n\x0bTfDataGraph\x12\x0c\n\x04\x62lob\x18\x01 \x01(\t\"_\n\x11\x44\x61tasetRegistered\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\x36\n\ndefinition\x18\x02 \x01(\x0b\x32\".forebay.journal.DatasetDefinition\":\n\x12\x43ompressionDecided\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\x10\n\x08\x64isabled\x18\x02 \x01(\x08\"\xce\x01\n\nJobCreated\x12\x0e\n\x06job_id\x18\x01 \x01(\x03\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\ndataset_id\x18\x03 \x01(\t\x12+\n\x08sharding\x18\x04 \x01(\x0e\x32\x19.forebay.journal.Sharding\x12\x1a\n\rnum_consumers\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x13\x63ross_trainer_cache\x18\x06 \x01(\x08\x12\x16\n\x0etarget_workers\x18\x07 \x01(\x05\x42\x10\n\x0e_num_consumers\"L\n\x10IterationCreated\x12\x14\n\x0citeration_id\x18\x01 \x01(\x03\x12\x0e\n\x06job_id\x18\x02 \x01(\x03\x12\x12\n\nrepetition\x18\x03 \x01(\x03\")\n\x11IterationFinished\x12\x14\n\x0citeration_id\x18\x01 \x01(\x03\"*\n\x12IterationCollected\x12\x14\n\x0citeration_id\x18\x01 \x01(\x03\";\n\x0e\x43onsumerJoined\x12\x13\n\x0b\x63onsumer_id\x18\x01 \x01(\x03\x12\x14\n\x0citeration_id\x18\x02 \x01(\x03\"3\n\x0c\x43onsumerLeft\x12\x13\n\x0b\x63onsumer_id\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xb1\x01\n\x0eTransferServer\x12\x10\n\x08protocol\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x1a\n\x12\x63ompatibility_info\x18\x03 \x01(\x0c\x12\x31\n)fall_back_to_grpc_at_client_creation_time\x18\x04 \x01(\x08\x12-\n%fall_back_to_grpc_at_get_element_time\x18\x05 \x01(\x08\"\xb1\x01\n\x10WorkerRegistered\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\x03\x12\x0c\n\x04tags\x18\x04 \x03(\t\x12\x39\n\x10transfer_servers\x18\x05 \x03(\x0b\x32\x1f.forebay.journal.TransferServer\x12\r\n\x05stock\x18\x06 \x01(\x08\x12\x14\n\x0creplaced_uid\x18\x07 \x01(\x03\"=\n\nWorkerLost\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0c\n\x04left\x18\x03 \x01(\x08\"W\n\x0bTaskCreated\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x14\n\x0citeration_id\x18\x02 \x01(\x03\x12\x11\n\tworker_id\x18\x03 \x01(\x03\x12\x0e\n\x06sweeps\x18\x04 \x01(\x08\" \n\rTaskCompleted\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\"\x8b\x01\n\x0cSplitsLeased\x12\x10\n\x08lease_id\x18\x01 \x01(\x03\x12\x14\n\x0citeration_id\x18\x02 \x01(\x03\x12\x0f\n\x07task_id\x18\x03 \x01(\x03\x12\x10\n\x08provider\x18\x04 \x01(\x05\x12\x12\n\nrepetition\x18\x05 \x01(\x03\x12\r\n\x05\x66irst\x18\x06 \x01(\x03\x12\r\n\x05\x63ount\x18\x07 \x01(\x03\"\"\n\x0eLeaseCompleted\x12\x10\n\x08lease_id\x18\x01 \x01(\x03\"0\n\rLeaseReturned\x12\x10\n\x08lease_id\x18\x01 \x01(\x03\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\"\x1d\n\tLeaseLost\x12\x10\n\x08lease_id\x18\x01 \x01(\x03\"O\n\x11RepetitionStarted\x12\x14\n\x0citeration_id\x18\x01 \x01(\x03\x12\x10\n\x08provider\x18\x02 \x01(\x05\x12\x12\n\nrepetition\x18\x03 \x01(\x03\":\n\x08Snapshot\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07time_ms\x18\x02 \x01(\x04\x12\r\n\x05state\x18\x03 \x01(\x0c*>\n\x10\x42lockCompression\x12\x0c\n\x08MEASURED\x10\x00\x12\t\n\x05NEVER\x10\x01\x12\x08\n\x04ZSTD\x10\x02\x12\x07\n\x03LZ4\x10\x03*P\n\x08Sharding\x12\x07\n\x03OFF\x10\x00\x12\x0b\n\x07\x44YNAMIC\x10\x01\x12\x08\n\x04\x46ILE\x10\x02\x12\x08\n\x04\x44\x41TA\x10\x03\x12\x10\n\x0c\x46ILE_OR_DATA\x10\x04\x12\x08\n\x04HINT\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"forebay/journal/proto/events.proto\x12\x0f\x66orebay.journal\"\x80\t\n\x05\x45vent\x12\x0f\n\x07time_ms\x18\x01 \x01(\x04\x12)\n\x07request\x18\x02 \x01(\x0b\x32\x18.forebay.journal.Request\x12\x38\n\x0eleader_elected\x18\n \x01(\x0b\x32\x1e.forebay.journal.LeaderElectedH\x00\x12@\n\x12\x64\x61taset_registered\x18\x0b \x01(\x0b\x32\".forebay.journal.DatasetRegisteredH\x00\x12\x42\n\x13\x63ompression_decided\x18\x0c \x01(\x0b\x32#.forebay.journal.CompressionDecidedH\x00\x12\x32\n\x0bjob_created\x18\r \x01(\x0b\x32\x1b.forebay.journal.JobCreatedH\x00\x12>\n\x11iteration_created\x18\x0e \x01(\x0b\x32!.forebay.journal.IterationCreatedH\x00\x12@\n\x12iteration_finished\x18\x0f \x01(\x0b\x32\".forebay.journal.IterationFinishedH\x00\x12\x42\n\x13iteration_collected\x18\x10 \x01(\x0b\x32#.forebay.journal.IterationCollectedH\x00\x12:\n\x0f\x63onsumer_joined\x18\x11 \x01(\x0b\x32\x1f.forebay.journal.ConsumerJoinedH\x00\x12\x36\n\rconsumer_left\x18\x12 \x01(\x0b\x32\x1d.forebay.journal.ConsumerLeftH\x00\x12>\n\x11worker_registered\x18\x13 \x01(\x0b\x32!.forebay.journal.WorkerRegisteredH\x00\x12\x32\n\x0bworker_lost\x18\x14 \x01(\x0b\x32\x1b.forebay.journal.WorkerLostH\x00\x12\x34\n\x0ctask_created\x18\x15 \x01(\x0b\x32\x1c.forebay.journal.TaskCreatedH\x00\x12\x38\n\x0etask_completed\x18\x16 \x01(\x0b\x32\x1e.forebay.journal.TaskCompletedH\x00\x12\x36\n\rsplits_leased\x18\x17 \x01(\x0b\x32\x1d.forebay.journal.SplitsLeasedH\x00\x12:\n\x0flease_completed\x18\x18 \x01(\x0b\x32\x1f.forebay.journal.LeaseCompletedH\x00\x12\x38\n\x0elease_returned\x18\x19 \x01(\x0b\x32\x1e.forebay.journal.LeaseReturnedH\x00\x12\x30\n\nlease_lost\x18\x1a \x01(\x0b\x32\x1a.forebay.journal.LeaseLostH\x00\x12@\n\x12repetition_started\x18\x1b \x01(\x0b\x32\".forebay.journal.RepetitionStartedH\x00\x42\x07\n\x05\x65vent\")\n\x07Request\x12\x0e\n\x06\x63\x61ller\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\"y\n\rLeaderElected\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x12\n\njournal_id\x18\x05 \x01(\t\x12\x14\n\x0c\x61\x66ter_repair\x18\x06 \x01(\x08\"\xbd\x01\n\x0bSplitSource\x12\x31\n\narithmetic\x18\x01 \x01(\x0b\x32\x1b.forebay.journal.ArithmeticH\x00\x12\x0f\n\x05\x63ount\x18\x02 \x01(\x03H\x00\x12\x33\n\x08\x65xplicit\x18\x03 \x01(\x0b\x32\x1f.forebay.journal.ExplicitSplitsH\x00\x12+\n\x07\x65ndless\x18\x04 \x01(\x0b\x32\x18.forebay.journal.EndlessH\x00\x42\x08\n\x06source\"7\n\nArithmetic\x12\r\n\x05start\x18\x01 \x01(\x03\x12\x0c\n\x04stop\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\" \n\x0e\x45xplicitSplits\x12\x0e\n\x06splits\x18\x01 \x03(\x0c\"\t\n\x07\x45ndless\"\xf4\x01\n\x11\x44\x61tasetDefinition\x12\x35\n\rtf_data_graph\x18\x01 \x01(\x0b\x32\x1c.forebay.journal.TfDataGraphH\x00\x12-\n\x07sources\x18\n \x03(\x0b\x32\x1c.forebay.journal.SplitSource\x12\x14\n\x0cunsplittable\x18\x0b \x01(\t\x12\x10\n\x08metadata\x18\x0c \x01(\x0c\x12\x11\n\tstructure\x18\r \x01(\t\x12\x36\n\x0b\x63ompression\x18\x0e \x01(\x0e\x32!.forebay.journal.BlockCompressionB\x06\n\x04kind\"0\n\x0bTfDataGraph\x12\x0c\n\x04\x62lob\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\"_\n\x11\x44\x61tasetRegistered\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\x36\n\ndefinition\x18\x02 \x01(\x0b\x32\".forebay.journal.DatasetDefinition\":\n\x12\x43ompressionDecided\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\x10\n\x08\x64isabled\x18\x02 \x01(\x08\"\xce\x01\n\nJobCreated\x12\x0e\n\x06job_id\x18\x01 \x01(\x03\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\ndataset_id\x18\x03 \x01(\t\x12+\n\x08sharding\x18\x04 \x01(\x0e\x32\x19.forebay.journal.Sharding\x12\x1a\n\rnum_consumers\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x13\x63ross_trainer_cache\x18\x06 \x01(\x08\x12\x16\n\x0etarget_workers\x18\x07 \x01(\x05\x42\x10\n\x0e_num_consumers\"L\n\x10IterationCreated\x12\x14\n\x0citeration_id\x18\x01 \x01(\x03\x12\x0e\n\x06job_id\x18\x02 \x01(\x03\x12\x12\n\nrepetition\x18\x03 \x01(\x03\")\n\x11IterationFinished\x12\x14\n\x0citeration_id\x18\x01 \x01(\x03\"*\n\x12IterationCollected\x12\x14\n\x0citeration_id\x18\x01 \x01(\x03\";\n\x0e\x43onsumerJoined\x12\x13\n\x0b\x63onsumer_id\x18\x01 \x01(\x03\x12\x14\n\x0citeration_id\x18\x02 \x01(\x03\"3\n\x0c\x43onsumerLeft\x12\x13\n\x0b\x63onsumer_id\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xb1\x01\n\x0eTransferServer\x12\x10\n\x08protocol\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x1a\n\x12\x63ompatibility_info\x18\x03 \x01(\x0c\x12\x31\n)fall_back_to_grpc_at_client_creation_time\x18\x04 \x01(\x08\x12-\n%fall_back_to_grpc_at_get_element_time\x18\x05 \x01(\x08\"\xb1\x01\n\x10WorkerRegistered\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\x03\x12\x0c\n\x04tags\x18\x04 \x03(\t\x12\x39\n\x10transfer_servers\x18\x05 \x03(\x0b\x32\x1f.forebay.journal.TransferServer\x12\r\n\x05stock\x18\x06 \x01(\x08\x12\x14\n\x0creplaced_uid\x18\x07 \x01(\x03\"=\n\nWorkerLost\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0c\n\x04left\x18\x03 \x01(\x08\"W\n\x0bTaskCreated\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x14\n\x0citeration_id\x18\x02 \x01(\x03\x12\x11\n\tworker_id\x18\x03 \x01(\x03\x12\x0e\n\x06sweeps\x18\x04 \x01(\x08\" \n\rTaskCompleted\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\"\x8b\x01\n\x0cSplitsLeased\x12\x10\n\x08lease_id\x18\x01 \x01(\x03\x12\x14\n\x0citeration_id\x18\x02 \x01(\x03\x12\x0f\n\x07task_id\x18\x03 \x01(\x03\x12\x10\n\x08provider\x18\x04 \x01(\x05\x12\x12\n\nrepetition\x18\x05 \x01(\x03\x12\r\n\x05\x66irst\x18\x06 \x01(\x03\x12\r\n\x05\x63ount\x18\x07 \x01(\x03\"\"\n\x0eLeaseCompleted\x12\x10\n\x08lease_id\x18\x01 \x01(\x03\"0\n\rLeaseReturned\x12\x10\n\x08lease_id\x18\x01 \x01(\x03\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\"\x1d\n\tLeaseLost\x12\x10\n\x08lease_id\x18\x01 \x01(\x03\"O\n\x11RepetitionStarted\x12\x14\n\x0citeration_id\x18\x01 \x01(\x03\x12\x10\n\x08provider\x18\x02 \x01(\x05\x12\x12\n\nrepetition\x18\x03 \x01(\x03\":\n\x08Snapshot\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07time_ms\x18\x02 \x01(\x04\x12\r\n\x05state\x18\x03 \x01(\x0c*>\n\x10\x42lockCompression\x12\x0c\n\x08MEASURED\x10\x00\x12\t\n\x05NEVER\x10\x01\x12\x08\n\x04ZSTD\x10\x02\x12\x07\n\x03LZ4\x10\x03*P\n\x08Sharding\x12\x07\n\x03OFF\x10\x00\x12\x0b\n\x07\x44YNAMIC\x10\x01\x12\x08\n\x04\x46ILE\x10\x02\x12\x08\n\x04\x44\x41TA\x10\x03\x12\x10\n\x0c\x46ILE_OR_DATA\x10\x04\x12\x08\n\x04HINT\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'forebay.journal.proto.events_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BLOCKCOMPRESSION']._serialized_start=3537
-  _globals['_BLOCKCOMPRESSION']._serialized_end=3599
-  _globals['_SHARDING']._serialized_start=3601
-  _globals['_SHARDING']._serialized_end=3681
+  _globals['_BLOCKCOMPRESSION']._serialized_start=3558
+  _globals['_BLOCKCOMPRESSION']._serialized_end=3620
+  _globals['_SHARDING']._serialized_start=3622
+  _globals['_SHARDING']._serialized_end=3702
   _globals['_EVENT']._serialized_start=56
   _globals['_EVENT']._serialized_end=1208
   _globals['_REQUEST']._serialized_start=1210
@@ -52,43 +52,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DATASETDEFINITION']._serialized_start=1671
   _globals['_DATASETDEFINITION']._serialized_end=1915
   _globals['_TFDATAGRAPH']._serialized_start=1917
-  _globals['_TFDATAGRAPH']._serialized_end=1944
-  _globals['_DATASETREGISTERED']._serialized_start=1946
-  _globals['_DATASETREGISTERED']._serialized_end=2041
-  _globals['_COMPRESSIONDECIDED']._serialized_start=2043
-  _globals['_COMPRESSIONDECIDED']._serialized_end=2101
-  _globals['_JOBCREATED']._serialized_start=2104
-  _globals['_JOBCREATED']._serialized_end=2310
-  _globals['_ITERATIONCREATED']._serialized_start=2312
-  _globals['_ITERATIONCREATED']._serialized_end=2388
-  _globals['_ITERATIONFINISHED']._serialized_start=2390
-  _globals['_ITERATIONFINISHED']._serialized_end=2431
-  _globals['_ITERATIONCOLLECTED']._serialized_start=2433
-  _globals['_ITERATIONCOLLECTED']._serialized_end=2475
-  _globals['_CONSUMERJOINED']._serialized_start=2477
-  _globals['_CONSUMERJOINED']._serialized_end=2536
-  _globals['_CONSUMERLEFT']._serialized_start=2538
-  _globals['_CONSUMERLEFT']._serialized_end=2589
-  _globals['_TRANSFERSERVER']._serialized_start=2592
-  _globals['_TRANSFERSERVER']._serialized_end=2769
-  _globals['_WORKERREGISTERED']._serialized_start=2772
-  _globals['_WORKERREGISTERED']._serialized_end=2949
-  _globals['_WORKERLOST']._serialized_start=2951
-  _globals['_WORKERLOST']._serialized_end=3012
-  _globals['_TASKCREATED']._serialized_start=3014
-  _globals['_TASKCREATED']._serialized_end=3101
-  _globals['_TASKCOMPLETED']._serialized_start=3103
-  _globals['_TASKCOMPLETED']._serialized_end=3135
-  _globals['_SPLITSLEASED']._serialized_start=3138
-  _globals['_SPLITSLEASED']._serialized_end=3277
-  _globals['_LEASECOMPLETED']._serialized_start=3279
-  _globals['_LEASECOMPLETED']._serialized_end=3313
-  _globals['_LEASERETURNED']._serialized_start=3315
-  _globals['_LEASERETURNED']._serialized_end=3363
-  _globals['_LEASELOST']._serialized_start=3365
-  _globals['_LEASELOST']._serialized_end=3394
-  _globals['_REPETITIONSTARTED']._serialized_start=3396
-  _globals['_REPETITIONSTARTED']._serialized_end=3475
-  _globals['_SNAPSHOT']._serialized_start=3477
-  _globals['_SNAPSHOT']._serialized_end=3535
+  _globals['_TFDATAGRAPH']._serialized_end=1965
+  _globals['_DATASETREGISTERED']._serialized_start=1967
+  _globals['_DATASETREGISTERED']._serialized_end=2062
+  _globals['_COMPRESSIONDECIDED']._serialized_start=2064
+  _globals['_COMPRESSIONDECIDED']._serialized_end=2122
+  _globals['_JOBCREATED']._serialized_start=2125
+  _globals['_JOBCREATED']._serialized_end=2331
+  _globals['_ITERATIONCREATED']._serialized_start=2333
+  _globals['_ITERATIONCREATED']._serialized_end=2409
+  _globals['_ITERATIONFINISHED']._serialized_start=2411
+  _globals['_ITERATIONFINISHED']._serialized_end=2452
+  _globals['_ITERATIONCOLLECTED']._serialized_start=2454
+  _globals['_ITERATIONCOLLECTED']._serialized_end=2496
+  _globals['_CONSUMERJOINED']._serialized_start=2498
+  _globals['_CONSUMERJOINED']._serialized_end=2557
+  _globals['_CONSUMERLEFT']._serialized_start=2559
+  _globals['_CONSUMERLEFT']._serialized_end=2610
+  _globals['_TRANSFERSERVER']._serialized_start=2613
+  _globals['_TRANSFERSERVER']._serialized_end=2790
+  _globals['_WORKERREGISTERED']._serialized_start=2793
+  _globals['_WORKERREGISTERED']._serialized_end=2970
+  _globals['_WORKERLOST']._serialized_start=2972
+  _globals['_WORKERLOST']._serialized_end=3033
+  _globals['_TASKCREATED']._serialized_start=3035
+  _globals['_TASKCREATED']._serialized_end=3122
+  _globals['_TASKCOMPLETED']._serialized_start=3124
+  _globals['_TASKCOMPLETED']._serialized_end=3156
+  _globals['_SPLITSLEASED']._serialized_start=3159
+  _globals['_SPLITSLEASED']._serialized_end=3298
+  _globals['_LEASECOMPLETED']._serialized_start=3300
+  _globals['_LEASECOMPLETED']._serialized_end=3334
+  _globals['_LEASERETURNED']._serialized_start=3336
+  _globals['_LEASERETURNED']._serialized_end=3384
+  _globals['_LEASELOST']._serialized_start=3386
+  _globals['_LEASELOST']._serialized_end=3415
+  _globals['_REPETITIONSTARTED']._serialized_start=3417
+  _globals['_REPETITIONSTARTED']._serialized_end=3496
+  _globals['_SNAPSHOT']._serialized_start=3498
+  _globals['_SNAPSHOT']._serialized_end=3556
 # @@protoc_insertion_point(module_scope)

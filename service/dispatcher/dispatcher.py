@@ -20,8 +20,9 @@ from typing import Any
 from ...journal import Journal, Retention, replay
 from ...journal.proto import events_pb2 as ev
 from ...storage import Fenced, Storage, StorageError, Writer
+from .. import graphs
 from ..core import commands as c
-from ..core.apply import apply
+from ..core.apply import apply, fingerprint
 from ..core.decide import decide
 from ..core.state import State, decode_state, encode_state
 from ..errors import ForebayError, Unavailable
@@ -185,12 +186,25 @@ class Dispatcher:
 
     # -- blobs -------------------------------------------------------------------------------
 
-    async def write_blob(self, data: bytes) -> str:
-        """Store a dataset's graph durably; return its digest. Raises Unavailable."""
-        try:
-            return await asyncio.to_thread(self._writer.write_blob, data)
-        except StorageError as error:
-            raise Unavailable(f"the dataset could not be stored: {error}") from error
+    async def register(
+        self, dataset_id: str, definition: ev.DatasetDefinition, graph: bytes
+    ) -> str:
+        """Register a dataset of this graph, unless it is known; return its id.
+
+        Raises what RegisterDataset does, InvalidGraph, Unavailable.
+        """
+        reference = definition.tf_data_graph
+        reference.fingerprint = await asyncio.to_thread(graphs.fingerprint, graph)
+        known = self.state.datasets if dataset_id else self.state.dataset_by_fingerprint
+        if (dataset_id or fingerprint(definition)) not in known:
+            try:
+                reference.blob = await asyncio.to_thread(self._writer.write_blob, graph)
+            except StorageError as error:
+                raise Unavailable(f"the dataset could not be stored: {error}") from error
+        answer: str = await self.execute(
+            c.RegisterDataset(dataset_id=dataset_id, definition=definition)
+        )
+        return answer
 
     async def read_blob(self, digest: str) -> bytes:
         """A stored graph."""

@@ -60,18 +60,15 @@ class ForebayFace:
     ) -> pb.RegisterDatasetResponse:
         if not request.graph:
             raise InvalidArgument("a dataset without a graph; register a tf.data.Dataset")
-        blob = await self._dispatcher.write_blob(await asyncio.to_thread(sanitize, request.graph))
+        graph = await asyncio.to_thread(sanitize, request.graph)
         definition = ev.DatasetDefinition(
-            tf_data_graph=ev.TfDataGraph(blob=blob),
             sources=request.sources,
             unsplittable=request.unsplittable,
             metadata=request.metadata,
             structure=request.structure,
             compression=request.compression,
         )
-        dataset_id = await self._dispatcher.execute(
-            c.RegisterDataset(dataset_id=request.dataset_id, definition=definition)
-        )
+        dataset_id = await self._dispatcher.register(request.dataset_id, definition, graph)
         return pb.RegisterDatasetResponse(dataset_id=dataset_id)
 
     async def get_dataset(self, request: pb.GetDatasetRequest) -> pb.GetDatasetResponse:
@@ -99,7 +96,8 @@ class ForebayFace:
                 target_workers=request.target_workers or TARGET_WORKERS_AUTO,
             )
         )
-        return pb.GetOrCreateJobResponse(job_id=job_id)
+        job = self._dispatcher.state.jobs.get(job_id)  # a retry's may be gone
+        return pb.GetOrCreateJobResponse(job_id=job_id, dataset_id=job.dataset_id if job else "")
 
     async def join_iteration(self, request: pb.JoinIterationRequest) -> pb.JoinIterationResponse:
         joined: ev.ConsumerJoined = await self._dispatcher.execute(
@@ -111,7 +109,9 @@ class ForebayFace:
         )
         self._dispatcher.attendance.saw(joined.consumer_id)
         return pb.JoinIterationResponse(
-            iteration_id=joined.iteration_id, consumer_id=joined.consumer_id
+            iteration_id=joined.iteration_id,
+            consumer_id=joined.consumer_id,
+            journal=self._dispatcher.position(),
         )
 
     async def consumer_heartbeat(
