@@ -10,6 +10,7 @@ who waits for a change, who is there (attendance.py), whether this one leads (le
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -18,6 +19,7 @@ from importlib.metadata import version
 from typing import Any
 
 from ...journal import Journal, Retention, replay
+from ...journal.journal import FLUSH_S
 from ...journal.proto import events_pb2 as ev
 from ...storage import Fenced, Storage, StorageError, Writer
 from .. import graphs
@@ -91,6 +93,15 @@ class Dispatcher:
         self._watcher = asyncio.create_task(self.attendance.watch(), name="forebay-attendance")
         self._watcher.add_done_callback(self._task_ended)
         return self
+
+    async def finish(self) -> None:
+        """Decide nothing more; return once the answers to all that was decided may leave, or
+        the journal cannot take it within FLUSH_S.
+        """
+        self.stopped.set()
+        self.wake_all()
+        with contextlib.suppress(Unavailable, TimeoutError):
+            await asyncio.wait_for(self._durable(), FLUSH_S)
 
     async def close(self) -> None:
         """Flush and give up the journal. Call it when no request is being served any more."""
