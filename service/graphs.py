@@ -65,8 +65,8 @@ _REFUSED = {
     "ExperimentalChooseFastestDataset": "it picks one of several inputs by their speed",
     "ChooseFastestBranchDataset": "it picks one of several branches by their speed",
     "WeightedFlatMapDataset": "it reads its inputs by index",
-    "SnapshotDataset": "a snapshot is read and written whole",
-    "SnapshotDatasetV2": "a snapshot is read and written whole",
+    "SnapshotDataset": "Splitting is not implemented for snapshot datasets",  # TensorFlow's words
+    "SnapshotDatasetV2": "Splitting is not implemented for snapshot datasets",
     "GeneratorDataset": "a Python generator can only be run from its start",
 }
 
@@ -231,10 +231,11 @@ def _constant(node: pb.NodeDef) -> TensorFacts | None:
 
 
 def _not_splittable(node: pb.NodeDef, reason: str) -> NotSplittable:
+    """Begins as TensorFlow's error does, which trainers may look for."""
     return NotSplittable(
-        f"the dataset cannot be split: its source {node.name!r} ({node.op}) is not splittable, "
-        f"{reason}. Read it with sharding policy OFF, or start it from Dataset.range or "
-        "Dataset.from_tensor_slices, for example of file names"
+        f"Cannot create split providers for dataset of type {node.op}, which is the source "
+        f"{node.name!r}: {reason}. Read it with sharding policy OFF, or start it from "
+        "Dataset.range or Dataset.from_tensor_slices, for example of file names"
     )
 
 

@@ -177,7 +177,11 @@ def _require_same_parameters(job: Job, command: c.GetOrCreateJob) -> None:
     for what, existing, got in (
         ("processing mode", _sharding(job.sharding), _sharding(command.sharding)),
         ("number of consumers", job.num_consumers, command.num_consumers),
-        ("cross-trainer cache", job.cross_trainer_cache, command.cross_trainer_cache),
+        (
+            "cross-trainer cache",
+            _enabled(job.cross_trainer_cache),
+            _enabled(command.cross_trainer_cache),
+        ),
         ("target workers", _targets(job.target_workers), _targets(command.target_workers)),
     ):
         if existing != got:
@@ -185,6 +189,10 @@ def _require_same_parameters(job: Job, command: c.GetOrCreateJob) -> None:
                 f"Tried to create job with name {job.name}, but found an existing job with "
                 f"different parameters: Existing {what}: <{existing}>; got <{got}>"
             )
+
+
+def _enabled(flag: bool) -> str:
+    return "enabled" if flag else "disabled"
 
 
 def _targets(number: int) -> str:

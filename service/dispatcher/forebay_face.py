@@ -120,7 +120,7 @@ class ForebayFace:
         dispatcher, state = self._dispatcher, self._dispatcher.state
         consumer_id = request.consumer_id
         await dispatcher.check_history(f"consumer {consumer_id}", request.known)
-        iteration = self._iteration_of(consumer_id)
+        iteration = await self._iteration_of(consumer_id)
         seen = dispatcher.attendance.saw(consumer_id)
         try:
             await dispatcher.wait_until(
@@ -130,7 +130,7 @@ class ForebayFace:
         except asyncio.CancelledError:
             dispatcher.attendance.lost_touch(consumer_id, seen)
             raise
-        self._iteration_of(consumer_id)
+        await self._iteration_of(consumer_id)
         dispatcher.attendance.saw(consumer_id)
         response = pb.ConsumerHeartbeatResponse(
             version=iteration.version,
@@ -154,9 +154,10 @@ class ForebayFace:
         response.journal.CopyFrom(dispatcher.position())
         return response
 
-    def _iteration_of(self, consumer_id: int) -> Iteration:
+    async def _iteration_of(self, consumer_id: int) -> Iteration:
         consumer = self._dispatcher.state.consumers.get(consumer_id)
         if consumer is None:
+            await self._dispatcher.settled()
             raise NotFound(
                 f"Consumer id {consumer_id} not found: it left, or was given up after too long a "
                 "silence, or this dispatcher lost its state"

@@ -170,6 +170,9 @@ class TensorFlowFace:
             c.JoinIteration(job_id=request.job_id, repetition=request.repetition)
         )
         self._dispatcher.attendance.saw(joined.consumer_id)
+        iteration = self._dispatcher.state.iterations.get(joined.iteration_id)
+        if iteration is not None:  # its workers have their tasks when the client asks them
+            await self._pusher.wait_until_pushed(iteration.tasks)
         return pb.GetOrCreateIterationResponse(iteration_client_id=joined.consumer_id)
 
     async def release_iteration_client(

@@ -136,6 +136,15 @@ def test_leases_that_do_not_fit(client: DispatcherClient) -> None:
         client.call(back, pb.LeaseSplitsResponse)
 
 
+def test_who_joins_is_told_how_far_the_journal_is(client: DispatcherClient) -> None:
+    job_id = job(client, register(client, sources=[ev.SplitSource(count=1)]))
+    joined = client.call(pb.JoinIterationRequest(job_id=job_id), pb.JoinIterationResponse)
+    beat = pb.ConsumerHeartbeatRequest(consumer_id=joined.consumer_id)
+    told = client.call(beat, pb.ConsumerHeartbeatResponse).journal
+    assert joined.journal.journal_id == told.journal_id
+    assert 0 < joined.journal.sequence <= told.sequence
+
+
 def test_a_request_that_names_no_caller(client: DispatcherClient) -> None:
     request = pb.JoinIterationRequest(request=ev.Request(number=1))
     with pytest.raises(InvalidArgument, match="caller"):

@@ -20,11 +20,12 @@ from forebay.service.core.state import encode_state
 from forebay.service.dispatcher import server
 from forebay.service.dispatcher.candidate import Candidate, Follower
 from forebay.service.dispatcher.dispatcher import Dispatcher, recover
+from forebay.service.dispatcher.forebay_face import ForebayFace
 from forebay.service.dispatcher.leadership import Leadership
 from forebay.service.dispatcher.listener import Listener
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher_client import DispatcherClient
-from forebay.service.errors import ForebayError, Unavailable
+from forebay.service.errors import ForebayError, NotFound, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import (
     Away,
@@ -326,6 +327,22 @@ def test_a_dispatcher_that_is_fenced_stops() -> None:
             await dispatcher.execute(c.RegisterWorker(address="w:1", uid=1))
 
     run_dispatcher(storage, fence, leader_lease_ms=100)
+
+
+def test_a_leader_that_does_not_know_whether_it_leads_says_of_nobody_that_he_is_unknown() -> None:
+    storage = Renewals()
+
+    async def resumed(dispatcher: Dispatcher) -> None:
+        face = ForebayFace(dispatcher)
+        heartbeat = pb.ConsumerHeartbeatRequest(consumer_id=4711)
+        with pytest.raises(NotFound, match="4711"):
+            await face.consumer_heartbeat(heartbeat)
+        storage.error = Fenced("term 2 exists")
+        await until(lambda: not dispatcher.leadership.known)
+        with pytest.raises(Unavailable):
+            await face.consumer_heartbeat(heartbeat)
+
+    run_dispatcher(storage, resumed, leader_lease_ms=100)
 
 
 @pytest.mark.parametrize("error", [Away("it is away"), Fenced("term 2 exists")])
