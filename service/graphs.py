@@ -307,44 +307,52 @@ def fingerprint(graph: bytes) -> str:
     walk does not reach keeps its name. Raises InvalidGraph.
     """
     parsed = Graph(graph)
+    proto = parsed.proto
     nodes: dict[str, pb.NodeDef] = {}
-    waiting = [*reversed(parsed.proto.node), parsed.result]
+    waiting = [*reversed(proto.node), parsed.result]
     while waiting:
         node = waiting.pop()
         if node.name not in nodes:
             nodes[node.name] = node
             waiting += map(parsed.node, reversed(node.input))
-    functions = {function.signature.name: function for function in parsed.proto.library.function}
+    functions = {function.signature.name: function for function in proto.library.function}
     called = _called_functions(nodes.values(), functions)
+    library = [functions[name] for name in (*called, *sorted(functions.keys() - set(called)))]
 
-    canonical = pb.GraphDef()
-    canonical.CopyFrom(parsed.proto)
-    del canonical.node[:], canonical.library.function[:]
-    canonical.node.extend(nodes.values())
-    rest = sorted(functions.keys() - set(called))
-    canonical.library.function.extend(functions[name] for name in (*called, *rest))
-    _rename_functions(canonical, {name: f"function {i}" for i, name in enumerate(called)})
+    _rename_functions(proto, {name: f"function {i}" for i, name in enumerate(called)})
+    for function in library:
+        _number_arguments(function)
     numbers = {name: str(i) for i, name in enumerate(nodes)}
-    for node in canonical.node:
+    for node in nodes.values():
         node.name = numbers[node.name]
         node.input[:] = [_renamed(tensor, numbers) for tensor in node.input]
-    for function in canonical.library.function:
-        arguments = function.signature.input_arg
-        numbers = {argument.name: f"argument {i}" for i, argument in enumerate(arguments)}
-        for argument in arguments:
-            argument.name = numbers[argument.name]
-        for node in function.node_def:
-            node.input[:] = [_renamed(tensor, numbers) for tensor in node.input]
-        for output, tensor in list(function.ret.items()):
-            function.ret[output] = _renamed(tensor, numbers)
     handles: dict[str, str] = {}
-    for node in _all_nodes(canonical):
+    for node in (*nodes.values(), *(node for function in library for node in function.node_def)):
         if "Dataset" in node.op:
             node.attr.pop("metadata", None)
         for handle in _handles(node):
             if kind := _GENERATED_HANDLE.fullmatch(handle.name):
                 handle.name = handles.setdefault(handle.name, f"{kind[1]} {len(handles)}")
-    return hashlib.sha256(canonical.SerializeToString(deterministic=True)).hexdigest()
+
+    digest = hashlib.sha256()
+    for part in (*nodes.values(), *library):
+        data = part.SerializeToString(deterministic=True)
+        digest.update(b"%d %s" % (len(data), data))
+    del proto.node[:], proto.library.function[:]
+    digest.update(proto.SerializeToString(deterministic=True))
+    return digest.hexdigest()
+
+
+def _number_arguments(function: pb.FunctionDef) -> None:
+    """Name a function's arguments by their places."""
+    arguments = function.signature.input_arg
+    numbers = {argument.name: f"argument {i}" for i, argument in enumerate(arguments)}
+    for argument in arguments:
+        argument.name = numbers[argument.name]
+    for node in function.node_def:
+        node.input[:] = [_renamed(tensor, numbers) for tensor in node.input]
+    for output, tensor in list(function.ret.items()):
+        function.ret[output] = _renamed(tensor, numbers)
 
 
 def _called_functions(
