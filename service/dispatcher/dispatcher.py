@@ -202,12 +202,17 @@ class Dispatcher:
     ) -> str:
         """Register a dataset of this graph, unless it is known; return its id.
 
-        Raises what RegisterDataset does, InvalidGraph, Unavailable.
+        Without a `dataset_id`, an equal one is known that was registered without one, too: who
+        chooses an id has it for himself. Raises what RegisterDataset does, InvalidGraph,
+        Unavailable.
         """
         reference = definition.tf_data_graph
-        reference.fingerprint = await asyncio.to_thread(graphs.fingerprint, graph)
-        known = self.state.datasets if dataset_id else self.state.dataset_by_fingerprint
-        if (dataset_id or fingerprint(definition)) not in known:
+        if dataset_id:
+            known = dataset_id in self.state.datasets
+        else:
+            reference.fingerprint = await asyncio.to_thread(graphs.fingerprint, graph)
+            known = fingerprint(definition) in self.state.dataset_by_fingerprint
+        if not known:
             try:
                 reference.blob = await asyncio.to_thread(self._writer.write_blob, graph)
             except StorageError as error:

@@ -98,6 +98,14 @@ def test_equal_datasets_are_one(client: DispatcherClient) -> None:
     assert register(client, structure="b") != first
 
 
+def test_an_id_that_was_asked_for_is_nobody_elses(client: DispatcherClient) -> None:
+    assert register(client, structure="c", dataset_id="chosen") == "chosen"
+    given = register(client, structure="c")
+    assert given != "chosen"
+    assert register(client, structure="c", dataset_id="chosen too") == "chosen too"
+    assert register(client, structure="c") == given
+
+
 def test_jobs_that_do_not_fit(client: DispatcherClient) -> None:
     dataset_id = register(client, unsplittable="node n of op Generator yields no splits")
     with pytest.raises(Unimplemented, match="node n of op Generator"):
