@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,11 @@ class Attendance:
         """A worker or a consumer gave a sign of life; when that was, for `lost_touch`."""
         now = self._seen[member_id] = time.monotonic()
         return now
+
+    def expects(self, consumer_id: int) -> None:
+        """It will give signs of life once it begins to read, whenever that is. TensorFlow's do so:
+        a trainer may make its iterator long before its first step."""
+        self._seen[consumer_id] = math.inf
 
     def lost_touch(self, member_id: int, seen: float) -> None:
         """Its connection broke: it has `reconnect_grace_ms` to come back, unless it has."""

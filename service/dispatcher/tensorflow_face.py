@@ -169,7 +169,7 @@ class TensorFlowFace:
         joined: ev.ConsumerJoined = await self._dispatcher.execute(
             c.JoinIteration(job_id=request.job_id, repetition=request.repetition)
         )
-        self._dispatcher.attendance.saw(joined.consumer_id)
+        self._dispatcher.attendance.expects(joined.consumer_id)
         iteration = self._dispatcher.state.iterations.get(joined.iteration_id)
         if iteration is not None:  # its workers have their tasks when the client asks them
             await self._pusher.wait_until_pushed(iteration.tasks)

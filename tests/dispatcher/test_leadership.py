@@ -24,9 +24,11 @@ from forebay.service.dispatcher.forebay_face import ForebayFace
 from forebay.service.dispatcher.leadership import Leadership
 from forebay.service.dispatcher.listener import Listener
 from forebay.service.dispatcher.options import DispatcherOptions
+from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
 from forebay.service.dispatcher_client import DispatcherClient
 from forebay.service.errors import ForebayError, NotFound, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.proto import tf_service_pb2 as tf
 from forebay.storage import (
     Away,
     Corrupt,
@@ -305,6 +307,23 @@ def test_a_stop_answers_what_it_has_decided_however_slow_the_journal(
 
     monkeypatch.setattr(server, "STOP_GRACE_S", 0.1)
     asyncio.run(run())
+
+
+def test_a_stock_client_that_has_not_begun_to_read_is_not_given_up() -> None:
+    async def silent(dispatcher: Dispatcher) -> None:
+        definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=1)])
+        await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
+        job_id = await dispatcher.execute(c.GetOrCreateJob(dataset_id="d", name="", sharding=0))
+        face = TensorFlowFace(dispatcher)
+        joined = await face.get_or_create_iteration(tf.GetOrCreateIterationRequest(job_id=job_id))
+        await asyncio.sleep(1.5)  # several times its timeout
+        client_id = joined.iteration_client_id
+        assert client_id in dispatcher.state.consumers
+        await face.client_heartbeat(tf.ClientHeartbeatRequest(iteration_client_id=client_id))
+        await until(lambda: not dispatcher.state.consumers)
+        await face.close()
+
+    run_dispatcher(MemoryStorage(), silent, client_timeout_ms=200)
 
 
 def test_silence_is_given_no_less_than_a_connection_that_broke() -> None:
