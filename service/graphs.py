@@ -14,10 +14,12 @@ the inputs of a zip must treat their sources alike; where they visibly don't, th
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -89,8 +91,8 @@ _REFUSED = {
     "ExperimentalChooseFastestDataset": "it picks one of several inputs by their speed",
     "ChooseFastestBranchDataset": "it picks one of several branches by their speed",
     "WeightedFlatMapDataset": "it reads its inputs by index",
-    "SnapshotDataset": "a snapshot is read and written whole",
-    "SnapshotDatasetV2": "a snapshot is read and written whole",
+    "SnapshotDataset": "Splitting is not implemented for snapshot datasets",  # TensorFlow's words
+    "SnapshotDatasetV2": "Splitting is not implemented for snapshot datasets",
     "GeneratorDataset": "a Python generator can only be run from its start",
 }
 
@@ -117,6 +119,9 @@ _TABLES = {
     for suffix in ("", "V2")
 } | {"MutableDenseHashTable", "MutableDenseHashTableV2"}
 
+_GENERATED_HANDLE = re.compile(r"(.*/(?:SeedGenerator|MemoryCache))_\d+")
+"""What TensorFlow names a dataset's own resources; the number is the process's."""
+
 _INT32, _INT64 = 3, 9
 
 
@@ -141,19 +146,25 @@ class Graph:
         self.result = results[0]
         self.dataset = self.producer(self.result.input[0])
 
+    def node(self, tensor: str) -> pb.NodeDef:
+        """The node of which a tensor is an output, or on which a control input waits."""
+        node = self.nodes.get(_node_name(tensor))
+        if node is None:
+            raise InvalidGraph(
+                f"the graph refers to a node {_node_name(tensor)!r} that it does not have"
+            )
+        return node
+
     def producer(self, tensor: str) -> pb.NodeDef:
         """The node that computes a tensor, seen through Identity."""
         seen = set()
         while True:
-            name = tensor.removeprefix("^").split(":")[0]
-            node = self.nodes.get(name)
-            if node is None:
-                raise InvalidGraph(f"the graph refers to a node {name!r} that it does not have")
+            node = self.node(tensor)
             if node.op != "Identity" or not node.input:
                 return node
-            if name in seen:
-                raise InvalidGraph(f"the graph has a cycle through node {name!r}")
-            seen.add(name)
+            if node.name in seen:
+                raise InvalidGraph(f"the graph has a cycle through node {node.name!r}")
+            seen.add(node.name)
             tensor = node.input[0]
 
     def sources(self) -> list[SourceNode]:
@@ -420,10 +431,11 @@ def _constant(node: pb.NodeDef) -> TensorFacts | None:
 
 
 def _not_splittable(node: pb.NodeDef, reason: str) -> NotSplittable:
+    """Begins as TensorFlow's error does, which trainers may look for."""
     return NotSplittable(
-        f"the dataset cannot be split: its source {node.name!r} ({node.op}) is not splittable, "
-        f"{reason}. Read it with sharding policy OFF, or start it from Dataset.range or "
-        "Dataset.from_tensor_slices, for example of file names"
+        f"Cannot create split providers for dataset of type {node.op}, which is the source "
+        f"{node.name!r}: {reason}. Read it with sharding policy OFF, or start it from "
+        "Dataset.range or Dataset.from_tensor_slices, for example of file names"
     )
 
 
@@ -473,37 +485,132 @@ def isolate(graph: bytes, prefix: str) -> tuple[pb.GraphDef, str, list[str]]:
     """
     parsed = Graph(graph)
     proto = parsed.proto
-    names = {f.signature.name: f"{prefix}_{f.signature.name}" for f in proto.library.function}
-
-    def rename(attr: pb.AttrValue) -> None:
-        match attr.WhichOneof("value"):
-            case "func":
-                references = [attr.func]
-            case "list":
-                references = list(attr.list.func)
-            case _:
-                return
-        for reference in references:
-            reference.name = names.get(reference.name, reference.name)
-            for inner in reference.attr.values():
-                rename(inner)
-
+    functions = [function.signature.name for function in proto.library.function]
+    _rename_functions(proto, {name: f"{prefix}_{name}" for name in functions})
     for node in _all_nodes(proto):
-        node.op = names.get(node.op, node.op)
-        for attr in node.attr.values():
-            rename(attr)
         if node.op in _TABLES:
             node.attr["container"].s = prefix.encode()
-        for handle in node.attr["value"].tensor.resource_handle_val if node.op == "Const" else ():
+        for handle in _handles(node):
             handle.name = f"{prefix}_{handle.name}"  # not found, so the dataset makes its own
-    for function in proto.library.function:
-        function.signature.name = names[function.signature.name]
-    for gradient in proto.library.gradient:
-        gradient.function_name = names.get(gradient.function_name, gradient.function_name)
-        gradient.gradient_func = names.get(gradient.gradient_func, gradient.gradient_func)
     tables = [f"{node.name}:0" for node in proto.node if node.op in _TABLES]
     proto.node.remove(parsed.result)
     return proto, f"{parsed.dataset.name}:0", tables
+
+
+def fingerprint(graph: bytes) -> str:
+    """A digest that two graphs share only if they differ in nothing but generated names.
+
+    Whoever builds a pipeline again gets other names for its nodes, functions, functions'
+    arguments, seed generators and memory caches, and in its datasets' metadata, which is for
+    profiles. They are numbered here as the walk from the graph's result comes upon them. All
+    else counts: constants, seeds, shapes, the nodes within functions; and a function that the
+    walk does not reach keeps its name. Raises InvalidGraph.
+    """
+    parsed = Graph(graph)
+    proto = parsed.proto
+    nodes: dict[str, pb.NodeDef] = {}
+    waiting = [*reversed(proto.node), parsed.result]
+    while waiting:
+        node = waiting.pop()
+        if node.name not in nodes:
+            nodes[node.name] = node
+            waiting += map(parsed.node, reversed(node.input))
+    functions = {function.signature.name: function for function in proto.library.function}
+    called = _called_functions(nodes.values(), functions)
+    library = [functions[name] for name in (*called, *sorted(functions.keys() - set(called)))]
+
+    _rename_functions(proto, {name: f"function {i}" for i, name in enumerate(called)})
+    for function in library:
+        _number_arguments(function)
+    numbers = {name: str(i) for i, name in enumerate(nodes)}
+    for node in nodes.values():
+        node.name = numbers[node.name]
+        node.input[:] = [_renamed(tensor, numbers) for tensor in node.input]
+    handles: dict[str, str] = {}
+    for node in (*nodes.values(), *(node for function in library for node in function.node_def)):
+        if "Dataset" in node.op:
+            node.attr.pop("metadata", None)
+        for handle in _handles(node):
+            if kind := _GENERATED_HANDLE.fullmatch(handle.name):
+                handle.name = handles.setdefault(handle.name, f"{kind[1]} {len(handles)}")
+
+    digest = hashlib.sha256()
+    for part in (*nodes.values(), *library):
+        data = part.SerializeToString(deterministic=True)
+        digest.update(b"%d %s" % (len(data), data))
+    del proto.node[:], proto.library.function[:]
+    digest.update(proto.SerializeToString(deterministic=True))
+    return digest.hexdigest()
+
+
+def _number_arguments(function: pb.FunctionDef) -> None:
+    """Name a function's arguments by their places."""
+    arguments = function.signature.input_arg
+    numbers = {argument.name: f"argument {i}" for i, argument in enumerate(arguments)}
+    for argument in arguments:
+        argument.name = numbers[argument.name]
+    for node in function.node_def:
+        node.input[:] = [_renamed(tensor, numbers) for tensor in node.input]
+    for output, tensor in list(function.ret.items()):
+        function.ret[output] = _renamed(tensor, numbers)
+
+
+def _called_functions(
+    nodes: Iterable[pb.NodeDef], functions: Mapping[str, pb.FunctionDef]
+) -> list[str]:
+    """The functions that these nodes call, directly or not, in the order of their first use."""
+    called: dict[str, None] = {}
+    waiting = [nodes]
+    for body in waiting:  # grows
+        for node in body:
+            for name in (node.op, *(reference.name for reference in _references(node.attr))):
+                if name in functions and name not in called:
+                    called[name] = None
+                    waiting.append(functions[name].node_def)
+    return list(called)
+
+
+def _rename_functions(proto: pb.GraphDef, names: Mapping[str, str]) -> None:
+    """Give library functions other names, wherever they are named."""
+    for node in _all_nodes(proto):
+        node.op = names.get(node.op, node.op)
+        for reference in _references(node.attr):
+            reference.name = names.get(reference.name, reference.name)
+    for function in proto.library.function:
+        signature = function.signature
+        signature.name = names.get(signature.name, signature.name)
+    for gradient in proto.library.gradient:
+        gradient.function_name = names.get(gradient.function_name, gradient.function_name)
+        gradient.gradient_func = names.get(gradient.gradient_func, gradient.gradient_func)
+
+
+def _references(attrs: Mapping[str, pb.AttrValue]) -> Iterator[pb.NameAttrList]:
+    """Where attributes name functions, in the order of the attributes' names."""
+    for _, attr in sorted(attrs.items()):
+        match attr.WhichOneof("value"):
+            case "func":
+                references: Sequence[pb.NameAttrList] = [attr.func]
+            case "list":
+                references = attr.list.func
+            case _:
+                continue
+        for reference in references:
+            yield reference
+            yield from _references(reference.attr)
+
+
+def _handles(node: pb.NodeDef) -> Sequence[pb.ResourceHandle]:
+    """The resources that a constant refers to."""
+    return node.attr["value"].tensor.resource_handle_val if node.op == "Const" else ()
+
+
+def _node_name(tensor: str) -> str:
+    return tensor.removeprefix("^").split(":")[0]
+
+
+def _renamed(tensor: str, names: Mapping[str, str]) -> str:
+    name = _node_name(tensor)
+    return tensor.replace(name, names.get(name, name), 1)
 
 
 def _all_nodes(proto: pb.GraphDef) -> Iterator[pb.NodeDef]:

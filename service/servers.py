@@ -30,12 +30,14 @@ DEFAULT_TIMEOUT_MS = 60_000
 
 @dataclass(frozen=True)
 class DispatcherConfig:
-    """Configures a `DispatchServer`: tf.data service's parameters, and three more.
+    """Configures a `DispatchServer`: tf.data service's parameters, and five more.
 
     `storage` is a URL: "memory:", "file:///dir" or a plain path, "redis://host:port/db".
     `work_dir` together with `fault_tolerant_mode` means "file://<work_dir>". `allow_volatile`
-    takes a Redis whose settings can lose acknowledged events. Times are in milliseconds; None
-    is the default, −1 never.
+    takes a Redis whose settings can lose acknowledged events. A consumer that is silent for
+    `client_timeout_ms` is given up, and `gc_dynamic_sharding_jobs` has iterations that nobody
+    reads collected under DYNAMIC as well. `worker_addresses` is for static sharding, which this
+    version refuses. Times are in milliseconds; None is the default, −1 never.
     """
 
     port: int = 0
@@ -51,6 +53,8 @@ class DispatcherConfig:
     storage: str | None = None
     host: str = "127.0.0.1"
     allow_volatile: bool = False
+    client_timeout_ms: int | None = None
+    gc_dynamic_sharding_jobs: bool = False
 
     def storage_url(self) -> str:
         """Where the journal lives. Raises InvalidArgument for a contradiction."""
@@ -76,11 +80,6 @@ class DispatchServer:
         self._config = config or DispatcherConfig()
         _require_grpc(self._config.protocol)
         self._storage = self._config.storage_url()
-        if self._config.worker_addresses:
-            raise InvalidArgument(
-                "worker_addresses is for static sharding, which this version does not do; "
-                "use ShardingPolicy.DYNAMIC or OFF"
-            )
         self._process: subprocess.Popen[str] | None = None
         self._target = ""
         self._finalizer: Callable[[], object] | None = None
@@ -102,9 +101,11 @@ class DispatchServer:
             "job-gc-check-interval-ms": config.job_gc_check_interval_ms,
             "job-gc-timeout-ms": config.job_gc_timeout_ms,
             "worker-timeout-ms": config.worker_timeout_ms,
+            "client-timeout-ms": config.client_timeout_ms,
         }
         arguments = [f"--{name}={value}" for name, value in options.items() if value is not None]
         arguments += ["--allow-volatile"] if config.allow_volatile else []
+        arguments += ["--gc-dynamic-sharding-jobs"] if config.gc_dynamic_sharding_jobs else []
         command = (sys.executable, "-m", "forebay.service.cli", "dispatcher", "--exit-with-parent")
         process = subprocess.Popen(
             [*command, *arguments],

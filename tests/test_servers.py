@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import subprocess
 import sys
 import threading
+import time
+from typing import Any
 
 import pytest
 import tensorflow as tf
 from tensorflow.data.experimental import service as stock
 
 from forebay import service
-from forebay.service.errors import ForebayError, InvalidArgument, Unavailable
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.dispatcher_client import DispatcherClient
+from forebay.service.errors import ForebayError, InvalidArgument, NotFound, Unavailable
+from forebay.service.proto import forebay_pb2 as pb
+
+from .stock import GRAPH
 
 DYNAMIC = service.ShardingPolicy.DYNAMIC
 
@@ -62,6 +70,36 @@ def test_a_journal_outlives_its_server(tmp_path: pathlib.Path) -> None:
     with service.DispatchServer(config) as dispatcher:
         dataset = service.from_dataset_id(DYNAMIC, dispatcher.target, first)
         assert dataset.element_spec == tf.TensorSpec([], tf.int64)
+
+
+def test_a_silent_consumer_and_what_it_read_are_forgotten() -> None:
+    config = service.DispatcherConfig(
+        worker_addresses=["w:1"],  # for static sharding; of no use to others, and no harm
+        job_gc_check_interval_ms=50,
+        job_gc_timeout_ms=20,
+        client_timeout_ms=100,
+        gc_dynamic_sharding_jobs=True,
+    )
+    with service.DispatchServer(config) as dispatcher:
+        client = DispatcherClient(dispatcher.target)
+        register = pb.RegisterDatasetRequest(graph=GRAPH, sources=[ev.SplitSource(count=1)])
+        dataset_id = client.call(register, pb.RegisterDatasetResponse).dataset_id
+        create = pb.GetOrCreateJobRequest(dataset_id=dataset_id, job_name="j", sharding=ev.DYNAMIC)
+        job_id = client.call(create, pb.GetOrCreateJobResponse).job_id
+        join = pb.JoinIterationRequest(job_id=job_id)
+        consumer_id = client.call(join, pb.JoinIterationResponse).consumer_id
+        beat = pb.ConsumerHeartbeatRequest(consumer_id=consumer_id)
+        assert not client.call(beat, pb.ConsumerHeartbeatResponse).finished
+
+        def iterations() -> Any:
+            answer = client.call(pb.GetStatusRequest(), pb.GetStatusResponse)
+            return json.loads(answer.status)["jobs"][0]["iterations"]
+
+        while iterations():
+            time.sleep(0.05)
+        with pytest.raises(NotFound, match="too long a silence"):
+            client.call(beat, pb.ConsumerHeartbeatResponse)
+        client.close()
 
 
 def test_not_started_until_told() -> None:

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"forebay/journal/proto/events.proto\x12\x0f\x66orebay.journal\"\x80\t\n\x05\x45vent\x12\x0f\n\x07time_ms\x18\x01 \x01(\x04\x12)\n\x07request\x18\x02 \x01(\x0b\x32\x18.forebay.journal.Request\x12\x38\n\x0eleader_elected\x18\n \x01(\x0b\x32\x1e.forebay.journal.LeaderElectedH\x00\x12@\n\x12\x64\x61taset_registered\x18\x0b \x01(\x0b\x32\".forebay.journal.DatasetRegisteredH\x00\x12\x42\n\x13\x63ompression_decided\x18\x0c \x01(\x0b\x32#.forebay.journal.CompressionDecidedH\x00\x12\x32\n\x0bjob_created\x18\r \x01(\x0b\x32\x1b.forebay.journal.JobCreatedH\x00\x12>\n\x11iteration_created\x18\x0e \x01(\x0b\x32!.forebay.journal.IterationCreatedH\x00\x12@\n\x12iteration_finished\x18\x0f \x01(\x0b\x32\".forebay.journal.IterationFinishedH\x00\x12\x42\n\x13iteration_collected\x18\x10 \x01(\x0b\x32#.forebay.journal.IterationCollectedH\x00\x12:\n\x0f\x63onsumer_joined\x18\x11 \x01(\x0b\x32\x1f.forebay.journal.ConsumerJoinedH\x00\x12\x36\n\rconsumer_left\x18\x12 \x01(\x0b\x32\x1d.forebay.journal.ConsumerLeftH\x00\x12>\n\x11worker_registered\x18\x13 \x01(\x0b\x32!.forebay.journal.WorkerRegisteredH\x00\x12\x32\n\x0bworker_lost\x18\x14 \x01(\x0b\x32\x1b.forebay.journal.WorkerLostH\x00\x12\x34\n\x0ctask_created\x18\x15 \x01(\x0b\x32\x1c.forebay.journal.TaskCreatedH\x00\x12\x38\n\x0etask_completed\x18\x16 \x01(\x0b\x32\x1e.forebay.journal.TaskCompletedH\x00\x12\x36\n\rsplits_leased\x18\x17 \x01(\x0b\x32\x1d.forebay.journal.SplitsLeasedH\x00\x12:\n\x0flease_completed\x18\x18 \x01(\x0b\x32\x1f.forebay.journal.LeaseCompletedH\x00\x12\x38\n\x0elease_returned\x18\x19 \x01(\x0b\x32\x1e.forebay.journal.LeaseReturnedH\x00\x12\x30\n\nlease_lost\x18\x1a \x01(\x0b\x32\x1a.forebay.journal.LeaseLostH\x00\x12@\n\x12repetition_started\x18\x1b \x01(\x0b\x32\".forebay.journal.RepetitionStartedH\x00\x42\x07\n\x05\x65vent\")\n\x07Request\x12\x0e\n\x06\x63\x61ller\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\"y\n\rLeaderElected\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x12\n\njournal_id\x18\x05 \x01(\t\x12\x14\n\x0c\x61\x66ter_repair\x18\x06 \x01(\x08\"\xfb\x01\n\x0bSplitSource\x12\x31\n\narithmetic\x18\x01 \x01(\x0b\x32\x1b.forebay.journal.ArithmeticH\x00\x12\x0f\n\x05\x63ount\x18\x02 \x01(\x03H\x00\x12\x33\n\x08\x65xplicit\x18\x03 \x01(\x0b\x32\x1f.forebay.journal.ExplicitSplitsH\x00\x12+\n\x07\x65ndless\x18\x04 \x01(\x0b\x32\x18.forebay.journal.EndlessH\x00\x12\x18\n\x0bleased_with\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\nunleasable\x18\x06 \x01(\tB\x08\n\x06sourceB\x0e\n\x0c_leased_with\"7\n\nArithmetic\x12\r\n\x05start\x18\x01 \x01(\x03\x12\x0c\n\x04stop\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\" \n\x0e\x45xplicitSplits\x12\x0e\n\x06splits\x18\x01 \x03(\x0c\"\t\n\x07\x45ndless\"\xf4\x01\n\x11\x44\x61tasetDefinition\x12\x35\n\rtf_data_graph\x18\x01 \x01(\x0b\x32\x1c.forebay.journal.TfDataGraphH\x00\x12-\n\x07sources\x18\n \x03(\x0b\x32\x1c.forebay.journal.SplitSource\x12\x14\n\x0cunsplittable\x18\x0b \x01(\t\x12\x10\n\x08metadata\x18\x0c \x01(\x0c\x12\x11\n\tstructure\x18\r \x01(\t\x12\x36\n\x0b\x63ompression\x18\x0e \x01(\x0e\x32!.forebay.journal.BlockCompressionB\x06\n\x04kind\"\x1b\n\x0bTfDataGraph\x12\x0c\n\x04\x62lob\x18\x01 \x01(\t\"_\n\x11\x44\x61tasetRegistered\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\x36\n\ndefinition\x18\x02 \x01(\x0b\x32\".forebay.journal.DatasetDefinition\":\n\x12\x43ompressionDecided\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\x10\n\x08\x64isabled\x18\x02 \x01(\x08\"\xce\x01\n\nJobCreated\x12\x0e\n\x06job_id\x18\x01 \x01(\x03\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\ndataset_id\x18\x03 \x01(\t\x12+\n\x08sharding\x18\x04 \x01(\x0e\x32\x19.forebay.journal.Sharding\x12\x1a\n\rnum_consumers\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x13\x63ross_trainer_cache\x18\x06 \x01(\x08\x12\x16\n\x0etarget_workers\x18\x07 \x01(\x05\x42\x10\n\x0e_num_consumers\"L\n\x10IterationCreated\x12\x14\n\x0citeration_id\x18\x01 \x01(\x03\x12\x0e\n\x06job_id\x18\x02 \x01(\x03\x12\x12\n\nrepetition\x18\x03 \x01(\x03\")\n\x11IterationFinished\x12\x14\n\x0citeration_id\x18\x01 \x01(\x03\"*\n\x12IterationCollected\x12\x14\n\x0citeration_id\x18\x01 \x01(\x03\";\n\x0e\x43onsumerJoined\x12\x13\n\x0b\x63onsumer_id\x18\x01 \x01(\x03\x12\x14\n\x0citeration_id\x18\x02 \x01(\x03\"3\n\x0c\x43onsumerLeft\x12\x13\n\x0b\x63onsumer_id\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xb1\x01\n\x0eTransferServer\x12\x10\n\x08protocol\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x1a\n\x12\x63ompatibility_info\x18\x03 \x01(\x0c\x12\x31\n)fall_back_to_grpc_at_client_creation_time\x18\x04 \x01(\x08\x12-\n%fall_back_to_grpc_at_get_element_time\x18\x05 \x01(\x08\"\xb1\x01\n\x10WorkerRegistered\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\x03\x12\x0c\n\x04tags\x18\x04 \x03(\t\x12\x39\n\x10transfer_servers\x18\x05 \x03(\x0b\x32\x1f.forebay.journal.TransferServer\x12\r\n\x05stock\x18\x06 \x01(\x08\x12\x14\n\x0creplaced_uid\x18\x07 \x01(\x03\"=\n\nWorkerLost\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0c\n\x04left\x18\x03 \x01(\x08\"W\n\x0bTaskCreated\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x14\n\x0citeration_id\x18\x02 \x01(\x03\x12\x11\n\tworker_id\x18\x03 \x01(\x03\x12\x0e\n\x06sweeps\x18\x04 \x01(\x08\" \n\rTaskCompleted\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\"\x8b\x01\n\x0cSplitsLeased\x12\x10\n\x08lease_id\x18\x01 \x01(\x03\x12\x14\n\x0citeration_id\x18\x02 \x01(\x03\x12\x0f\n\x07task_id\x18\x03 \x01(\x03\x12\x10\n\x08provider\x18\x04 \x01(\x05\x12\x12\n\nrepetition\x18\x05 \x01(\x03\x12\r\n\x05\x66irst\x18\x06 \x01(\x03\x12\r\n\x05\x63ount\x18\x07 \x01(\x03\"\"\n\x0eLeaseCompleted\x12\x10\n\x08lease_id\x18\x01 \x01(\x03\"0\n\rLeaseReturned\x12\x10\n\x08lease_id\x18\x01 \x01(\x03\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\"\x1d\n\tLeaseLost\x12\x10\n\x08lease_id\x18\x01 \x01(\x03\"O\n\x11RepetitionStarted\x12\x14\n\x0citeration_id\x18\x01 \x01(\x03\x12\x10\n\x08provider\x18\x02 \x01(\x05\x12\x12\n\nrepetition\x18\x03 \x01(\x03\":\n\x08Snapshot\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07time_ms\x18\x02 \x01(\x04\x12\r\n\x05state\x18\x03 \x01(\x0c*>\n\x10\x42lockCompression\x12\x0c\n\x08MEASURED\x10\x00\x12\t\n\x05NEVER\x10\x01\x12\x08\n\x04ZSTD\x10\x02\x12\x07\n\x03LZ4\x10\x03*P\n\x08Sharding\x12\x07\n\x03OFF\x10\x00\x12\x0b\n\x07\x44YNAMIC\x10\x01\x12\x08\n\x04\x46ILE\x10\x02\x12\x08\n\x04\x44\x41TA\x10\x03\x12\x10\n\x0c\x46ILE_OR_DATA\x10\x04\x12\x08\n\x04HINT\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"forebay/journal/proto/events.proto\x12\x0f\x66orebay.journal\"\x80\t\n\x05\x45vent\x12\x0f\n\x07time_ms\x18\x01 \x01(\x04\x12)\n\x07request\x18\x02 \x01(\x0b\x32\x18.forebay.journal.Request\x12\x38\n\x0eleader_elected\x18\n \x01(\x0b\x32\x1e.forebay.journal.LeaderElectedH\x00\x12@\n\x12\x64\x61taset_registered\x18\x0b \x01(\x0b\x32\".forebay.journal.DatasetRegisteredH\x00\x12\x42\n\x13\x63ompression_decided\x18\x0c \x01(\x0b\x32#.forebay.journal.CompressionDecidedH\x00\x12\x32\n\x0bjob_created\x18\r \x01(\x0b\x32\x1b.forebay.journal.JobCreatedH\x00\x12>\n\x11iteration_created\x18\x0e \x01(\x0b\x32!.forebay.journal.IterationCreatedH\x00\x12@\n\x12iteration_finished\x18\x0f \x01(\x0b\x32\".forebay.journal.IterationFinishedH\x00\x12\x42\n\x13iteration_collected\x18\x10 \x01(\x0b\x32#.forebay.journal.IterationCollectedH\x00\x12:\n\x0f\x63onsumer_joined\x18\x11 \x01(\x0b\x32\x1f.forebay.journal.ConsumerJoinedH\x00\x12\x36\n\rconsumer_left\x18\x12 \x01(\x0b\x32\x1d.forebay.journal.ConsumerLeftH\x00\x12>\n\x11worker_registered\x18\x13 \x01(\x0b\x32!.forebay.journal.WorkerRegisteredH\x00\x12\x32\n\x0bworker_lost\x18\x14 \x01(\x0b\x32\x1b.forebay.journal.WorkerLostH\x00\x12\x34\n\x0ctask_created\x18\x15 \x01(\x0b\x32\x1c.forebay.journal.TaskCreatedH\x00\x12\x38\n\x0etask_completed\x18\x16 \x01(\x0b\x32\x1e.forebay.journal.TaskCompletedH\x00\x12\x36\n\rsplits_leased\x18\x17 \x01(\x0b\x32\x1d.forebay.journal.SplitsLeasedH\x00\x12:\n\x0flease_completed\x18\x18 \x01(\x0b\x32\x1f.forebay.journal.LeaseCompletedH\x00\x12\x38\n\x0elease_returned\x18\x19 \x01(\x0b\x32\x1e.forebay.journal.LeaseReturnedH\x00\x12\x30\n\nlease_lost\x18\x1a \x01(\x0b\x32\x1a.forebay.journal.LeaseLostH\x00\x12@\n\x12repetition_started\x18\x1b \x01(\x0b\x32\".forebay.journal.RepetitionStartedH\x00\x42\x07\n\x05\x65vent\")\n\x07Request\x12\x0e\n\x06\x63\x61ller\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\"y\n\rLeaderElected\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x12\n\njournal_id\x18\x05 \x01(\t\x12\x14\n\x0c\x61\x66ter_repair\x18\x06 \x01(\x08\"\xfb\x01\n\x0bSplitSource\x12\x31\n\narithmetic\x18\x01 \x01(\x0b\x32\x1b.forebay.journal.ArithmeticH\x00\x12\x0f\n\x05\x63ount\x18\x02 \x01(\x03H\x00\x12\x33\n\x08\x65xplicit\x18\x03 \x01(\x0b\x32\x1f.forebay.journal.ExplicitSplitsH\x00\x12+\n\x07\x65ndless\x18\x04 \x01(\x0b\x32\x18.forebay.journal.EndlessH\x00\x12\x18\n\x0bleased_with\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\nunleasable\x18\x06 \x01(\tB\x08\n\x06sourceB\x0e\n\x0c_leased_with\"7\n\nArithmetic\x12\r\n\x05start\x18\x01 \x01(\x03\x12\x0c\n\x04stop\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\" \n\x0e\x45xplicitSplits\x12\x0e\n\x06splits\x18\x01 \x03(\x0c\"\t\n\x07\x45ndless\"\xf4\x01\n\x11\x44\x61tasetDefinition\x12\x35\n\rtf_data_graph\x18\x01 \x01(\x0b\x32\x1c.forebay.journal.TfDataGraphH\x00\x12-\n\x07sources\x18\n \x03(\x0b\x32\x1c.forebay.journal.SplitSource\x12\x14\n\x0cunsplittable\x18\x0b \x01(\t\x12\x10\n\x08metadata\x18\x0c \x01(\x0c\x12\x11\n\tstructure\x18\r \x01(\t\x12\x36\n\x0b\x63ompression\x18\x0e \x01(\x0e\x32!.forebay.journal.BlockCompressionB\x06\n\x04kind\"0\n\x0bTfDataGraph\x12\x0c\n\x04\x62lob\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\"_\n\x11\x44\x61tasetRegistered\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\x36\n\ndefinition\x18\x02 \x01(\x0b\x32\".forebay.journal.DatasetDefinition\":\n\x12\x43ompressionDecided\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\x10\n\x08\x64isabled\x18\x02 \x01(\x08\"\xce\x01\n\nJobCreated\x12\x0e\n\x06job_id\x18\x01 \x01(\x03\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\ndataset_id\x18\x03 \x01(\t\x12+\n\x08sharding\x18\x04 \x01(\x0e\x32\x19.forebay.journal.Sharding\x12\x1a\n\rnum_consumers\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x13\x63ross_trainer_cache\x18\x06 \x01(\x08\x12\x16\n\x0etarget_workers\x18\x07 \x01(\x05\x42\x10\n\x0e_num_consumers\"L\n\x10IterationCreated\x12\x14\n\x0citeration_id\x18\x01 \x01(\x03\x12\x0e\n\x06job_id\x18\x02 \x01(\x03\x12\x12\n\nrepetition\x18\x03 \x01(\x03\")\n\x11IterationFinished\x12\x14\n\x0citeration_id\x18\x01 \x01(\x03\"*\n\x12IterationCollected\x12\x14\n\x0citeration_id\x18\x01 \x01(\x03\";\n\x0e\x43onsumerJoined\x12\x13\n\x0b\x63onsumer_id\x18\x01 \x01(\x03\x12\x14\n\x0citeration_id\x18\x02 \x01(\x03\"3\n\x0c\x43onsumerLeft\x12\x13\n\x0b\x63onsumer_id\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xb1\x01\n\x0eTransferServer\x12\x10\n\x08protocol\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x1a\n\x12\x63ompatibility_info\x18\x03 \x01(\x0c\x12\x31\n)fall_back_to_grpc_at_client_creation_time\x18\x04 \x01(\x08\x12-\n%fall_back_to_grpc_at_get_element_time\x18\x05 \x01(\x08\"\xb1\x01\n\x10WorkerRegistered\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\x03\x12\x0c\n\x04tags\x18\x04 \x03(\t\x12\x39\n\x10transfer_servers\x18\x05 \x03(\x0b\x32\x1f.forebay.journal.TransferServer\x12\r\n\x05stock\x18\x06 \x01(\x08\x12\x14\n\x0creplaced_uid\x18\x07 \x01(\x03\"=\n\nWorkerLost\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0c\n\x04left\x18\x03 \x01(\x08\"W\n\x0bTaskCreated\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x14\n\x0citeration_id\x18\x02 \x01(\x03\x12\x11\n\tworker_id\x18\x03 \x01(\x03\x12\x0e\n\x06sweeps\x18\x04 \x01(\x08\" \n\rTaskCompleted\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\"\x8b\x01\n\x0cSplitsLeased\x12\x10\n\x08lease_id\x18\x01 \x01(\x03\x12\x14\n\x0citeration_id\x18\x02 \x01(\x03\x12\x0f\n\x07task_id\x18\x03 \x01(\x03\x12\x10\n\x08provider\x18\x04 \x01(\x05\x12\x12\n\nrepetition\x18\x05 \x01(\x03\x12\r\n\x05\x66irst\x18\x06 \x01(\x03\x12\r\n\x05\x63ount\x18\x07 \x01(\x03\"\"\n\x0eLeaseCompleted\x12\x10\n\x08lease_id\x18\x01 \x01(\x03\"0\n\rLeaseReturned\x12\x10\n\x08lease_id\x18\x01 \x01(\x03\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\"\x1d\n\tLeaseLost\x12\x10\n\x08lease_id\x18\x01 \x01(\x03\"O\n\x11RepetitionStarted\x12\x14\n\x0citeration_id\x18\x01 \x01(\x03\x12\x10\n\x08provider\x18\x02 \x01(\x05\x12\x12\n\nrepetition\x18\x03 \x01(\x03\":\n\x08Snapshot\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07time_ms\x18\x02 \x01(\x04\x12\r\n\x05state\x18\x03 \x01(\x0c*>\n\x10\x42lockCompression\x12\x0c\n\x08MEASURED\x10\x00\x12\t\n\x05NEVER\x10\x01\x12\x08\n\x04ZSTD\x10\x02\x12\x07\n\x03LZ4\x10\x03*P\n\x08Sharding\x12\x07\n\x03OFF\x10\x00\x12\x0b\n\x07\x44YNAMIC\x10\x01\x12\x08\n\x04\x46ILE\x10\x02\x12\x08\n\x04\x44\x41TA\x10\x03\x12\x10\n\x0c\x46ILE_OR_DATA\x10\x04\x12\x08\n\x04HINT\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'forebay.journal.proto.events_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BLOCKCOMPRESSION']._serialized_start=3599
-  _globals['_BLOCKCOMPRESSION']._serialized_end=3661
-  _globals['_SHARDING']._serialized_start=3663
-  _globals['_SHARDING']._serialized_end=3743
+  _globals['_BLOCKCOMPRESSION']._serialized_start=3620
+  _globals['_BLOCKCOMPRESSION']._serialized_end=3682
+  _globals['_SHARDING']._serialized_start=3684
+  _globals['_SHARDING']._serialized_end=3764
   _globals['_EVENT']._serialized_start=56
   _globals['_EVENT']._serialized_end=1208
   _globals['_REQUEST']._serialized_start=1210
@@ -52,43 +52,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DATASETDEFINITION']._serialized_start=1733
   _globals['_DATASETDEFINITION']._serialized_end=1977
   _globals['_TFDATAGRAPH']._serialized_start=1979
-  _globals['_TFDATAGRAPH']._serialized_end=2006
-  _globals['_DATASETREGISTERED']._serialized_start=2008
-  _globals['_DATASETREGISTERED']._serialized_end=2103
-  _globals['_COMPRESSIONDECIDED']._serialized_start=2105
-  _globals['_COMPRESSIONDECIDED']._serialized_end=2163
-  _globals['_JOBCREATED']._serialized_start=2166
-  _globals['_JOBCREATED']._serialized_end=2372
-  _globals['_ITERATIONCREATED']._serialized_start=2374
-  _globals['_ITERATIONCREATED']._serialized_end=2450
-  _globals['_ITERATIONFINISHED']._serialized_start=2452
-  _globals['_ITERATIONFINISHED']._serialized_end=2493
-  _globals['_ITERATIONCOLLECTED']._serialized_start=2495
-  _globals['_ITERATIONCOLLECTED']._serialized_end=2537
-  _globals['_CONSUMERJOINED']._serialized_start=2539
-  _globals['_CONSUMERJOINED']._serialized_end=2598
-  _globals['_CONSUMERLEFT']._serialized_start=2600
-  _globals['_CONSUMERLEFT']._serialized_end=2651
-  _globals['_TRANSFERSERVER']._serialized_start=2654
-  _globals['_TRANSFERSERVER']._serialized_end=2831
-  _globals['_WORKERREGISTERED']._serialized_start=2834
-  _globals['_WORKERREGISTERED']._serialized_end=3011
-  _globals['_WORKERLOST']._serialized_start=3013
-  _globals['_WORKERLOST']._serialized_end=3074
-  _globals['_TASKCREATED']._serialized_start=3076
-  _globals['_TASKCREATED']._serialized_end=3163
-  _globals['_TASKCOMPLETED']._serialized_start=3165
-  _globals['_TASKCOMPLETED']._serialized_end=3197
-  _globals['_SPLITSLEASED']._serialized_start=3200
-  _globals['_SPLITSLEASED']._serialized_end=3339
-  _globals['_LEASECOMPLETED']._serialized_start=3341
-  _globals['_LEASECOMPLETED']._serialized_end=3375
-  _globals['_LEASERETURNED']._serialized_start=3377
-  _globals['_LEASERETURNED']._serialized_end=3425
-  _globals['_LEASELOST']._serialized_start=3427
-  _globals['_LEASELOST']._serialized_end=3456
-  _globals['_REPETITIONSTARTED']._serialized_start=3458
-  _globals['_REPETITIONSTARTED']._serialized_end=3537
-  _globals['_SNAPSHOT']._serialized_start=3539
-  _globals['_SNAPSHOT']._serialized_end=3597
+  _globals['_TFDATAGRAPH']._serialized_end=2027
+  _globals['_DATASETREGISTERED']._serialized_start=2029
+  _globals['_DATASETREGISTERED']._serialized_end=2124
+  _globals['_COMPRESSIONDECIDED']._serialized_start=2126
+  _globals['_COMPRESSIONDECIDED']._serialized_end=2184
+  _globals['_JOBCREATED']._serialized_start=2187
+  _globals['_JOBCREATED']._serialized_end=2393
+  _globals['_ITERATIONCREATED']._serialized_start=2395
+  _globals['_ITERATIONCREATED']._serialized_end=2471
+  _globals['_ITERATIONFINISHED']._serialized_start=2473
+  _globals['_ITERATIONFINISHED']._serialized_end=2514
+  _globals['_ITERATIONCOLLECTED']._serialized_start=2516
+  _globals['_ITERATIONCOLLECTED']._serialized_end=2558
+  _globals['_CONSUMERJOINED']._serialized_start=2560
+  _globals['_CONSUMERJOINED']._serialized_end=2619
+  _globals['_CONSUMERLEFT']._serialized_start=2621
+  _globals['_CONSUMERLEFT']._serialized_end=2672
+  _globals['_TRANSFERSERVER']._serialized_start=2675
+  _globals['_TRANSFERSERVER']._serialized_end=2852
+  _globals['_WORKERREGISTERED']._serialized_start=2855
+  _globals['_WORKERREGISTERED']._serialized_end=3032
+  _globals['_WORKERLOST']._serialized_start=3034
+  _globals['_WORKERLOST']._serialized_end=3095
+  _globals['_TASKCREATED']._serialized_start=3097
+  _globals['_TASKCREATED']._serialized_end=3184
+  _globals['_TASKCOMPLETED']._serialized_start=3186
+  _globals['_TASKCOMPLETED']._serialized_end=3218
+  _globals['_SPLITSLEASED']._serialized_start=3221
+  _globals['_SPLITSLEASED']._serialized_end=3360
+  _globals['_LEASECOMPLETED']._serialized_start=3362
+  _globals['_LEASECOMPLETED']._serialized_end=3396
+  _globals['_LEASERETURNED']._serialized_start=3398
+  _globals['_LEASERETURNED']._serialized_end=3446
+  _globals['_LEASELOST']._serialized_start=3448
+  _globals['_LEASELOST']._serialized_end=3477
+  _globals['_REPETITIONSTARTED']._serialized_start=3479
+  _globals['_REPETITIONSTARTED']._serialized_end=3558
+  _globals['_SNAPSHOT']._serialized_start=3560
+  _globals['_SNAPSHOT']._serialized_end=3618
 # @@protoc_insertion_point(module_scope)

@@ -154,10 +154,12 @@ class DatasetDefinition(_message.Message):
     def __init__(self, tf_data_graph: _Optional[_Union[TfDataGraph, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[SplitSource, _Mapping]]] = ..., unsplittable: _Optional[str] = ..., metadata: _Optional[bytes] = ..., structure: _Optional[str] = ..., compression: _Optional[_Union[BlockCompression, str]] = ...) -> None: ...
 
 class TfDataGraph(_message.Message):
-    __slots__ = ("blob",)
+    __slots__ = ("blob", "fingerprint")
     BLOB_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     blob: str
-    def __init__(self, blob: _Optional[str] = ...) -> None: ...
+    fingerprint: str
+    def __init__(self, blob: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class DatasetRegistered(_message.Message):
     __slots__ = ("dataset_id", "definition")

@@ -76,6 +76,10 @@ def dispatcher(
         help="Collect an iteration that nobody read for so long; -1: never.",
         envvar="FOREBAY_JOB_GC_TIMEOUT_MS",
     ),
+    gc_dynamic_sharding_jobs: bool = typer.Option(
+        False, "--gc-dynamic-sharding-jobs", help="Collect them under DYNAMIC, too.",
+        envvar="FOREBAY_GC_DYNAMIC_SHARDING_JOBS",
+    ),
     worker_timeout_ms: int = typer.Option(
         DEFAULTS.worker_timeout_ms, min=-1,
         help="Give up a worker that is silent for so long; -1: never.",
@@ -112,6 +116,7 @@ def dispatcher(
         allow_volatile=allow_volatile,
         job_gc_check_interval_ms=job_gc_check_interval_ms,
         job_gc_timeout_ms=job_gc_timeout_ms,
+        gc_dynamic_sharding_jobs=gc_dynamic_sharding_jobs,
         worker_timeout_ms=worker_timeout_ms,
         client_timeout_ms=client_timeout_ms,
         snapshot_events=snapshot_events,

@@ -31,12 +31,13 @@ from ..structure import encode
 from ..transport import MAX_COMPONENTS
 from .options import (
     CrossTrainerCache,
+    Reading,
     ShardingPolicy,
     check_job_name,
     reading,
     sharding_policy,
 )
-from .reader import PATIENCE_S, Reader, fetch_definition
+from .reader import PATIENCE_S, Reader, fetch_definition, name_of_job
 from .tf_elements import NOTHING, as_registered, dataset_of_blocks, graph_of
 
 Dataset = Any
@@ -181,6 +182,18 @@ def from_dataset_id(
         target_workers=target_workers,
     )
     dataset_id = _text(dataset_id)
+    name = name_of_job(dataset_id, job_name)
+    return _read_as_dataset(policy, service, dataset_id, element_spec, name, how)
+
+
+def _read_as_dataset(
+    policy: ShardingPolicy,
+    service: Service,
+    dataset_id: str,
+    element_spec: Any,
+    name: str | None,
+    how: Reading,
+) -> Dataset:
     definition = fetch_definition(service, dataset_id)
     metadata = decode_metadata(definition)
     if element_spec is None:
@@ -193,7 +206,7 @@ def from_dataset_id(
         )
     if metadata.element_spec is not None:
         check_element_spec(element_spec, metadata.element_spec)
-    reader = Reader(service, dataset_id, policy, job_name, how)
+    reader = Reader(service, dataset_id, policy, name, how)
     compressed = metadata.compressed and metadata.raw
     blocks = partial(reader.iterate, NOTHING)
     return dataset_of_blocks(
@@ -218,11 +231,14 @@ def distribute(
 ) -> Callable[[Dataset], Dataset]:
     """For `dataset.apply`: register the dataset, and read it through the service.
 
-    The arguments are those of `register_dataset` and `from_dataset_id`.
+    The arguments are those of `register_dataset` and `from_dataset_id`, except that the job's
+    name is all that tells which job it is: who gives the same shares it, whatever their
+    datasets, and the elements are those of the dataset that came first. Iterating raises
+    ValueError if its elements have another element_spec.
     """
-    sharding_policy(processing_mode)
+    policy = sharding_policy(processing_mode)
     check_job_name(job_name)
-    reading(
+    how = reading(
         consumer_index=consumer_index,
         num_consumers=num_consumers,
         max_outstanding_requests=max_outstanding_requests,
@@ -233,19 +249,8 @@ def distribute(
 
     def apply(dataset: Dataset) -> Dataset:
         dataset_id = register_dataset(service, dataset, compression)
-        return from_dataset_id(
-            processing_mode,
-            service,
-            dataset_id,
-            dataset.element_spec,
-            job_name,
-            consumer_index,
-            num_consumers,
-            max_outstanding_requests,
-            data_transfer_protocol,
-            cross_trainer_cache,
-            target_workers,
-        )
+        spec = dataset.element_spec
+        return _read_as_dataset(policy, service, dataset_id, spec, job_name, how)
 
     return apply
 

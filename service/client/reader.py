@@ -12,6 +12,7 @@ from ..blocks import Block
 from ..dispatcher_client import DispatcherClient
 from ..errors import InvalidArgument
 from ..proto import forebay_pb2 as pb
+from ..proto import tf_service_pb2 as tf
 from ..structure import assemble
 from ..transport import has_local_workers
 from .consumer import Consumer
@@ -55,7 +56,7 @@ class Reader:
         service: str | tuple[str, str],
         dataset_id: str,
         policy: ShardingPolicy,
-        job_name: str | None,
+        job_name: str | None,  # the job's whole name
         how: Reading = AS_EVER,
     ) -> None:
         self.service = service
@@ -82,12 +83,14 @@ class Reader:
             job = dispatcher.call_numbered(
                 pb.GetOrCreateJobRequest(
                     dataset_id=self.dataset_id,
-                    job_name=self._full_job_name(),
+                    job_name=self._job_name or "",
                     sharding=self._policy.name,
                     target_workers=self._how.targets,
                 ),
                 pb.GetOrCreateJobResponse,
             )
+            if job.dataset_id not in ("", self.dataset_id):  # "": it is gone, as joining will say
+                self._require_same_elements(dispatcher, job.dataset_id)
             consumer = Consumer(
                 dispatcher,
                 job.job_id,
@@ -102,9 +105,31 @@ class Reader:
             if consumer is None or consumer.is_ours():
                 dispatcher.close()
 
-    def _full_job_name(self) -> str:
-        """tf.data service's clients name jobs so, and share them with ours."""
-        return f"dataset_id=/{self.dataset_id}/{self._job_name}" if self._job_name else ""
+    def _require_same_elements(self, dispatcher: DispatcherClient, dataset_id: str) -> None:
+        mine, other = (
+            _arriving(dispatcher.get_dataset(i, with_graph=False).definition)
+            for i in (self.dataset_id, dataset_id)
+        )
+        if mine != other:
+            raise InvalidArgument(
+                f"the job {self._job_name!r} is of dataset {dataset_id}, whose elements have "
+                f"another element_spec or compression than those of dataset {self.dataset_id}: "
+                "give the job another name, or the same pipeline to all that share it"
+            )
+
+
+def name_of_job(dataset_id: str, job_name: str | None) -> str | None:
+    """What the job is called that readers by id share. tf.data service's clients do it so, too."""
+    return f"dataset_id=/{dataset_id}/{job_name}" if job_name else None
+
+
+def _arriving(definition: ev.DatasetDefinition) -> tuple[bytes, bool]:
+    """What a reader has to know of elements: their spec, whether each is compressed."""
+    metadata = tf.DataServiceMetadata.FromString(definition.metadata)
+    compressed = (tf.DataServiceMetadata.COMPRESSION_SNAPPY,
+                  tf.DataServiceMetadata.COMPRESSION_FORCED_SNAPPY)  # fmt: skip
+    each = not definition.structure and metadata.compression in compressed
+    return metadata.element_spec, each
 
 
 class ElementIterator:
@@ -188,4 +213,5 @@ def read(
         target_workers=target_workers,
     )
     policy = sharding_policy(processing_mode)
-    return ElementIterator(Reader(service, dataset_id, policy, job_name, how))
+    name = name_of_job(dataset_id, job_name)
+    return ElementIterator(Reader(service, dataset_id, policy, name, how))

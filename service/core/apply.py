@@ -48,9 +48,17 @@ def apply(state: State, event: ev.Event) -> None:
             del answers[next(iter(answers))]
 
 
-def fingerprint(definition: bytes) -> str:
-    """What equal dataset definitions have in common."""
-    return hashlib.sha256(definition).hexdigest()
+def fingerprint(definition: ev.DatasetDefinition) -> str:
+    """What equal datasets have in common, whatever names were generated for their graphs."""
+    equal = ev.DatasetDefinition()
+    equal.CopyFrom(definition)
+    if equal.tf_data_graph.fingerprint:
+        equal.tf_data_graph.blob = ""
+    return _digest(equal.SerializeToString(deterministic=True))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _taken(state: State, number: int) -> int:
@@ -77,14 +85,14 @@ def _begin_anew(state: State, journal_id: str) -> None:
         _consumer_left(state, ev.ConsumerLeft(consumer_id=consumer_id))
     for worker_id in list(state.workers):
         _worker_lost(state, ev.WorkerLost(worker_id=worker_id))
-    begin = 1000 * (1 + int(fingerprint(journal_id.encode())[:8], 16) % 10**6)
+    begin = 1000 * (1 + int(_digest(journal_id.encode())[:8], 16) % 10**6)
     state.next_id = max(begin, state.next_id + MAX_CUT_IDS if state.journal_id else 0)
 
 
 def _dataset_registered(state: State, event: ev.DatasetRegistered) -> None:
     definition = event.definition.SerializeToString(deterministic=True)
     state.datasets[event.dataset_id] = Dataset(event.dataset_id, definition)
-    state.dataset_by_fingerprint.setdefault(fingerprint(definition), event.dataset_id)
+    state.dataset_by_fingerprint.setdefault(fingerprint(event.definition), event.dataset_id)
     if event.dataset_id.isdecimal() and len(event.dataset_id) < 19:
         _taken(state, int(event.dataset_id))
 

@@ -42,7 +42,7 @@ class DecideCompression(Command, frozen=True, kw_only=True):
 
 
 class GetOrCreateJob(Command, frozen=True, kw_only=True):
-    """→ JobCreated, unless a job of that name exists. Answers the job's id."""
+    """→ JobCreated, unless a job of that name exists, of whatever dataset. Answers its id."""
 
     dataset_id: str
     name: str  # empty: a new anonymous job

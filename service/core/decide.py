@@ -120,9 +120,9 @@ def _register_dataset(state: State, command: c.RegisterDataset, now_ms: int) -> 
             )
         return Decision([], dataset_id)
     if not dataset_id:
-        mark = fingerprint(command.definition.SerializeToString(deterministic=True))
-        if mark in state.dataset_by_fingerprint:
-            return Decision([], state.dataset_by_fingerprint[mark])
+        equal = state.dataset_by_fingerprint.get(fingerprint(command.definition))
+        if equal is not None:
+            return Decision([], equal)
         dataset_id = _free_dataset_id(state)
     registered = ev.DatasetRegistered(dataset_id=dataset_id, definition=command.definition)
     return Decision([ev.Event(time_ms=now_ms, dataset_registered=registered)], dataset_id)
@@ -183,18 +183,30 @@ def _sharding(number: int) -> str:
 
 
 def _require_same_parameters(job: Job, command: c.GetOrCreateJob) -> None:
+    """A name is the job's whole identity: whose dataset it is does not matter."""
     for what, existing, got in (
-        ("dataset id", job.dataset_id, command.dataset_id),
         ("processing mode", _sharding(job.sharding), _sharding(command.sharding)),
         ("number of consumers", job.num_consumers, command.num_consumers),
-        ("cross-trainer cache", job.cross_trainer_cache, command.cross_trainer_cache),
-        ("target workers", job.target_workers, command.target_workers),
+        (
+            "cross-trainer cache",
+            _enabled(job.cross_trainer_cache),
+            _enabled(command.cross_trainer_cache),
+        ),
+        ("target workers", _targets(job.target_workers), _targets(command.target_workers)),
     ):
         if existing != got:
             raise InvalidArgument(
                 f"Tried to create job with name {job.name}, but found an existing job with "
                 f"different parameters: Existing {what}: <{existing}>; got <{got}>"
             )
+
+
+def _enabled(flag: bool) -> str:
+    return "enabled" if flag else "disabled"
+
+
+def _targets(number: int) -> str:
+    return {1: "AUTO", 2: "ANY", 3: "LOCAL"}.get(number, str(number))
 
 
 # -- iterations and consumers ----------------------------------------------------------------

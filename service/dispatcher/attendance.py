@@ -1,14 +1,14 @@
 """Who is there: when workers and consumers were last heard of, and who is given up.
 
-That is not state: after a replay everybody counts as seen so lately that those who live have time
-to be heard. To give somebody up is a
-decision like any other.
+That is not state: after a replay everybody who lives has time to find the dispatcher again,
+whatever the timeouts. To give somebody up is a decision like any other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 CHECK_S = 0.5
 REDISCOVERIES = 3
-"""How many times `reconnect_grace_ms` a worker has to find a dispatcher that has just begun."""
+"""How many times `reconnect_grace_ms` members have to find a dispatcher that has just begun:
+TensorFlow's wait longer and longer between their attempts."""
 
 
 class Attendance:
@@ -30,16 +31,27 @@ class Attendance:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        state, now = dispatcher.state, time.monotonic()
-        self._seen: dict[int, float] = dict.fromkeys((*state.workers, *state.consumers), now)
-        for worker in state.workers.values():
-            if not worker.stock:  # it has lost its connection, and looks for us all the time
-                self._seen[worker.worker_id] -= self._early_s(REDISCOVERIES)
+        state, options, now = dispatcher.state, dispatcher.options, time.monotonic()
+        self._worker_timeout_ms = options.worker_timeout_ms
+        if options.worker_timeout_ms >= 0:  # silence says less than a connection that broke
+            self._worker_timeout_ms = max(options.worker_timeout_ms, options.reconnect_grace_ms)
+        found = now + REDISCOVERIES * options.reconnect_grace_ms / 1000
+        # When each counts as seen, so that its timeout does not run out before `found`.
+        seen = found - options.client_timeout_ms / 1000
+        self._seen = dict.fromkeys(state.consumers, max(now, seen))
+        seen = found - self._worker_timeout_ms / 1000
+        for worker in state.workers.values():  # ours look for us all the time, and need no more
+            self._seen[worker.worker_id] = max(now, seen) if worker.stock else seen
 
     def saw(self, member_id: int) -> float:
         """A worker or a consumer gave a sign of life; when that was, for `lost_touch`."""
         now = self._seen[member_id] = time.monotonic()
         return now
+
+    def expects(self, consumer_id: int) -> None:
+        """It will give signs of life once it begins to read, whenever that is. TensorFlow's do so:
+        a trainer may make its iterator long before its first step."""
+        self._seen[consumer_id] = math.inf
 
     def lost_touch(self, member_id: int, seen: float) -> None:
         """Its connection broke: it has `reconnect_grace_ms` to come back, unless it has."""
@@ -47,12 +59,8 @@ class Attendance:
             return
         # A trainer whose connection was cut must not lose its place: it has the whole timeout.
         if member_id in self._dispatcher.state.workers:
-            self._seen[member_id] = time.monotonic() - self._early_s(1)
-
-    def _early_s(self, graces: int) -> float:
-        """How much of a worker's timeout is over for one that has `graces` to come back."""
-        options = self._dispatcher.options
-        return max(0, options.worker_timeout_ms - graces * options.reconnect_grace_ms) / 1000
+            early_ms = self._worker_timeout_ms - self._dispatcher.options.reconnect_grace_ms
+            self._seen[member_id] = time.monotonic() - early_ms / 1000
 
     async def watch(self) -> None:
         """Give up who is silent for too long, and what nobody reads; until it is cancelled."""
@@ -90,7 +98,7 @@ class Attendance:
             i: t for i, t in self._seen.items() if i in state.workers or i in state.consumers
         }
         for members, timeout_ms, lose in (
-            (state.workers, options.worker_timeout_ms, self._lose_worker),
+            (state.workers, self._worker_timeout_ms, self._lose_worker),
             (state.consumers, options.client_timeout_ms, self._lose_consumer),
         ):
             if timeout_ms < 0:

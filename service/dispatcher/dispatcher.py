@@ -10,6 +10,7 @@ who waits for a change, who is there (attendance.py), whether this one leads (le
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -18,10 +19,12 @@ from importlib.metadata import version
 from typing import Any
 
 from ...journal import Journal, Retention, replay
+from ...journal.journal import FLUSH_S
 from ...journal.proto import events_pb2 as ev
 from ...storage import Fenced, Storage, StorageError, Writer
+from .. import graphs
 from ..core import commands as c
-from ..core.apply import apply
+from ..core.apply import apply, fingerprint
 from ..core.decide import decide
 from ..core.state import State, decode_state, encode_state
 from ..errors import ForebayError, Unavailable
@@ -90,6 +93,15 @@ class Dispatcher:
         self._watcher = asyncio.create_task(self.attendance.watch(), name="forebay-attendance")
         self._watcher.add_done_callback(self._task_ended)
         return self
+
+    async def finish(self) -> None:
+        """Decide nothing more; return once the answers to all that was decided may leave, or
+        the journal cannot take it within FLUSH_S.
+        """
+        self.stopped.set()
+        self.wake_all()
+        with contextlib.suppress(Unavailable, TimeoutError):
+            await asyncio.wait_for(self._durable(), FLUSH_S)
 
     async def close(self) -> None:
         """Flush and give up the journal. Call it when no request is being served any more."""
@@ -185,12 +197,30 @@ class Dispatcher:
 
     # -- blobs -------------------------------------------------------------------------------
 
-    async def write_blob(self, data: bytes) -> str:
-        """Store a dataset's graph durably; return its digest. Raises Unavailable."""
-        try:
-            return await asyncio.to_thread(self._writer.write_blob, data)
-        except StorageError as error:
-            raise Unavailable(f"the dataset could not be stored: {error}") from error
+    async def register(
+        self, dataset_id: str, definition: ev.DatasetDefinition, graph: bytes
+    ) -> str:
+        """Register a dataset of this graph, unless it is known; return its id.
+
+        Without a `dataset_id`, an equal one is known that was registered without one, too: who
+        chooses an id has it for himself. Raises what RegisterDataset does, InvalidGraph,
+        Unavailable.
+        """
+        reference = definition.tf_data_graph
+        if dataset_id:
+            known = dataset_id in self.state.datasets
+        else:
+            reference.fingerprint = await asyncio.to_thread(graphs.fingerprint, graph)
+            known = fingerprint(definition) in self.state.dataset_by_fingerprint
+        if not known:
+            try:
+                reference.blob = await asyncio.to_thread(self._writer.write_blob, graph)
+            except StorageError as error:
+                raise Unavailable(f"the dataset could not be stored: {error}") from error
+        answer: str = await self.execute(
+            c.RegisterDataset(dataset_id=dataset_id, definition=definition)
+        )
+        return answer
 
     async def read_blob(self, digest: str) -> bytes:
         """A stored graph."""

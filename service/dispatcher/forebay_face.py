@@ -60,18 +60,15 @@ class ForebayFace:
     ) -> pb.RegisterDatasetResponse:
         if not request.graph:
             raise InvalidArgument("a dataset without a graph; register a tf.data.Dataset")
-        blob = await self._dispatcher.write_blob(await asyncio.to_thread(sanitize, request.graph))
+        graph = await asyncio.to_thread(sanitize, request.graph)
         definition = ev.DatasetDefinition(
-            tf_data_graph=ev.TfDataGraph(blob=blob),
             sources=request.sources,
             unsplittable=request.unsplittable,
             metadata=request.metadata,
             structure=request.structure,
             compression=request.compression,
         )
-        dataset_id = await self._dispatcher.execute(
-            c.RegisterDataset(dataset_id=request.dataset_id, definition=definition)
-        )
+        dataset_id = await self._dispatcher.register(request.dataset_id, definition, graph)
         return pb.RegisterDatasetResponse(dataset_id=dataset_id)
 
     async def get_dataset(self, request: pb.GetDatasetRequest) -> pb.GetDatasetResponse:
@@ -99,7 +96,8 @@ class ForebayFace:
                 target_workers=request.target_workers or TARGET_WORKERS_AUTO,
             )
         )
-        return pb.GetOrCreateJobResponse(job_id=job_id)
+        job = self._dispatcher.state.jobs.get(job_id)  # a retry's may be gone
+        return pb.GetOrCreateJobResponse(job_id=job_id, dataset_id=job.dataset_id if job else "")
 
     async def join_iteration(self, request: pb.JoinIterationRequest) -> pb.JoinIterationResponse:
         joined: ev.ConsumerJoined = await self._dispatcher.execute(
@@ -111,7 +109,9 @@ class ForebayFace:
         )
         self._dispatcher.attendance.saw(joined.consumer_id)
         return pb.JoinIterationResponse(
-            iteration_id=joined.iteration_id, consumer_id=joined.consumer_id
+            iteration_id=joined.iteration_id,
+            consumer_id=joined.consumer_id,
+            journal=self._dispatcher.position(),
         )
 
     async def consumer_heartbeat(
@@ -120,7 +120,7 @@ class ForebayFace:
         dispatcher, state = self._dispatcher, self._dispatcher.state
         consumer_id = request.consumer_id
         await dispatcher.check_history(f"consumer {consumer_id}", request.known)
-        iteration = self._iteration_of(consumer_id)
+        iteration = await self._iteration_of(consumer_id)
         seen = dispatcher.attendance.saw(consumer_id)
         try:
             await dispatcher.wait_until(
@@ -130,7 +130,7 @@ class ForebayFace:
         except asyncio.CancelledError:
             dispatcher.attendance.lost_touch(consumer_id, seen)
             raise
-        self._iteration_of(consumer_id)
+        await self._iteration_of(consumer_id)
         dispatcher.attendance.saw(consumer_id)
         response = pb.ConsumerHeartbeatResponse(
             version=iteration.version,
@@ -154,9 +154,10 @@ class ForebayFace:
         response.journal.CopyFrom(dispatcher.position())
         return response
 
-    def _iteration_of(self, consumer_id: int) -> Iteration:
+    async def _iteration_of(self, consumer_id: int) -> Iteration:
         consumer = self._dispatcher.state.consumers.get(consumer_id)
         if consumer is None:
+            await self._dispatcher.settled()
             raise NotFound(
                 f"Consumer id {consumer_id} not found: it left, or was given up after too long a "
                 "silence, or this dispatcher lost its state"

@@ -19,8 +19,8 @@ class DispatcherOptions:
     job_gc_check_interval_ms: int = 600_000
     job_gc_timeout_ms: int = 300_000  # without consumers, before an iteration is collected
     gc_dynamic_sharding_jobs: bool = False
-    worker_timeout_ms: int = 60_000  # without a heartbeat, before a worker is lost
+    worker_timeout_ms: int = 60_000  # without a heartbeat, before a worker is lost; at least …
     client_timeout_ms: int = 120_000  # the same for a consumer
-    reconnect_grace_ms: int = 5_000  # for a worker whose connection has broken
+    reconnect_grace_ms: int = 5_000  # … what a worker has whose connection has broken
     snapshot_events: int = 50_000  # between snapshots, at least
     retention_hours: float = 168.0  # of history, for audit and rewind

@@ -23,7 +23,7 @@ from .tensorflow_face import TensorFlowFace
 log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 2.0
-"""For replies whose decisions are already recorded: cutting them off would lose splits."""
+"""For answers to what the journal holds to leave: cutting them off would lose splits."""
 
 
 async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> bool:
@@ -84,7 +84,7 @@ async def _lead(listener: Listener, candidate: Candidate, ready: Callable[[], No
                 ready()
             await dispatcher.stopped.wait()
         finally:
-            dispatcher.wake_all()
+            await dispatcher.finish()
             await listener.close(STOP_GRACE_S)
             await tensorflow.close()
             await dispatcher.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import grpc
 
@@ -20,6 +20,8 @@ PUSHERS = 8
 MAX_WAITING = 10_000
 """Pushes that wait for their turn; what is more is left to the workers' heartbeats."""
 TIMEOUT_S = 10.0
+PATIENCE_S = 2.0
+"""How long a client that joins an iteration is kept waiting for its tasks to be pushed."""
 
 
 class TaskPusher:
@@ -35,6 +37,7 @@ class TaskPusher:
         self._dispatcher = dispatcher
         self._task_def = task_def
         self._waiting: asyncio.Queue[int] = asyncio.Queue(MAX_WAITING)
+        self._unpushed: dict[int, asyncio.Future[None]] = {}
         self._pushers = [
             asyncio.create_task(self._push_all(), name=f"forebay-push-{i}") for i in range(PUSHERS)
         ]
@@ -44,6 +47,12 @@ class TaskPusher:
                 for task_id in worker.tasks:
                     self._add(task_id)
         dispatcher.subscribe(self._see)
+
+    async def wait_until_pushed(self, task_ids: Iterable[int]) -> None:
+        """Return when workers have these tasks, or PATIENCE_S later."""
+        unpushed = [self._unpushed[i] for i in task_ids if i in self._unpushed]
+        if unpushed:
+            await asyncio.wait(unpushed, timeout=PATIENCE_S)
 
     async def close(self) -> None:
         """Give up the pushes that wait or are under way."""
@@ -61,6 +70,7 @@ class TaskPusher:
     def _add(self, task_id: int) -> None:
         if not self._waiting.full():
             self._waiting.put_nowait(task_id)
+            self._unpushed[task_id] = asyncio.get_running_loop().create_future()
 
     async def _push_all(self) -> None:
         while True:
@@ -71,6 +81,8 @@ class TaskPusher:
                 self._log(task_id, f"{error.code().name}: {error.details()}")
             except ForebayError as error:
                 self._log(task_id, str(error))
+            finally:
+                self._unpushed.pop(task_id).set_result(None)
 
     def _log(self, task_id: int, reason: str) -> None:
         log.info(

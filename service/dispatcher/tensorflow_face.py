@@ -97,18 +97,8 @@ class TensorFlowFace:
             await self._dispatcher.settled()
             _require_same_structure(known, request.metadata)
             return pb.GetOrRegisterDatasetResponse(dataset_id=known.dataset_id)
-        definition = await self._define(request.dataset.graph, request.metadata)
-        dataset_id = await self._dispatcher.execute(
-            c.RegisterDataset(dataset_id=request.dataset_id, definition=definition)
-        )
-        return pb.GetOrRegisterDatasetResponse(dataset_id=dataset_id)
-
-    async def _define(self, graph: bytes, metadata: bytes) -> ev.DatasetDefinition:
-        graph = await asyncio.to_thread(sanitize, graph)
-        definition = ev.DatasetDefinition(
-            tf_data_graph=ev.TfDataGraph(blob=await self._dispatcher.write_blob(graph)),
-            metadata=metadata,
-        )
+        graph = await asyncio.to_thread(sanitize, request.dataset.graph)
+        definition = ev.DatasetDefinition(metadata=request.metadata)
         try:
             async with self._evaluations:
                 sources = await asyncio.to_thread(split_sources, graph, self._evaluate)
@@ -116,7 +106,8 @@ class TensorFlowFace:
             definition.unsplittable = str(error)
         else:
             definition.sources.extend(source.splits for source in sources)
-        return definition
+        dataset_id = await self._dispatcher.register(request.dataset_id, definition, graph)
+        return pb.GetOrRegisterDatasetResponse(dataset_id=dataset_id)
 
     async def _dataset(self, dataset_id: str) -> Dataset:
         dataset = self._dispatcher.state.datasets.get(dataset_id)
@@ -178,7 +169,10 @@ class TensorFlowFace:
         joined: ev.ConsumerJoined = await self._dispatcher.execute(
             c.JoinIteration(job_id=request.job_id, repetition=request.repetition)
         )
-        self._dispatcher.attendance.saw(joined.consumer_id)
+        self._dispatcher.attendance.expects(joined.consumer_id)
+        iteration = self._dispatcher.state.iterations.get(joined.iteration_id)
+        if iteration is not None:  # its workers have their tasks when the client asks them
+            await self._pusher.wait_until_pushed(iteration.tasks)
         return pb.GetOrCreateIterationResponse(iteration_client_id=joined.consumer_id)
 
     async def release_iteration_client(

@@ -70,10 +70,12 @@ class GetOrCreateJobRequest(_message.Message):
     def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., dataset_id: _Optional[str] = ..., job_name: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., target_workers: _Optional[int] = ...) -> None: ...
 
 class GetOrCreateJobResponse(_message.Message):
-    __slots__ = ("job_id",)
+    __slots__ = ("job_id", "dataset_id")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     job_id: int
-    def __init__(self, job_id: _Optional[int] = ...) -> None: ...
+    dataset_id: str
+    def __init__(self, job_id: _Optional[int] = ..., dataset_id: _Optional[str] = ...) -> None: ...
 
 class JoinIterationRequest(_message.Message):
     __slots__ = ("request", "job_id", "repetition")
@@ -86,12 +88,14 @@ class JoinIterationRequest(_message.Message):
     def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., job_id: _Optional[int] = ..., repetition: _Optional[int] = ...) -> None: ...
 
 class JoinIterationResponse(_message.Message):
-    __slots__ = ("iteration_id", "consumer_id")
+    __slots__ = ("iteration_id", "consumer_id", "journal")
     ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
     iteration_id: int
     consumer_id: int
-    def __init__(self, iteration_id: _Optional[int] = ..., consumer_id: _Optional[int] = ...) -> None: ...
+    journal: JournalPosition
+    def __init__(self, iteration_id: _Optional[int] = ..., consumer_id: _Optional[int] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class ConsumerHeartbeatRequest(_message.Message):
     __slots__ = ("consumer_id", "version", "wait_ms", "known")

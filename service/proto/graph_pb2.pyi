@@ -129,14 +129,80 @@ class FunctionLibrary(_message.Message):
     def __init__(self, function: _Optional[_Iterable[_Union[FunctionDef, _Mapping]]] = ..., gradient: _Optional[_Iterable[_Union[GradientDef, _Mapping]]] = ...) -> None: ...
 
 class FunctionDef(_message.Message):
-    __slots__ = ("signature", "node_def")
+    __slots__ = ("signature", "node_def", "ret", "attr", "control_ret", "arg_attr", "resource_arg_unique_id")
+    class RetEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class AttrEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: AttrValue
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[AttrValue, _Mapping]] = ...) -> None: ...
+    class ControlRetEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class ArgAttrEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: ArgAttrs
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[ArgAttrs, _Mapping]] = ...) -> None: ...
+    class ResourceArgUniqueIdEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     NODE_DEF_FIELD_NUMBER: _ClassVar[int]
+    RET_FIELD_NUMBER: _ClassVar[int]
+    ATTR_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_RET_FIELD_NUMBER: _ClassVar[int]
+    ARG_ATTR_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_ARG_UNIQUE_ID_FIELD_NUMBER: _ClassVar[int]
     signature: OpDef
     node_def: _containers.RepeatedCompositeFieldContainer[NodeDef]
-    def __init__(self, signature: _Optional[_Union[OpDef, _Mapping]] = ..., node_def: _Optional[_Iterable[_Union[NodeDef, _Mapping]]] = ...) -> None: ...
+    ret: _containers.ScalarMap[str, str]
+    attr: _containers.MessageMap[str, AttrValue]
+    control_ret: _containers.ScalarMap[str, str]
+    arg_attr: _containers.MessageMap[int, ArgAttrs]
+    resource_arg_unique_id: _containers.ScalarMap[int, int]
+    def __init__(self, signature: _Optional[_Union[OpDef, _Mapping]] = ..., node_def: _Optional[_Iterable[_Union[NodeDef, _Mapping]]] = ..., ret: _Optional[_Mapping[str, str]] = ..., attr: _Optional[_Mapping[str, AttrValue]] = ..., control_ret: _Optional[_Mapping[str, str]] = ..., arg_attr: _Optional[_Mapping[int, ArgAttrs]] = ..., resource_arg_unique_id: _Optional[_Mapping[int, int]] = ...) -> None: ...
+
+class ArgAttrs(_message.Message):
+    __slots__ = ("attr",)
+    class AttrEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: AttrValue
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[AttrValue, _Mapping]] = ...) -> None: ...
+    ATTR_FIELD_NUMBER: _ClassVar[int]
+    attr: _containers.MessageMap[str, AttrValue]
+    def __init__(self, attr: _Optional[_Mapping[str, AttrValue]] = ...) -> None: ...
 
 class OpDef(_message.Message):
+    __slots__ = ("name", "input_arg")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INPUT_ARG_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    input_arg: _containers.RepeatedCompositeFieldContainer[ArgDef]
+    def __init__(self, name: _Optional[str] = ..., input_arg: _Optional[_Iterable[_Union[ArgDef, _Mapping]]] = ...) -> None: ...
+
+class ArgDef(_message.Message):
     __slots__ = ("name",)
     NAME_FIELD_NUMBER: _ClassVar[int]
     name: str

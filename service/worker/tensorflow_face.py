@@ -51,6 +51,12 @@ class TensorFlowFace:
     def get_element(self, request: pb.GetElementRequest) -> pb.GetElementResponse:
         if request.HasField("consumer_index"):
             raise Unimplemented("coordinated reads are not in this version")
+        if request.trainer_id:
+            raise Unimplemented(
+                f"Forebay's workers have no cross-trainer cache yet, which the trainer "
+                f"{request.trainer_id!r} asks for: leave cross_trainer_cache out, or have only "
+                "tf.data service's own workers"
+            )
         runner = self._runner_of(request.task_id)
         with self._lock:
             if runner is None:

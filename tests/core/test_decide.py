@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -59,6 +60,50 @@ class Given:
                 returned=((lease.lease_id, count),),
             )
         )  # fmt: skip
+
+
+def dataset(blob: str, fingerprint: str = "", **fields: Any) -> c.RegisterDataset:
+    graph = ev.TfDataGraph(blob=blob, fingerprint=fingerprint)
+    definition = ev.DatasetDefinition(tf_data_graph=graph, **fields)
+    return c.RegisterDataset(dataset_id="", definition=definition)
+
+
+def test_graphs_of_one_fingerprint_are_one_dataset_unless_they_are_registered_otherwise() -> None:
+    given = Given()
+    first = given.when(dataset("a", "same"))
+    assert given.when(dataset("b", "same")) == first
+    assert given.then == []
+    others = {
+        given.when(dataset("a", "other")),
+        given.when(dataset("a", "same", metadata=b"m")),
+        given.when(dataset("a", "same", compression="ZSTD")),
+        given.when(dataset("a")),
+        given.when(dataset("b")),
+    }
+    assert len(others) == 5
+    assert first not in others
+
+
+def test_datasets_of_old_journals_are_found_by_their_graphs_themselves() -> None:
+    given = Given()
+    definition = ev.DatasetDefinition(tf_data_graph=ev.TfDataGraph(blob="a"))
+    digest = hashlib.sha256(definition.SerializeToString()).hexdigest()
+    assert given.state.dataset_by_fingerprint.get(digest) is None
+    assert given.when(dataset("a")) == given.state.dataset_by_fingerprint[digest]
+
+
+def test_a_named_job_is_found_whosever_dataset_it_is() -> None:
+    given = Given()
+    other = given.when(dataset("a"))
+    job_id = given.when(c.GetOrCreateJob(dataset_id="d", name="n", sharding=ev.DYNAMIC))
+    for dataset_id in (other, "d", "not registered"):
+        again = c.GetOrCreateJob(dataset_id=dataset_id, name="n", sharding=ev.DYNAMIC)
+        assert given.when(again) == job_id
+        assert given.then == []
+    with pytest.raises(InvalidArgument, match="Existing target workers: <0>; got <LOCAL>"):
+        given.when(
+            c.GetOrCreateJob(dataset_id="d", name="n", sharding=ev.DYNAMIC, target_workers=3)
+        )
 
 
 def test_splits_handed_back_find_another_task_when_all_others_have_completed() -> None:

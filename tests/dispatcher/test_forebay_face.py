@@ -98,6 +98,14 @@ def test_equal_datasets_are_one(client: DispatcherClient) -> None:
     assert register(client, structure="b") != first
 
 
+def test_an_id_that_was_asked_for_is_nobody_elses(client: DispatcherClient) -> None:
+    assert register(client, structure="c", dataset_id="chosen") == "chosen"
+    given = register(client, structure="c")
+    assert given != "chosen"
+    assert register(client, structure="c", dataset_id="chosen too") == "chosen too"
+    assert register(client, structure="c") == given
+
+
 def test_jobs_that_do_not_fit(client: DispatcherClient) -> None:
     dataset_id = register(client, unsplittable="node n of op Generator yields no splits")
     with pytest.raises(Unimplemented, match="node n of op Generator"):
@@ -134,6 +142,15 @@ def test_leases_that_do_not_fit(client: DispatcherClient) -> None:
     back.returned.add(lease_id=lease.lease_id, count=lease.count + 1)
     with pytest.raises(InvalidArgument, match="cannot be returned"):
         client.call(back, pb.LeaseSplitsResponse)
+
+
+def test_who_joins_is_told_how_far_the_journal_is(client: DispatcherClient) -> None:
+    job_id = job(client, register(client, sources=[ev.SplitSource(count=1)]))
+    joined = client.call(pb.JoinIterationRequest(job_id=job_id), pb.JoinIterationResponse)
+    beat = pb.ConsumerHeartbeatRequest(consumer_id=joined.consumer_id)
+    told = client.call(beat, pb.ConsumerHeartbeatResponse).journal
+    assert joined.journal.journal_id == told.journal_id
+    assert 0 < joined.journal.sequence <= told.sequence
 
 
 def test_a_request_that_names_no_caller(client: DispatcherClient) -> None:

@@ -7,22 +7,28 @@ import pathlib
 import shutil
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+import grpc
 import pytest
 
 from forebay.journal import encode, repair
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.core.state import encode_state
+from forebay.service.dispatcher import server
 from forebay.service.dispatcher.candidate import Candidate, Follower
 from forebay.service.dispatcher.dispatcher import Dispatcher, recover
+from forebay.service.dispatcher.forebay_face import ForebayFace
 from forebay.service.dispatcher.leadership import Leadership
+from forebay.service.dispatcher.listener import Listener
 from forebay.service.dispatcher.options import DispatcherOptions
+from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
 from forebay.service.dispatcher_client import DispatcherClient
-from forebay.service.errors import ForebayError, Unavailable
+from forebay.service.errors import ForebayError, NotFound, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.proto import tf_service_pb2 as tf
 from forebay.storage import (
     Away,
     Corrupt,
@@ -219,7 +225,114 @@ def test_while_the_storage_is_away_questions_wait_and_nobody_is_given_up() -> No
         await dispatcher.settled()
         await until(lambda: worker_id not in dispatcher.state.workers)  # its silence is its own
 
-    run_dispatcher(storage, away, leader_lease_ms=100, worker_timeout_ms=300)
+    timeouts = {"worker_timeout_ms": 300, "reconnect_grace_ms": 100}
+    run_dispatcher(storage, away, leader_lease_ms=100, **timeouts)
+
+
+def test_members_of_a_restarted_dispatcher_have_time_to_find_it_whatever_the_timeouts() -> None:
+    storage = MemoryStorage()
+    members: list[int] = []
+
+    async def before(dispatcher: Dispatcher) -> None:
+        definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=1)])
+        await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
+        job_id = await dispatcher.execute(c.GetOrCreateJob(dataset_id="d", name="", sharding=0))
+        joined = await dispatcher.execute(c.JoinIteration(job_id=job_id, repetition=0))
+        for n in range(2):
+            worker = c.RegisterWorker(address=f"w:{n}", uid=n, stock=bool(n))
+            members.append(await dispatcher.execute(worker))
+        members.append(joined.consumer_id)
+
+    async def after(dispatcher: Dispatcher) -> None:
+        await asyncio.sleep(1.5)  # several times their timeout
+        assert members == [*dispatcher.state.workers, *dispatcher.state.consumers]
+
+    run_dispatcher(storage, before)
+    run_dispatcher(storage, after, worker_timeout_ms=200, client_timeout_ms=200)
+
+
+@pytest.mark.parametrize("stock", [True, False])
+def test_members_that_do_not_find_a_restarted_dispatcher_are_given_up(stock: bool) -> None:
+    storage = MemoryStorage()
+
+    async def before(dispatcher: Dispatcher) -> None:
+        await dispatcher.execute(c.RegisterWorker(address="w:1", uid=1, stock=stock))
+
+    async def after(dispatcher: Dispatcher) -> None:
+        await until(lambda: not dispatcher.state.workers)
+
+    run_dispatcher(storage, before)
+    timeout_ms = 200 if stock else 3_600_000
+    run_dispatcher(storage, after, worker_timeout_ms=timeout_ms, reconnect_grace_ms=100)
+
+
+def test_a_stop_answers_what_it_has_decided_however_slow_the_journal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decided, go_on = threading.Event(), threading.Event()
+
+    class Slow(MemoryStorage):
+        def open_writer(self, owner: str, **options: Any) -> Any:
+            writer = super().open_writer(owner, **options)
+            append = writer.append
+
+            def slow_append(records: Sequence[bytes]) -> int:
+                if b"w:1" in b"".join(records):
+                    decided.set()
+                    go_on.wait(60)
+                return append(records)
+
+            writer.append = slow_append  # type: ignore[method-assign]
+            return writer
+
+    async def run() -> None:
+        listener = Listener("127.0.0.1", 0, standby=False)
+        candidate = Candidate(Slow(), DispatcherOptions(), listener.address)
+        ready = asyncio.Event()
+        lead = asyncio.create_task(server._lead(listener, candidate, ready.set))
+        await ready.wait()
+        async with grpc.aio.insecure_channel(listener.address) as channel:
+            beat = channel.unary_unary(
+                "/forebay.v1.Dispatcher/WorkerHeartbeat",
+                pb.WorkerHeartbeatRequest.SerializeToString,
+                pb.WorkerHeartbeatResponse.FromString,
+            )
+            call = beat(pb.WorkerHeartbeatRequest(address="w:1", uid=1))
+            await until(decided.is_set)
+            lead.cancel()
+            await asyncio.sleep(0.5)  # longer than the grace
+            go_on.set()
+            assert (await call).worker_id > 0
+        await asyncio.gather(lead, return_exceptions=True)
+
+    monkeypatch.setattr(server, "STOP_GRACE_S", 0.1)
+    asyncio.run(run())
+
+
+def test_a_stock_client_that_has_not_begun_to_read_is_not_given_up() -> None:
+    async def silent(dispatcher: Dispatcher) -> None:
+        definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=1)])
+        await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
+        job_id = await dispatcher.execute(c.GetOrCreateJob(dataset_id="d", name="", sharding=0))
+        face = TensorFlowFace(dispatcher)
+        joined = await face.get_or_create_iteration(tf.GetOrCreateIterationRequest(job_id=job_id))
+        await asyncio.sleep(1.5)  # several times its timeout
+        client_id = joined.iteration_client_id
+        assert client_id in dispatcher.state.consumers
+        await face.client_heartbeat(tf.ClientHeartbeatRequest(iteration_client_id=client_id))
+        await until(lambda: not dispatcher.state.consumers)
+        await face.close()
+
+    run_dispatcher(MemoryStorage(), silent, client_timeout_ms=200)
+
+
+def test_silence_is_given_no_less_than_a_connection_that_broke() -> None:
+    async def silent(dispatcher: Dispatcher) -> None:
+        await dispatcher.execute(c.RegisterWorker(address="w:1", uid=1))
+        await asyncio.sleep(1.5)
+        assert dispatcher.state.workers
+
+    run_dispatcher(MemoryStorage(), silent, worker_timeout_ms=200)
 
 
 def test_a_dispatcher_that_is_fenced_stops() -> None:
@@ -233,6 +346,22 @@ def test_a_dispatcher_that_is_fenced_stops() -> None:
             await dispatcher.execute(c.RegisterWorker(address="w:1", uid=1))
 
     run_dispatcher(storage, fence, leader_lease_ms=100)
+
+
+def test_a_leader_that_does_not_know_whether_it_leads_says_of_nobody_that_he_is_unknown() -> None:
+    storage = Renewals()
+
+    async def resumed(dispatcher: Dispatcher) -> None:
+        face = ForebayFace(dispatcher)
+        heartbeat = pb.ConsumerHeartbeatRequest(consumer_id=4711)
+        with pytest.raises(NotFound, match="4711"):
+            await face.consumer_heartbeat(heartbeat)
+        storage.error = Fenced("term 2 exists")
+        await until(lambda: not dispatcher.leadership.known)
+        with pytest.raises(Unavailable):
+            await face.consumer_heartbeat(heartbeat)
+
+    run_dispatcher(storage, resumed, leader_lease_ms=100)
 
 
 @pytest.mark.parametrize("error", [Away("it is away"), Fenced("term 2 exists")])

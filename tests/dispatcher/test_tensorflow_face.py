@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import pathlib
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -313,6 +315,27 @@ class TestProtocol:
             iteration_id=iteration_id,
             split_provider_index=2,
         )
+
+    def test_who_joins_finds_the_tasks_at_their_workers(self) -> None:
+        pushed: list[int] = []
+
+        def process_task(data: bytes, _: object) -> bytes:
+            time.sleep(0.5)  # longer than the dispatcher takes to answer
+            pushed.append(pb.ProcessTaskRequest.FromString(data).task.task_id)
+            return b""
+
+        method = {"ProcessTask": grpc.unary_unary_rpc_method_handler(process_task)}
+        worker = grpc.server(ThreadPoolExecutor(1))
+        worker.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler("tensorflow.data.WorkerService", method)]
+        )
+        address = f"127.0.0.1:{worker.add_insecure_port('127.0.0.1:0')}"
+        worker.start()
+        before = {task.task_id for task in self.heartbeat(address).new_tasks}
+        self.join(tf.data.Dataset.range(5))
+        worker.stop(None).wait()
+        (task_id,) = {task.task_id for task in self.heartbeat(address).new_tasks} - before
+        assert task_id in pushed
 
     def test_the_life_of_a_task(self) -> None:
         address = "127.0.0.1:1"

@@ -96,6 +96,32 @@ class TestHealthy:
             thread.join()
         assert sorted(got[0] + got[1]) == list(range(3000))
 
+    def test_who_distributes_under_one_name_shares_the_job(
+        self, dispatcher: DispatcherProcess
+    ) -> None:
+        distribute = service.distribute(DYNAMIC, dispatcher.target, job_name="distributed")
+        first = iter(tf.data.Dataset.range(5000).map(lambda x: x + 1).apply(distribute))
+        second = iter(tf.data.Dataset.range(5000).map(lambda x: x - 1).apply(distribute))
+        got = [int(next(first)), int(next(second))]
+        assert sorted(got + numbers(first) + numbers(second)) == list(range(1, 5001))
+
+    def test_who_shares_a_job_by_name_must_expect_its_elements(
+        self, dispatcher: DispatcherProcess
+    ) -> None:
+        distribute = service.distribute(DYNAMIC, dispatcher.target, job_name="of numbers")
+        assert numbers(tf.data.Dataset.range(5).apply(distribute)) == list(range(5))
+        texts = tf.data.Dataset.range(5).map(tf.strings.as_string).apply(distribute)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="another element_spec"):
+            list(texts)
+
+    def test_equal_pipelines_are_one_dataset(self, dispatcher: DispatcherProcess) -> None:
+        def register(addend: int) -> str:
+            dataset = tf.data.Dataset.range(5).map(lambda x: x + addend)
+            return service.register_dataset(dispatcher.target, dataset)
+
+        ids = [register(1), register(1), register(2)]
+        assert ids[0] == ids[1] != ids[2]
+
     def test_a_finished_job_gives_a_late_trainer_nothing(
         self, dispatcher: DispatcherProcess
     ) -> None:

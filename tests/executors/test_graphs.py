@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -15,6 +19,7 @@ from forebay.service.graphs import (
     NotSplittable,
     TensorFacts,
     evaluate_in_subprocess,
+    fingerprint,
     sanitize,
     split_sources,
 )
@@ -41,12 +46,13 @@ def test_what_sources_yield() -> None:
 
 def test_a_source_that_cannot_be_split_is_named(tmp_path: pathlib.Path) -> None:
     snapshot = count(3).snapshot(str(tmp_path))
-    with pytest.raises(NotSplittable, match=r"'SnapshotDatasetV2/\S+' \(SnapshotDatasetV2\)"):
+    with pytest.raises(NotSplittable, match=r"Splitting is not .* snapshot datasets") as error:
         sources(snapshot.map(lambda i: i))
+    assert "Cannot create split providers for dataset of type SnapshotDatasetV2" in str(error.value)
     graph = pb.GraphDef.FromString(graph_of(count(3).map(lambda i: i)))
     (source,) = [node for node in graph.node if node.op == "RangeDataset"]
     source.op = "TFRecordDatasetV2"
-    with pytest.raises(NotSplittable, match=rf"'{source.name}' \(TFRecordDatasetV2\)"):
+    with pytest.raises(NotSplittable, match=rf"of type TFRecordDatasetV2, .* '{source.name}'"):
         split_sources(graph.SerializeToString())
 
 
@@ -85,7 +91,7 @@ def test_sizes_that_must_be_evaluated() -> None:
     ],
 )
 def test_what_is_no_dataset_graph(data: bytes, message: str) -> None:
-    for function in (split_sources, sanitize):
+    for function in (split_sources, sanitize, fingerprint):
         with pytest.raises(InvalidGraph, match=message):
             function(data)
 
@@ -115,3 +121,100 @@ def test_sanitizing_changes_devices_and_tables_only() -> None:
         if node.op == "HashTableV2":
             node.attr["use_node_name_sharing"].b = True
     assert clean == proto
+
+
+def looked_up(keys: list[int], values: list[int]) -> Dataset:
+    initializer = tf.lookup.KeyValueTensorInitializer(keys, values)
+    return slices([1, 2]).map(tf.lookup.StaticHashTable(initializer, -1).lookup)
+
+
+def with_functions(addend: int) -> Dataset:
+    @tf.function  # type: ignore[untyped-decorator]
+    def add(x: Any) -> Any:
+        return x + addend
+
+    def body(x: Any) -> Any:
+        less = tf.cond(x > 3, lambda: x - addend, lambda: x)
+        return tf.map_fn(lambda y: add(y) * less, tf.range(x))
+
+    pairs = count(9).map(body).interleave(lambda row: slices(row).map(lambda x: x + 1))
+    return pairs.filter(lambda x: x > 0).shuffle(5).cache().batch(2)
+
+
+def shuffled_twice(seed: int | None, buffer: int = 8) -> Dataset:
+    return count(9).shuffle(buffer, seed=seed).shuffle(buffer)
+
+
+PIPELINES: list[Callable[[], Dataset]] = [
+    lambda: count(9),
+    lambda: count(8),
+    lambda: count(9).shuffle(8),
+    lambda: shuffled_twice(3),
+    lambda: shuffled_twice(4),
+    lambda: shuffled_twice(3, 7),
+    lambda: with_functions(1),
+    lambda: with_functions(2),
+    lambda: looked_up([1, 2], [5, 6]),
+    lambda: looked_up([1, 2], [5, 7]),
+    lambda: count(9).map(lambda x: x + 1).map(lambda x: x * 2),
+    lambda: count(9).map(lambda x: x * 2).map(lambda x: x + 1),
+    lambda: count(9).map(lambda x: (x - 1, x)),
+    lambda: count(9).map(lambda x: (x, x - 1)),
+    lambda: count(9).map(lambda _: tf.random.uniform([], seed=1)),
+    lambda: count(9).map(lambda _: tf.random.uniform([], seed=2)),
+    lambda: count(9).map(lambda x: tf.ensure_shape(x, [])),
+    lambda: tf.data.Dataset.zip(count(2), count(3)),
+    lambda: tf.data.Dataset.zip(count(3), count(2)),
+]
+
+
+def test_pipelines_built_twice_have_one_fingerprint_and_others_have_others() -> None:
+    def fingerprints() -> list[str]:
+        ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
+        return [fingerprint(sanitize(graph_of(build(), ignore))) for build in PIPELINES]
+
+    first = fingerprints()
+    assert fingerprints() == first
+    assert len(set(first)) == len(PIPELINES)
+
+
+def test_the_same_pipeline_in_another_process_has_the_same_fingerprint() -> None:
+    code = (
+        "import tensorflow as tf\n"
+        "from forebay.service.client.tf_elements import graph_of\n"
+        "from forebay.service.graphs import fingerprint\n"
+        "for _ in range(3): dataset = tf.data.Dataset.range(9).map(lambda x: x + 1).shuffle(3)\n"
+        "print(fingerprint(graph_of(dataset)))"
+    )
+    names = [subprocess.check_output([sys.executable, "-c", code], text=True).strip()]
+    dataset = count(9).map(lambda x: x + 1).shuffle(3)
+    assert names == [fingerprint(graph_of(dataset))]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda graph: graph.library.function[0].signature.input_arg[0].MergeFromString(b"\x18\x09"),
+        lambda graph: graph.library.function[0].ret.update({"identity": "mul:z:0"}),
+        lambda graph: graph.node[-2].input.append("^" + graph.node[0].name),
+        lambda graph: graph.node[0].attr["dtype"].ClearField("value"),
+        lambda graph: graph.library.function.add().signature.MergeFromString(b"\x0a\x01f"),
+        lambda graph: graph.library.gradient.add(function_name="f"),
+    ],
+)
+def test_what_is_no_generated_name_counts(change: Callable[[pb.GraphDef], object]) -> None:
+    graph = pb.GraphDef.FromString(graph_of(count(9).map(lambda x: x * 2)))
+    before = fingerprint(graph.SerializeToString())
+    change(graph)
+    assert fingerprint(graph.SerializeToString()) != before
+
+
+def test_a_captured_variable_is_not_another_one_of_its_shape() -> None:
+    """Its handle looks like those of a dataset's own resources."""
+    graphs = []
+    for name in ("weights_1", "weights_2"):
+        graph = pb.GraphDef.FromString(graph_of(count(9).shuffle(3)))
+        (handle,) = [h for n in graph.node for h in n.attr["value"].tensor.resource_handle_val]
+        handle.name = name
+        graphs.append(graph.SerializeToString())
+    assert fingerprint(graphs[0]) != fingerprint(graphs[1])
