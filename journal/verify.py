@@ -45,6 +45,18 @@ class Report:
             self.problems.append(Problem(str(problem)))
 
 
+def holds_anything(storage: Storage) -> bool:
+    """Whether there is a journal in the storage, or what damage has left of one."""
+    held = storage.holdings()
+    if held.segments or held.snapshots or storage.condemned():
+        return True
+    try:
+        storage.check()
+    except Corrupt:
+        return True
+    return False
+
+
 def verify(storage: Storage) -> Report:
     """Check every record, every snapshot and every blob that an event names. Changes nothing.
 

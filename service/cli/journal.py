@@ -26,13 +26,14 @@ JSON = typer.Option(False, "--json", help="As JSON, for programs.")
 
 @contextmanager
 def _opened(url: str) -> Iterator[Any]:
+    from ...journal import holds_anything
     from ...storage import open_storage
 
     if url == "memory:":
         raise InvalidArgument("a memory: storage lives in its dispatcher only; name a directory")
     storage = open_storage(url)
     try:
-        if storage.holdings().segments == 0 and not storage.condemned():
+        if not holds_anything(storage):
             raise InvalidArgument(f"there is no journal in {storage.url}; is that right?")
         yield storage
     finally:

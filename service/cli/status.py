@@ -81,7 +81,15 @@ def render(summary: dict[str, Any]) -> Any:
                 " | ".join(map(_progress, it["providers"])) or "–",
                 "finished" if it["finished"] else "open",
             )
-    return Group(head, workers, jobs)
+    if not summary["strangers"]:
+        return Group(head, workers, jobs)
+    strangers = Table(
+        "who", "knows journal", "up to event",
+        title="refused, since they know another journal", title_justify="left",
+    )  # fmt: skip
+    for stranger in summary["strangers"]:
+        strangers.add_row(stranger["who"], stranger["journal_id"], str(stranger["sequence"]))
+    return Group(head, workers, jobs, strangers)
 
 
 def _progress(provider: dict[str, Any]) -> str:

@@ -64,6 +64,7 @@ class Reader:
         self._job_name = job_name
         self._how = how
         self._repetitions = itertools.count(1)  # as stock clients count
+        self._known: pb.JournalPosition | None = None  # so that all are of one journal
 
     def iterate(self, nothing: Block | None = None) -> Generator[Block, None, None]:
         """The blocks of the next repetition. Close the iterator to leave it early.
@@ -76,7 +77,7 @@ class Reader:
                 "need to run local tf.data service workers in your training workers."
             )
         repetition = next(self._repetitions) if self._job_name else 0
-        dispatcher = DispatcherClient(self.service)
+        dispatcher = DispatcherClient(self.service, known=self._known)
         consumer = None
         try:
             job = dispatcher.call_numbered(
@@ -101,6 +102,7 @@ class Reader:
                 consumer.close()
             if consumer is None or consumer.is_ours():
                 dispatcher.close()
+                self._known = dispatcher.known
 
     def _full_job_name(self) -> str:
         """tf.data service's clients name jobs so, and share them with ours."""

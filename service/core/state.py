@@ -120,6 +120,8 @@ class Answer(Struct):
 
 class State(Struct):
     journal_id: str = ""
+    born_ms: int = 0  # when the journal began; 0: not known
+    predecessors: list[str] = []  # ids of before repairs, the latest last; "": not known
     term: int = 0
     leader: str = ""
     sequence: int = 0  # of the last applied event
