@@ -28,6 +28,10 @@ LEASE_MS = 2_000
 """How long a writer's place is respected without a sign of life, unless it says otherwise."""
 
 
+REGISTER = "restore it from a backup, or register the dataset again"
+"""What to do about a blob that is not as it was written."""
+
+
 class Record(NamedTuple):
     """A record of the log, as it is read back."""
 

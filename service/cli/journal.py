@@ -92,9 +92,10 @@ def tail(
 def verify(storage: str = STORAGE, as_json: bool = JSON) -> None:
     """Check every record, snapshot and blob. Exits 1 and names file and offset at corruption."""
     from ...journal import verify as verify_storage
+    from ..dispatcher.dispatcher import needed_blobs, recover
 
     with _opened(storage) as opened:
-        report = verify_storage(opened)
+        report = verify_storage(opened, lambda storage: needed_blobs(recover(storage)[0]))
     if as_json:
         print(json.dumps(asdict(report), indent=2))
     else:

@@ -81,7 +81,7 @@ def render(summary: dict[str, Any]) -> Any:
                 " | ".join(map(_progress, it["providers"])) or "–",
                 "finished" if it["finished"] else "open",
             )
-    if not summary["strangers"]:
+    if not summary.get("strangers"):
         return Group(head, workers, jobs)
     strangers = Table(
         "who", "knows journal", "up to event",

@@ -326,6 +326,11 @@ class Dispatcher:
         return Unavailable("the journal cannot be reached, so nobody knows whether this one leads")
 
 
+def needed_blobs(state: State) -> list[str]:
+    """The digests of what its datasets are kept as."""
+    return [dataset.definition.tf_data_graph.blob for dataset in state.datasets.values()]
+
+
 def continues(state: State, journal_id: str) -> bool:
     """Whether the journal of this state is what a repair has made of that one."""
     # A repair that found nothing cannot say of what; but a person has declared that to be all.

@@ -69,7 +69,7 @@ def test_a_field_of_another_name_is_refused(field: str, today: bool) -> None:
 
 def test_a_schema_that_is_not_known_is_refused() -> None:
     data = encode_state(STATE).replace(SCHEMA.encode(), b"0" * len(SCHEMA))
-    with pytest.raises(ValueError, match="schema 0000.* not know"):
+    with pytest.raises(ValueError, match=r"schema 0000.* not know"):
         decode_state(data)
 
 

@@ -370,7 +370,7 @@ def test_a_lost_term_is_corrupt(path: Path, content: bytes | None) -> None:
         (path / "TERM").unlink()
     else:
         (path / "TERM").write_bytes(content)
-    with pytest.raises(Corrupt, match=r"TERM: byte 0: .* write into it a number"):
+    with pytest.raises(Corrupt, match=r"TERM: byte 0: .* let its one line say"):
         storage.open_writer("the test")
     (path / "TERM").write_text("7\n")
     writer = storage.open_writer("the test")
