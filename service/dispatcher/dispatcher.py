@@ -242,9 +242,9 @@ class Dispatcher:
         state = self.state
         reason = (
             f"{who} knows the journal {known.journal_id} up to event {known.sequence}, and this "
-            f"dispatcher has the journal {state.journal_id}, which {birth(state)}. If its storage "
-            "came back empty or was replaced, stop the dispatcher and bring the right one back; "
-            "if that is gone for good, restart whoever knew it"
+            f"dispatcher has the journal {state.journal_id}, which {birth(state)}. If {who} "
+            "belongs to it, its storage came back empty or was replaced: stop the dispatcher and "
+            f"bring the right one back, or, if that is gone for good, restart {who}"
         )
         if self._strangers.pop(who, None) is None:
             log.error("refused: %s", reason)
