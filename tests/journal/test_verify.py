@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.journal import Problem, decode, encode, repair, replay, stats, verify
+from forebay.journal import Problem, decode, encode, holds_anything, repair, replay, stats, verify
 from forebay.journal.proto.events_pb2 import (
     DatasetDefinition,
     DatasetRegistered,
@@ -275,6 +275,7 @@ def test_a_log_that_lost_its_end_before_a_snapshot(storage: FileStorage, digest:
 def test_a_log_of_which_only_snapshots_are_left(storage: FileStorage, digest: str) -> None:
     for path in segments(storage):
         path.unlink()
+    assert holds_anything(storage)
     with pytest.raises(Corrupt, match="before this snapshot") as refused:
         storage.open_writer("a dispatcher")
     assert str(refused.value) in messages(storage)
@@ -283,6 +284,23 @@ def test_a_log_of_which_only_snapshots_are_left(storage: FileStorage, digest: st
     assert "ends at record 0 now" in repair(storage, truncate_corrupt=True)[0]
     assert verify(storage).ok
     assert (storage.extent(), storage.snapshots()) == ((1, 1), [])
+
+
+def test_a_log_of_which_nothing_is_left_but_that_it_was_there(
+    storage: FileStorage, digest: str
+) -> None:
+    for path in [*segments(storage), *(storage.path / "snapshots").iterdir()]:
+        path.unlink()
+    assert holds_anything(storage)
+    assert "held 22 when term 2 began" in messages(storage)
+    assert repair(storage, truncate_corrupt=True)
+    assert verify(storage).ok
+
+
+def test_a_storage_that_holds_nothing_yet(storage: FileStorage) -> None:
+    assert not holds_anything(storage)
+    storage.open_writer("a dispatcher that was killed at once").close()
+    assert not holds_anything(storage)
 
 
 @pytest.mark.parametrize("damage", ["2\nanother line\n", "", "no number\n", "1\n"])
