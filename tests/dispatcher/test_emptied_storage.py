@@ -209,8 +209,8 @@ def test_a_trainer_and_its_worker_wait_for_the_right_journal(tmp_path: pathlib.P
                 dispatcher.kill()
                 bring_back = set_aside(journal)
                 dispatcher.restart()
-                wait_until(lambda: len(knocking(dispatcher)) > 1)
-                assert f"worker {worker.address}" in knocking(dispatcher)
+                wait_until(lambda: f"worker {worker.address}" in knocking(dispatcher))
+                wait_until(lambda: any(who.startswith("consumer") for who in knocking(dispatcher)))
                 assert status(dispatcher)["workers"] == []
                 dispatcher.kill()
                 bring_back()
