@@ -6,7 +6,7 @@ from .codec import FORMAT, decode, encode
 from .journal import Journal
 from .replay import Replay, replay
 from .snapshots import Retention, RetentionPlan, plan_retention
-from .verify import Problem, Report, Stats, repair, stats, verify
+from .verify import Problem, Report, Stats, holds_anything, repair, stats, verify
 
 __all__ = [
     "FORMAT",
@@ -19,6 +19,7 @@ __all__ = [
     "Stats",
     "decode",
     "encode",
+    "holds_anything",
     "plan_retention",
     "repair",
     "replay",

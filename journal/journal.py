@@ -217,9 +217,9 @@ class Journal:
                 continue  # a damaged one neither counts nor goes: it is for `verify` to report
         self._snapshot_times = times
         plan = plan_retention(list(times.items()), time_ms, self._retention)
-        self._writer.trim(plan.trim_before)
         for old in plan.delete:
             self._writer.delete_snapshot(old)
+        self._writer.trim(plan.trim_before)  # then: what follows a snapshot is there as long as it
 
     def _read_snapshot_time(self, sequence: int) -> int:
         return decode_snapshot(sequence, self._storage.read_snapshot(sequence)).time_ms

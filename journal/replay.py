@@ -36,21 +36,26 @@ def replay(
     any more.
     """
     wanted = [s for s in reversed(storage.snapshots()) if at is None or s <= at]
+    unread = ""
     for sequence in wanted:
         try:
             snapshot = decode_snapshot(sequence, storage.read_snapshot(sequence))
             state = decode_state(snapshot.state)
         except (Corrupt, Missing, ValueError) as error:
             log.warning("snapshot %d is passed over: %s", sequence, error)
+            unread = unread or f" (snapshot {sequence}: {error})"
             continue
-        return Replay(state, sequence, _events(storage, sequence, at, bool(wanted)))
-    return Replay(None, 0, _events(storage, 0, at, bool(wanted)))
+        return Replay(state, sequence, _events(storage, sequence, at, bool(wanted), unread))
+    return Replay(None, 0, _events(storage, 0, at, bool(wanted), unread))
 
 
 def _events(
-    storage: Storage, after: int, at: int | None, damaged: bool
+    storage: Storage, after: int, at: int | None, damaged: bool, unread: str
 ) -> Iterator[tuple[int, Event]]:
-    """The events above `after`. The first record is looked for at once, not when iterating."""
+    """The events above `after`. The first record is looked for at once, not when iterating.
+
+    `damaged`: there should be some, as a snapshot is kept; `unread` says which one was no use.
+    """
     try:
         records = storage.read(after)
         first = next(records, None)
@@ -59,7 +64,8 @@ def _events(
         if damaged or at is None:
             raise Corrupt(
                 f"{storage.url}: the history begins at record {begin}, and no snapshot before it "
-                "can be read; restore the snapshots from a backup"
+                f"can be read{unread}; restore the snapshots from a backup, or give the dispatcher "
+                "another storage, on which workers and trainers begin anew when they are restarted"
             ) from None
         raise Missing(
             f"{storage.url}: the state as of {at} is gone: the history begins at record {begin}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ..storage import Corrupt, Holdings, Missing, Record, Storage, StorageError
@@ -39,23 +40,42 @@ class Report:
         return not self.problems
 
     def add(self, problem: StorageError | str) -> None:
+        """Once, however often it is met."""
+        found = Problem(str(problem))
         if isinstance(problem, Corrupt):
-            self.problems.append(Problem(str(problem), problem.file, problem.offset))
-        else:
-            self.problems.append(Problem(str(problem)))
+            found = Problem(str(problem), problem.file, problem.offset)
+        if found not in self.problems:
+            self.problems.append(found)
 
 
-def verify(storage: Storage) -> Report:
-    """Check every record, every snapshot and every blob that an event names. Changes nothing.
+def holds_anything(storage: Storage) -> bool:
+    """Whether there is a journal in the storage, or what damage has left of one."""
+    held = storage.holdings()
+    if held.segments or held.snapshots or storage.condemned():
+        return True
+    try:
+        storage.check()
+    except Corrupt:
+        return True
+    return False
 
-    Beside a writer, it checks what was there when it began. Raises NewerFormat.
+
+def verify(
+    storage: Storage, begin: Callable[[Storage], Iterable[str]] = lambda storage: _begin(storage)
+) -> Report:
+    """Check every record, snapshot and blob, and whether a dispatcher could begin. Changes nothing.
+
+    `begin` does what a dispatcher does with what it reads, and returns the digests of the blobs
+    that it needs then; by default, only what it reads is looked at. Beside a writer, this checks
+    what was there when it began. Raises NewerFormat, StorageUnusable.
     """
     report = Report(first=storage.first_sequence())
     snapshots = storage.snapshots()
-    blobs: dict[str, int] = {}  # digest: the event that names it first
+    blobs: dict[str, str] = {}  # digest: what names it first
     _verify_log(storage, report, blobs)
     if reason := storage.condemned():
         report.add(f"{storage.url}: {reason}")
+    _verify_beginning(storage, report, blobs, begin)
     held = storage.holdings()
     if report.last < report.first and held.segments and not held.torn_bytes and report.ok:
         report.add(f"{storage.url}: the log holds no records, and a journal begins with one")
@@ -66,21 +86,50 @@ def verify(storage: Storage) -> Report:
             report.add(error)
         except Missing:
             continue  # the retention of a running dispatcher
+        else:
+            if sequence + 1 < report.first:
+                report.add(
+                    f"{storage.url}: the log begins at record {report.first}, and there is a "
+                    f"snapshot {sequence}: what follows that is missing; restore it from a backup"
+                )
         report.snapshots += 1
-        if sequence > report.last and report.ok:
-            report.add(f"snapshot {sequence} is behind the end of the log, record {report.last}")
-    for digest, sequence in blobs.items():
+    for digest, who in blobs.items():
         try:
             storage.read_blob(digest)
         except (Corrupt, Missing) as error:
             report.add(error)
-            report.add(f"record {sequence} needs the blob {digest}")
+            report.add(f"{who} needs the blob {digest}")
         report.blobs += 1
     report.torn_bytes = held.torn_bytes
     return report
 
 
-def _verify_log(storage: Storage, report: Report, blobs: dict[str, int]) -> None:
+def _begin(storage: Storage) -> Iterable[str]:
+    replay(storage)
+    return ()
+
+
+def _verify_beginning(
+    storage: Storage,
+    report: Report,
+    blobs: dict[str, str],
+    begin: Callable[[Storage], Iterable[str]],
+) -> None:
+    while True:
+        snapshots = storage.snapshots()
+        try:
+            storage.check()
+            for digest in begin(storage):
+                blobs.setdefault(digest, "the dispatcher's state")
+            return
+        except Corrupt as error:
+            if storage.snapshots() == snapshots:
+                report.add(error)
+                return
+            # What was to be replayed has been trimmed meanwhile, behind a newer snapshot.
+
+
+def _verify_log(storage: Storage, report: Report, blobs: dict[str, str]) -> None:
     report.last = report.first - 1
     term = 0 if report.first == 1 else None  # of the record before; None: that one was trimmed
     journal_id = ""
@@ -104,7 +153,7 @@ def _verify_log(storage: Storage, report: Report, blobs: dict[str, int]) -> None
                     )
                 digest = event.dataset_registered.definition.tf_data_graph.blob
                 if digest:
-                    blobs.setdefault(digest, record.sequence)
+                    blobs.setdefault(digest, f"record {record.sequence}")
             term = record.term
     except Corrupt as error:
         report.add(error)

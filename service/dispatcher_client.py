@@ -1,8 +1,9 @@
 """The way to the dispatcher, for workers and clients: calls that ride out its restarts.
 
 Whatever is temporary (a dispatcher that is away, restarting, or slow) is retried until it is
-there again, or until the caller is closed. Commands that make something new are numbered, so
-that a retry whose first answer was lost gets that answer.
+there again, or until the caller is closed. So is a dispatcher that has another journal than the
+caller knows: the right one is away. Commands that make something new are numbered, so that a
+retry whose first answer was lost gets that answer.
 """
 
 from __future__ import annotations
@@ -69,14 +70,17 @@ def parse_service(service: str | tuple[str, str]) -> list[str]:
 class DispatcherClient:
     """Calls the dispatcher. Thread-safe. Close it to end calls that are being retried."""
 
-    def __init__(self, service: str | tuple[str, str]) -> None:
+    def __init__(
+        self, service: str | tuple[str, str], known: pb.JournalPosition | None = None
+    ) -> None:
+        """`known` is what a client before this one knew of the journal."""
         self.addresses = parse_service(service)
         self._caller = uuid.uuid4().hex
         self._numbers = itertools.count(1)
         self._numbered_calls = threading.Lock()  # one at a time: that is what numbers mean
         self._closed = threading.Event()
         self._lock = threading.Lock()
-        self._known = pb.JournalPosition()
+        self._known = known or pb.JournalPosition()
         self._turn = 0  # how often the channel was replaced
         self._address = self.addresses[0]
         self._channel = self._connect()
@@ -119,7 +123,7 @@ class DispatcherClient:
         except _ChannelReplaced as error:
             raise Unavailable("the connection to the dispatcher was closed") from error
         except grpc.RpcError as error:
-            if _is_temporary(error) and not closed.is_set():
+            if _is_away(error) and not closed.is_set():
                 raise Unavailable(
                     f"no dispatcher answers at {', '.join(self.addresses)} "
                     f"({error.code().name}: {error.details()}); is it running, and reachable?"
@@ -158,6 +162,11 @@ class DispatcherClient:
         if "journal" in answer.DESCRIPTOR.fields_by_name:
             self._learn(answer.journal)  # type: ignore[attr-defined]
         return answer
+
+    @property
+    def known(self) -> pb.JournalPosition:
+        """The newest event of the journal that an answer has told of."""
+        return self._known
 
     def _learn(self, position: pb.JournalPosition) -> None:
         with self._lock:
@@ -209,17 +218,25 @@ def _is_temporary(error: BaseException) -> bool:
     )
 
 
+def _is_away(error: grpc.RpcError) -> bool:
+    return error.code() in TEMPORARY and error.code() is not grpc.StatusCode.ABORTED
+
+
 class _Complaint:
-    """Says once that the dispatcher has been away for long."""
+    """Says that the dispatcher has been away for long, and at once that its journal is another.
+
+    Each of the two again when it has lasted twice as long.
+    """
 
     def __init__(self, method: str, addresses: list[str]) -> None:
         self._what = f"{method} at {','.join(addresses)}"
-        self._done = False
+        self._due_s = {True: COMPLAIN_AFTER_S, False: 0.0}  # by whether it is away
 
     def __call__(self, state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        away = not isinstance(error, grpc.RpcError) or _is_away(error)
         # Not by the time since the start: a call may have waited long for news.
-        if not self._done and state.idle_for > COMPLAIN_AFTER_S:
-            self._done = True
-            error = state.outcome.exception() if state.outcome else None
+        if state.idle_for > self._due_s[away]:
+            self._due_s[away] = max(2 * state.idle_for, COMPLAIN_AFTER_S)
             details = error.details() if isinstance(error, grpc.RpcError) else error
             log.warning("still trying to call %s: %s", self._what, details)

@@ -7,6 +7,7 @@ ForebayError
 │   ├── FailedPrecondition   asks for what cannot be now, and will not be by waiting
 │   └── Unimplemented        asks for what this version does not do
 ├── Unavailable              not now: ask again, the dispatcher is stopping or away
+│   └── AnotherJournal       it has not the journal that the caller knows
 ├── the peer's fault
 │   ├── PeerFailed           it answered with an error that is none of the above
 │   └── ProtocolError        it sent what the protocol does not allow
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AddressInUse",
+    "AnotherJournal",
     "FailedPrecondition",
     "ForebayError",
     "InvalidArgument",
@@ -64,6 +66,13 @@ class Unavailable(ForebayError):
     """The request may succeed later, here or at another dispatcher."""
 
 
+class AnotherJournal(Unavailable):
+    """The dispatcher's storage holds another journal than the caller knows: emptied, or replaced.
+
+    Until the right storage is back, or the caller is started anew.
+    """
+
+
 class PeerFailed(ForebayError):
     """The other side answered with an error that we cannot mend."""
 
@@ -93,6 +102,7 @@ _STATUS: dict[type[ForebayError], str] = {
     NotFound: "NOT_FOUND",
     FailedPrecondition: "FAILED_PRECONDITION",
     Unimplemented: "UNIMPLEMENTED",
+    AnotherJournal: "ABORTED",
     Unavailable: "UNAVAILABLE",
     Corrupt: "DATA_LOSS",
     Missing: "DATA_LOSS",
@@ -100,8 +110,9 @@ _STATUS: dict[type[ForebayError], str] = {
     ForebayError: "INTERNAL",
 }
 _OF_STATUS = {
-    _STATUS[e]: e for e in (InvalidArgument, NotFound, FailedPrecondition, Unimplemented)
-} | dict.fromkeys(("UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED"), Unavailable)
+    _STATUS[e]: e
+    for e in (InvalidArgument, NotFound, FailedPrecondition, Unimplemented, AnotherJournal)
+} | dict.fromkeys(("UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED"), Unavailable)
 
 
 def status_of(error: ForebayError) -> str:

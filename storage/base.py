@@ -28,6 +28,10 @@ LEASE_MS = 2_000
 """How long a writer's place is respected without a sign of life, unless it says otherwise."""
 
 
+REGISTER = "restore it from a backup, or register the dataset again"
+"""What to do about a blob that is not as it was written."""
+
+
 class Record(NamedTuple):
     """A record of the log, as it is read back."""
 
@@ -64,6 +68,7 @@ class Storage(ABC):
     """A place for one journal. Opening it changes nothing in it."""
 
     url: str
+    lasting = True  # what it holds is expected to be there when its dispatcher is started again
 
     @abstractmethod
     def open_writer(self, owner: str, *, lease_ms: int = LEASE_MS, place: str = "") -> Writer:
@@ -104,6 +109,14 @@ class Storage(ABC):
     @abstractmethod
     def extent(self) -> Extent:
         """The first and last sequence that `read` would yield now. Raises Corrupt."""
+
+    def check(self) -> None:
+        """Raise what `open_writer` would raise of an end that is not as it was written.
+
+        Beside what `extent` reads, that is what else says how long the log was, and which term
+        its last writer had. Changes nothing. Safe while a writer appends. Raises Corrupt.
+        """
+        self.extent()
 
     @abstractmethod
     def snapshots(self) -> list[int]:

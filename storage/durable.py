@@ -9,6 +9,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from .errors import Corrupt, StorageError, StorageUnusable
+
 TEMPORARY = ".tmp-"
 """What the names begin with of files and directories that a crash may leave half made."""
 
@@ -16,6 +18,7 @@ _CHUNK_BYTES = 1 << 20
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _TOO_MANY_OPEN = {errno.EMFILE, errno.ENFILE}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+_DAMAGE = {errno.EISDIR, errno.EIO}
 
 
 def remedy(error: OSError, path: Path) -> str:
@@ -28,7 +31,25 @@ def remedy(error: OSError, path: Path) -> str:
         return f"give the dispatcher's user write access to {path}"
     if error.errno == errno.ENOENT:
         return "see whether that path is right, and can be made"
+    if error.errno == errno.EISDIR:
+        return "move it away"
     return "mend the disk"
+
+
+def unreadable(path: Path, error: OSError) -> StorageError:
+    """What it means that the file `path` could not be read: Corrupt, or StorageUnusable."""
+    what = f"{path} cannot be read: {error.strerror}"
+    if error.errno in _DAMAGE:
+        return Corrupt(
+            f"{what}; move it away, and restore it from a backup or repair the journal", str(path)
+        )
+    return StorageUnusable(f"{what}; {remedy(error, path)}")
+
+
+def check_is_file(path: Path) -> None:
+    """Raise Corrupt if a directory stands there."""
+    if path.is_dir():
+        raise unreadable(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
 
 
 def temporary(directory: Path) -> Path:
@@ -119,7 +140,8 @@ class FileLock:
     """An exclusive lock on a file, which ends with its holder."""
 
     def __init__(self, path: Path) -> None:
-        """Take the lock. Raises BlockingIOError while another holds it, OSError."""
+        """Take the lock. Raises BlockingIOError while another holds it, OSError, Corrupt."""
+        check_is_file(path)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

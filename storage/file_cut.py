@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .durable import make_directory, sync_directory, write_atomically
-from .errors import Corrupt, Missing
+from .errors import Corrupt
 from .file_opening import in_use, lock_log, opening_alone
 from .layout import Layout, LogDirectory
 from .segments import Position, Scan
@@ -17,9 +17,9 @@ from .term import Term
 def cut(
     layout: Layout, scan_log: Callable[[LogDirectory], Scan | None], after: int, owner: str
 ) -> str:
-    """Storage.cut. `scan_log` begins a pass at or before the batch with the record `after + 1`.
+    """Storage.cut. `scan_log` begins a pass at or before the batch with the record `after`.
 
-    Raises Locked, Missing, NewerFormat, OSError.
+    Raises Locked, NewerFormat, StorageUnusable, OSError.
     """
     with opening_alone(layout):
         where = layout.log()
@@ -32,9 +32,7 @@ def cut(
             Term(term.number, term.last).write(layout.term)
     try:
         scan = scan_log(where)
-        if scan is None:
-            raise Missing(f"{layout.path}: there is no log to cut")
-        end = _end(scan, after)
+        end = _end(scan, after) if scan else Position(1, 0, 1, 0)
         aside = _make_aside(layout)
         moved_bytes = _cut(where, end, aside)
         last = end.sequence - 1
@@ -84,7 +82,11 @@ def _cut(where: LogDirectory, end: Position, aside: Path) -> int:
         if segment.first > end.segment:
             _move(segment.path, aside)
     path = where.segment(end.segment)
+    if not path.exists():  # nothing is left of the log but snapshots
+        return 0
     data = path.read_bytes()
+    if len(data) == end.offset:
+        return 0
     write_atomically(aside / f"{path.name}.from-byte-{end.offset}", data[end.offset :])
     # Not truncated: it may be a file of a superseded log as well, which somebody still reads.
     write_atomically(path, data[: end.offset])

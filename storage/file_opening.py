@@ -53,6 +53,9 @@ log = logging.getLogger(__name__)
 
 _OPENING_SECONDS = 5.0
 
+UNUSED_TERMS = 1000
+"""So many writers cannot have begun without leaving anything in the log."""
+
 
 class Sighting:
     """The last sign of life that was seen of a writer, and when it was seen first."""
@@ -135,6 +138,42 @@ def open_writer(
         if lost and isinstance(error, Exception):
             raise in_use(layout, layout.log()) from error  # which explains whatever went wrong
         raise
+
+
+def check_end(layout: Layout, where: LogDirectory, end: Position) -> Term:
+    """What TERM says, if it and the snapshots fit a log that ends there.
+
+    Raises Corrupt, StorageUnusable.
+    """
+    last = end.sequence - 1
+    newest = max(where.list_snapshots(), default=0)
+    if newest > last:
+        path = where.snapshot(newest)
+        raise Corrupt(
+            f"{path}: the log ends at record {last}, before this snapshot, so records were lost; "
+            "restore them from a backup, or repair the journal",
+            str(path),
+        )
+    path = layout.term
+    found = Term.read(path)
+    if found is None and not last and not path.exists():
+        found = Term(0)
+    least = max(end.term, where.term)
+    if found is None or found.number < least:
+        content = path.read_bytes() if path.exists() else b""
+        raise Corrupt(
+            f"{path}: byte 0: {content[:40]!r} is not the latest term, which is at least {least}; "
+            f"let its one line say '{least + UNUSED_TERMS}', a term that no writer can have had",
+            str(path),
+        )
+    if found.last > last:
+        raise Corrupt(
+            f"{where.segments}: the log ends at record {last}, and held {found.last} when term "
+            f"{found.number} began, as {path} says, so records were lost; restore the segments "
+            "from a backup, or repair the journal",
+            str(where.segments),
+        )
+    return found
 
 
 class _Opening:
@@ -247,15 +286,7 @@ class _Opening:
         """
         where = self._log
         end = scan.position if scan else Position(1, 0, 1, 0)
-        newest = max(where.list_snapshots(), default=0)
-        if newest >= end.sequence:
-            path = where.snapshot(newest)
-            raise Corrupt(
-                f"{path}: the log ends at record {end.sequence - 1}, before this snapshot, so "
-                "records were lost; restore them from a backup, or repair the journal",
-                str(path),
-            )
-        self._check_term(end)
+        check_end(self._layout, where, end)
         if scan:
             path = where.segment(end.segment)
             self._segment = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -270,28 +301,6 @@ class _Opening:
             sync_directory(where.segments)
         return end, self._segment
 
-    def _check_term(self, end: Position) -> Term:
-        path = self._layout.term
-        found = Term.read(path)
-        if found is None and end.sequence == 1 and not path.exists():
-            found = Term(0)
-        if found is None or found.number < end.term:
-            content = path.read_bytes() if path.exists() else b""
-            raise Corrupt(
-                f"{path}: byte 0: {content[:40]!r} is not the latest term, which is at least "
-                f"{end.term}; write into it a number that no writer can have had",
-                str(path),
-            )
-        last = end.sequence - 1
-        if found.last > last:
-            segments = self._log.segments
-            raise Corrupt(
-                f"{segments}: the log ends at record {last}, and held {found.last} when term "
-                f"{found.number} began, so records were lost; restore the segments from a backup",
-                str(segments),
-            )
-        return found
-
     def finish(self, end: Position, segment: int | None, segment_bytes: int) -> FileWriter:
         """Step 3; then TERM says who the writer is."""
         layout = self._layout
@@ -301,7 +310,7 @@ class _Opening:
                 raise in_use(layout, layout.log())
             if self._format < FORMAT:
                 write_atomically(layout.format, f"forebay storage {FORMAT}\n".encode())
-            number = self._check_term(end).number
+            number = check_end(layout, self._log, end).number
             if self._predecessor:
                 published = layout.takeover(number)
                 os.rename(self._log.path, published.path)

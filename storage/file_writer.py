@@ -199,8 +199,8 @@ class FileWriter(Writer):
         path = self._place.layout.term
         try:
             term = Term.read(path)
-        except OSError as error:
-            return _storage_error(error, self._path)
+        except StorageError as error:
+            return error
         if term is not None and term.number > self.term:
             return Fenced(
                 f"{self._path}: another writer has taken over from term {self.term}; this one "

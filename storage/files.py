@@ -12,15 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from .base import LEASE_MS, Extent, Holdings, Record, Storage, blob_digest
+from .base import LEASE_MS, REGISTER, Extent, Holdings, Record, Storage, blob_digest
 from .batches import records_above
-from .durable import make_directory, remedy
+from .durable import check_is_file, make_directory, remedy, unreadable
 from .errors import Corrupt, Missing, StorageUnusable
 from .file_cut import cut
-from .file_opening import Sighting, open_writer
+from .file_opening import Sighting, check_end, open_writer
 from .file_writer import FileWriter
 from .layout import Layout, LogDirectory, Segment
 from .segments import Position, Scan
+from .term import Term
 from .tfrecord import unframe
 
 SEGMENT_BYTES = 64 << 20
@@ -88,6 +89,22 @@ class FileStorage(Storage):
         first, scan = self._look(lambda log: (_first(log.list_segments()), self._scan_tail(log)))
         return Extent(first, scan.position.sequence - 1 if scan else 0)
 
+    def check(self) -> None:
+        self._look(self._check)
+
+    def _check(self, log: LogDirectory) -> None:
+        for path in (self._layout.opening, log.lock):
+            check_is_file(path)
+        while True:  # the end that fits TERM: a writer may begin, or write a snapshot, meanwhile
+            before = Term.read(self._layout.term), log.list_snapshots()
+            scan = self._scan_tail(log)
+            try:
+                check_end(self._layout, log, scan.position if scan else Position(1, 0, 1, 0))
+                return
+            except Corrupt:
+                if (Term.read(self._layout.term), log.list_snapshots()) == before:
+                    raise
+
     def snapshots(self) -> list[int]:
         return self._look(LogDirectory.list_snapshots)
 
@@ -103,9 +120,14 @@ class FileStorage(Storage):
         path = self._layout.blob(digest)
         if path is None:
             raise Missing(f"{digest!r} is not the name of a blob, a SHA-256 in hexadecimal")
-        _, data = _contents(path)
+        try:
+            _, data = _contents(path)
+        except Missing as error:
+            raise Missing(f"{error}; {REGISTER}") from None
         if blob_digest(data) != digest:
-            raise Corrupt(f"{path}: byte 0: the blob's content does not match its name", str(path))
+            raise Corrupt(
+                f"{path}: byte 0: the blob's content does not match its name; {REGISTER}", str(path)
+            )
         return data
 
     def holdings(self) -> Holdings:
@@ -208,7 +230,11 @@ class FileStorage(Storage):
         self._resume = None
         with self._usable():
             make_directory(self.path)
-            return cut(self._layout, lambda log: self._scan(log, after), after, owner)
+            return cut(self._layout, lambda log: self._scan_before_cut(log, after), after, owner)
+
+    def _scan_before_cut(self, log: LogDirectory, after: int) -> Scan | None:
+        # From the batch that ends with `after` on: its segment, too, may be what is damaged.
+        return self._scan(log, max(after, _first(log.list_segments())) - 1)
 
     @contextmanager
     def _usable(self) -> Iterator[None]:
@@ -231,7 +257,7 @@ def _contents(path: Path) -> tuple[Path, bytes]:
     except FileNotFoundError:
         raise Missing(f"{path}: there is no such file") from None
     except OSError as error:
-        raise StorageUnusable(f"{path} cannot be read: {error.strerror}") from error
+        raise unreadable(path, error) from error
 
 
 def _bytes(paths: list[Path]) -> int:

@@ -25,6 +25,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from .durable import unreadable
 from .errors import Corrupt, NewerFormat, StorageUnusable
 
 FORMAT = 2
@@ -113,23 +114,23 @@ class Layout:
             if self.format.exists():
                 return self.read_format()  # the storage has just been made
             raise Corrupt(
-                f"{self.format}: is missing; restore it from a backup (its one line says "
-                f"'forebay storage {FORMAT}')",
+                f"{self.format}: is missing; let its one line say 'forebay storage {FORMAT}'",
                 str(self.format),
             ) from None
         except NotADirectoryError:
             raise StorageUnusable(f"{self.path} is not a directory; name one") from None
         except OSError as error:
-            raise StorageUnusable(f"{self.format} cannot be read: {error.strerror}") from error
+            raise unreadable(self.format, error) from error
         marker = _MARKER.fullmatch(content)
-        if marker is None:
+        if marker is None or not int(marker[1]):
             raise Corrupt(
-                f"{self.format}: byte 0: {content[:40]!r} is no format of Forebay's",
+                f"{self.format}: byte 0: {content[:40]!r} is no format of Forebay's; let its one "
+                f"line say 'forebay storage {FORMAT}'",
                 str(self.format),
             )
         if int(marker[1]) > FORMAT:
             raise NewerFormat(
-                f"{self.path} has format {int(marker[1])}, newer than {FORMAT}, the newest that "
+                f"{self.format} says format {int(marker[1])}, newer than {FORMAT}, the newest that "
                 "this version knows; upgrade Forebay"
             )
         return int(marker[1])

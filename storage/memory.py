@@ -12,6 +12,8 @@ from .errors import Corrupt, Fenced, Locked, Missing, OutOfSequence
 class MemoryStorage(Storage):
     """Keeps everything in the object. `read` sees what was there when it was called."""
 
+    lasting = False
+
     def __init__(self) -> None:
         self.url = "memory:"
         self._lock = threading.Lock()  # guards everything below

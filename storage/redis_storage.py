@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from .base import LEASE_MS, Extent, Holdings, Record, Storage, blob_digest
+from .base import LEASE_MS, REGISTER, Extent, Holdings, Record, Storage, blob_digest
 from .batches import records_above
 from .errors import Corrupt, Locked, Missing, Volatile
 from .redis_address import parse_redis_url
@@ -82,9 +82,9 @@ class RedisStorage(Storage):
         where = f"{self.url}: {self._keys.blobs}: {digest}"
         data: bytes | None = self._client.run("HGET", self._keys.blobs, digest)
         if data is None:
-            raise Missing(f"{where}: there is no such blob")
+            raise Missing(f"{where}: there is no such blob; {REGISTER}")
         if blob_digest(data) != digest:
-            raise Corrupt(f"{where}: the blob's content does not match its name")
+            raise Corrupt(f"{where}: the blob's content does not match its name; {REGISTER}")
         return data
 
     def holdings(self) -> Holdings:
@@ -243,7 +243,7 @@ class RedisStorage(Storage):
         except Corrupt:
             meta = self._meta()  # condemned now, or beyond repair
         keys = self._keys
-        if meta is None and not self._client.run("EXISTS", keys.log):
+        if meta is None and not self._client.run("EXISTS", keys.log, keys.snapshots, keys.blobs):
             raise Missing(f"{self.url}: there is no log to cut")
         term, token = self._begin(meta, owner, LEASE_MS, "", "repair")
         first, last, last_term = self._find_cut(meta, after)

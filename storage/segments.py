@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from .batches import UnfitBatch, check_follows, decode_batch
-from .errors import Corrupt, Missing, StorageUnusable
+from .durable import unreadable
+from .errors import Corrupt, Missing
 from .layout import Segment
 from .proto.segment_pb2 import Batch
 from .tfrecord import FRAME_BYTES, BrokenFrame, is_torn, read_frames
@@ -55,14 +56,19 @@ class Scan:
                     f"{segment.path}: was trimmed while it was read; begin again after the trim"
                 ) from None
             except OSError as error:
-                raise StorageUnusable(f"{segment.path} cannot be read: {error.strerror}") from error
+                raise unreadable(segment.path, error) from error
 
     def _enter(self, segment: Segment) -> None:
         expected = self.position.sequence
         if segment.first != expected:
+            before = next(s for s in self._segments if s.first == self.position.segment)
+            missing = segment.path.with_name(f"{expected:020}{segment.path.suffix}")
+            cause = f"{before.path} holds no records"
+            if before.first != expected:
+                cause = f"{missing} is missing, or {before.path} is not whole"
             raise Corrupt(
                 f"{segment.path}: begins with record {segment.first}, but {expected} is the next "
-                "in the log; bring the missing segment back from a backup, or repair the journal",
+                f"in the log: {cause}; restore it from a backup, or repair the journal",
                 str(segment.path),
             )
         self.position = self.position._replace(segment=segment.first, offset=0)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from .durable import write_atomically
+from .durable import unreadable, write_atomically
 
 _TERM = re.compile(rb"(\d+)(?: (\d+)(?: (\d+)(?: (\S+))?)?)?\n")
 
@@ -22,11 +22,13 @@ class Term(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> Term | None:
-        """None if there is none that can be read. Raises OSError."""
+        """None if there is none, or it is garbled. Raises Corrupt, StorageUnusable."""
         try:
             found = _TERM.fullmatch(path.read_bytes())
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise unreadable(path, error) from error
         if found is None:
             return None
         lease_ms = None if found[3] is None else int(found[3])

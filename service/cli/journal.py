@@ -26,13 +26,14 @@ JSON = typer.Option(False, "--json", help="As JSON, for programs.", envvar="FORE
 
 @contextmanager
 def _opened(url: str) -> Iterator[Any]:
+    from ...journal import holds_anything
     from ...storage import open_storage
 
     if url == "memory:":
         raise InvalidArgument("a memory: storage lives in its dispatcher only; name a directory")
     storage = open_storage(url)
     try:
-        if storage.holdings().segments == 0 and not storage.condemned():
+        if not holds_anything(storage):
             raise InvalidArgument(f"there is no journal in {storage.url}; is that right?")
         yield storage
     finally:
@@ -95,9 +96,10 @@ def tail(
 def verify(storage: str = STORAGE, as_json: bool = JSON) -> None:
     """Check every record, snapshot and blob. Exits 1 and names file and offset at corruption."""
     from ...journal import verify as verify_storage
+    from ..dispatcher.dispatcher import needed_blobs, recover
 
     with _opened(storage) as opened:
-        report = verify_storage(opened)
+        report = verify_storage(opened, lambda storage: needed_blobs(recover(storage)[0]))
     if as_json:
         print(json.dumps(asdict(report), indent=2))
     else:

@@ -50,6 +50,11 @@ def dispatcher(
         "(lost at exit).",
         envvar="FOREBAY_STORAGE",
     ),
+    existing: bool = typer.Option(
+        False, "--existing",
+        help="Refuse to begin a new journal: for every start but a storage's first.",
+        envvar="FOREBAY_EXISTING",
+    ),
     host: str = typer.Option("127.0.0.1", help="Address to listen on.", envvar="FOREBAY_HOST"),
     address: str = typer.Option(
         "", help="What clients are told, HOST:PORT; %port% stands for --port. By default, the "
@@ -108,6 +113,7 @@ def dispatcher(
     _log_to_stderr()
     options = DispatcherOptions(
         storage=storage,
+        existing=existing,
         host=host,
         port=port,
         address=address,

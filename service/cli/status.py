@@ -100,7 +100,15 @@ def render(summary: dict[str, Any]) -> Any:
                     f"{it['completed_tasks']} of {it['completed_tasks'] + it['running_tasks']}",
                     " | ".join(map(_progress, it["providers"])) or "–",
                 )
-    return Group(head, workers, jobs)
+    if not summary.get("strangers"):
+        return Group(head, workers, jobs)
+    strangers = Table(
+        "who", "knows journal", "up to event",
+        title="refused, since they know another journal", title_justify="left",
+    )  # fmt: skip
+    for stranger in summary["strangers"]:
+        strangers.add_row(stranger["who"], stranger["journal_id"], str(stranger["sequence"]))
+    return Group(head, workers, jobs, strangers)
 
 
 def _name(job: dict[str, Any]) -> str:

@@ -132,8 +132,12 @@ class Consumer:
 
         `nothing`, if it is given, comes in their place after a second without one.
 
+        Waits for the dispatcher as long as it is away, which it is as well while one answers
+        that has not the journal that this iteration is in: a training program that ended there
+        would be started again, and begin on whatever that one has.
+
         Raises PipelineError when the pipeline fails on a worker, NotFound when the dispatcher
-        has lost its state.
+        has lost its state in a way that was to be expected: it was in memory, or was repaired.
         """
         while not self._has_ended():
             if self._ask_again and time.monotonic() >= self._ask_again_at_s:

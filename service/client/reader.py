@@ -65,6 +65,7 @@ class Reader:
         self._job_name = job_name
         self._how = how
         self._repetitions = itertools.count(1)  # as stock clients count
+        self._known: pb.JournalPosition | None = None  # so that all are of one journal
 
     def iterate(self, nothing: Block | None = None) -> Generator[Block, None, None]:
         """The blocks of the next repetition. Close the iterator to leave it early.
@@ -77,7 +78,7 @@ class Reader:
                 "need to run local tf.data service workers in your training workers."
             )
         repetition = next(self._repetitions) if self._job_name else 0
-        dispatcher = DispatcherClient(self.service)
+        dispatcher = DispatcherClient(self.service, known=self._known)
         consumer = None
         try:
             job = dispatcher.call_numbered(
@@ -104,6 +105,7 @@ class Reader:
                 consumer.close()
             if consumer is None or consumer.is_ours():
                 dispatcher.close()
+                self._known = dispatcher.known
 
     def _require_same_elements(self, dispatcher: DispatcherClient, dataset_id: str) -> None:
         mine, other = (

@@ -69,6 +69,9 @@ def _taken(state: State, number: int) -> int:
 def _leader_elected(state: State, event: ev.LeaderElected) -> None:
     if event.journal_id != state.journal_id:
         _begin_anew(state, event.journal_id)
+        state.born_ms = state.time_ms
+        if event.after_repair:
+            state.predecessors.append(state.journal_id)
     state.term = event.term
     state.leader = event.address
     state.journal_id = event.journal_id

@@ -3,13 +3,16 @@
 It is changed by `apply` alone (apply.py), so that the live state and the replayed one are
 the same; it holds no clock, no connection and no cache. Redundant fields (an iteration's
 tasks, a worker's tasks) are kept in step by `apply` as well. The structs are msgspec's:
-compact, comparable, and a snapshot is their encoding, with no second schema to keep.
+compact, comparable, and a snapshot is their encoding, with no second schema to keep. It says of
+which structs: those of another version are decoded only if that is known to be right (EARLIER).
 """
 
 from __future__ import annotations
 
+import hashlib
+from typing import Any
+
 import msgspec
-from msgspec import Struct
 
 from ...journal.proto import events_pb2 as ev
 from .ranges import Ranges
@@ -23,6 +26,10 @@ MAX_ANSWERS = 1 << 17
 
 MAX_DEPARTED = 1000
 """Goodbyes remembered. A late heartbeat of such a worker comes within seconds, if at all."""
+
+
+class Struct(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of the state."""
 
 
 class Dataset(Struct):
@@ -120,6 +127,8 @@ class Answer(Struct):
 
 class State(Struct):
     journal_id: str = ""
+    born_ms: int = 0  # when the journal began; 0: not known
+    predecessors: list[str] = []  # ids of before repairs, the latest last; "": not known
     term: int = 0
     leader: str = ""
     sequence: int = 0  # of the last applied event
@@ -139,13 +148,52 @@ class State(Struct):
     answers: dict[str, Answer] = {}  # by caller, least recently answered first
 
 
-encode_state = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(State)
+MEANING = 1
+"""Grows when a field comes to mean something else under its old name and type."""
+
+
+def _schema() -> str:
+    structs = {
+        struct.__name__: dict(sorted(struct.__annotations__.items()))
+        for struct in Struct.__subclasses__()
+    }
+    text = f"{MEANING} {sorted(structs.items())}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+SCHEMA = _schema()
+"""What these structs' names, and their fields' names and types, are known by."""
+
+EARLIER = frozenset({"unnamed"})
+"""Schemas of which a snapshot is read as well: all that they lack may have its default.
+
+So whoever adds a field whose default is true of every earlier state adds the schema before it
+here. Any other change leaves out what can no longer be read, and must convert it in `decode_state`
+if the events from before such snapshots may have been trimmed: without either, no dispatcher
+could begin on them. "unnamed" is the schema of before snapshots said theirs.
+"""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(State).decode
+_decode_named = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw]).decode
+_NAMED = b"\x92"  # an array of two; the state alone is a map
+
+
+def encode_state(state: State) -> bytes:
+    """What a snapshot holds: the schema and the state, as msgpack."""
+    return _encode((SCHEMA, state))
 
 
 def decode_state(data: bytes) -> State:
-    """The state of a snapshot; raises ValueError for bytes that no snapshot holds."""
-    return _decoder.decode(data)
+    """The state of a snapshot; raises ValueError for bytes that are none of a known schema."""
+    named: tuple[str, Any] = _decode_named(data) if data[:1] == _NAMED else ("unnamed", data)
+    schema, state = named
+    if schema != SCHEMA and schema not in EARLIER:
+        raise ValueError(
+            f"its state has the schema {schema}, which this version of Forebay does not know: "
+            "another one wrote it, and reads it"
+        )
+    return _decode(state)
 
 
 def lease_caller(task_id: int, provider: int) -> str:

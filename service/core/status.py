@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from ...journal.proto import events_pb2 as ev
 from . import ranges
 from .state import ENDLESS, Iteration, Provider, State
 
 
-def status(state: State) -> dict[str, Any]:
-    """A JSON-ready summary. Its size follows workers, jobs and iterations, not splits."""
+class Stranger(NamedTuple):
+    """Who has asked for another journal, and was refused."""
+
+    who: str
+    journal_id: str
+    sequence: int  # the newest event that it knows of there
+    time_ms: int  # when it asked last
+
+
+def status(state: State, strangers: Iterable[Stranger] = ()) -> dict[str, Any]:
+    """A JSON-ready summary. Its size follows workers, jobs and iterations, not splits.
+
+    `strangers` is no state: who asks for another journal.
+    """
     return {
         "journal_id": state.journal_id,
+        "born_ms": state.born_ms,
+        "strangers": [s._asdict() for s in strangers],
         "sequence": state.sequence,
         "time_ms": state.time_ms,
         "leader": state.leader,

@@ -12,6 +12,7 @@ import os
 import socket
 import time
 
+from ...journal import holds_anything
 from ...journal.codec import decode
 from ...storage import (
     Away,
@@ -22,13 +23,14 @@ from ...storage import (
     NewerFormat,
     Storage,
     StorageError,
+    StorageUnusable,
     Writer,
 )
 from ..core.apply import apply
 from ..core.state import State
 from ..errors import Unavailable
 from ..proto import forebay_pb2 as pb
-from .dispatcher import Dispatcher, recover
+from .dispatcher import Dispatcher, birth, continues, recover
 from .leadership import RENEWALS_A_LEASE
 from .options import DispatcherOptions
 
@@ -99,6 +101,7 @@ class Candidate:
         self._follower = Follower(storage)
         self._known = pb.JournalPosition()  # the newest event that this process knows of
         self._complained = False
+        self._exists = False  # there was a journal, as this process began
 
     def leader(self) -> str:
         """Who leads, as far as the journal that was followed says; "" if it is not known."""
@@ -170,10 +173,18 @@ class Candidate:
                 f"{writer.last_sequence} for its writer; restart the dispatcher, and if that does "
                 "not help, verify the journal"
             )
+        if not state.sequence and self._options.existing:
+            raise no_journal(self._storage)
         if known.sequence and state.sequence and state.journal_id != known.journal_id:
+            if not continues(state, known.journal_id):
+                raise Corrupt(
+                    f"{self._storage.url}: holds the journal {state.journal_id}, which "
+                    f"{birth(state)}, and held {known.journal_id} up to event {known.sequence} "
+                    "before: bring that back, or restart this dispatcher to go on with the other"
+                )
             log.warning(
-                "the storage holds the journal %s now, and held %s before: it was repaired, or "
-                "replaced", state.journal_id, known.journal_id,
+                "the storage holds the journal %s now, to which %s was repaired",
+                state.journal_id, known.journal_id,
             )  # fmt: skip
         elif state.sequence < known.sequence:
             reason = (
@@ -210,14 +221,7 @@ class Candidate:
             await asyncio.sleep(lease_s / POLLS_A_LEASE)
 
     async def _open_writer(self, owner: str) -> Writer:
-        opening = asyncio.create_task(
-            asyncio.to_thread(
-                self._storage.open_writer,
-                owner,
-                lease_ms=self._options.leader_lease_ms,
-                place=self._place,
-            )
-        )
+        opening = asyncio.create_task(asyncio.to_thread(self._open_writer_now, owner))
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -225,6 +229,15 @@ class Candidate:
             if isinstance(writer, Writer):
                 await asyncio.to_thread(writer.close)  # or nobody leads until its lease is out
             raise
+
+    def _open_writer_now(self, owner: str) -> Writer:
+        if self._options.existing and not self._exists:
+            if not holds_anything(self._storage):  # so that nothing is touched
+                raise no_journal(self._storage)
+            self._exists = True
+        return self._storage.open_writer(
+            owner, lease_ms=self._options.leader_lease_ms, place=self._place
+        )
 
     async def _follow(self) -> None:
         try:
@@ -241,6 +254,14 @@ class Candidate:
         if not self._complained:
             log.warning("the journal cannot be followed, and is tried again: %s", error)
         self._complained = True
+
+
+def no_journal(storage: Storage) -> StorageUnusable:
+    """What `--existing` says."""
+    return StorageUnusable(
+        f"{storage.url} holds no journal, and --existing says that it does: is its disk mounted, "
+        "its data there? To begin a new journal, leave --existing out once"
+    )
 
 
 def place_of(address: str) -> str:

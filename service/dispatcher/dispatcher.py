@@ -15,6 +15,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
+from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
@@ -27,7 +28,8 @@ from ..core import commands as c
 from ..core.apply import apply, fingerprint
 from ..core.decide import decide
 from ..core.state import State, decode_state, encode_state
-from ..errors import ForebayError, Unavailable
+from ..core.status import Stranger
+from ..errors import AnotherJournal, ForebayError, Unavailable
 from ..proto import forebay_pb2 as pb
 from .attendance import Attendance
 from .leadership import Leadership
@@ -37,6 +39,11 @@ log = logging.getLogger(__name__)
 
 _QUIET = frozenset({"splits_leased", "lease_completed", "lease_returned", "repetition_started"})
 """Events that nobody waits for."""
+
+REFUSAL_PAUSE_MS = 1_000
+MAX_STRANGERS = 10_000
+STRANGER_MS = 60_000
+"""Who has not asked again for so long has gone, or has begun anew."""
 
 
 class Dispatcher:
@@ -61,6 +68,7 @@ class Dispatcher:
         self._snapshot_task: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._journal.on_failure = self._journal_failed
+        self._strangers: dict[str, Stranger] = {}  # by who, the latest last
         self._condemning: asyncio.Task[None] | None = None
         self.leadership = Leadership(writer, on_lost=self._journal_failed)
         self.attendance = Attendance(self)
@@ -231,15 +239,25 @@ class Dispatcher:
     def position(self) -> pb.JournalPosition:
         """The last event that anybody may be told of."""
         return pb.JournalPosition(
-            journal_id=self.state.journal_id, sequence=self._journal.durable_sequence
+            journal_id=self.state.journal_id,
+            sequence=self._journal.durable_sequence,
+            lasting=self._storage.lasting,
         )
 
     async def check_history(self, who: str, known: pb.JournalPosition) -> None:
         """If `who` knows of an event that this journal lacks, acknowledged events were lost:
         the storage is condemned, and this dispatcher stops. Raises Unavailable.
+
+        Who knows another journal, which was meant to last, is refused, unless this one continues
+        that after a repair: either the storage came back empty, or `who` is a stray of another
+        cluster. Raises AnotherJournal, after a pause, since `who` asks again at once.
         """
         last = self._journal.durable_sequence
-        if known.sequence <= last or known.journal_id != self.state.journal_id:
+        if known.journal_id != self.state.journal_id:
+            if known.journal_id and known.lasting and not continues(self.state, known.journal_id):
+                await self._refuse(who, known)
+            return
+        if known.sequence <= last:
             return
         reason = (
             f"{who} was told of event {known.sequence}, and the journal ends at {last}: events "
@@ -249,6 +267,28 @@ class Dispatcher:
             self._condemning = asyncio.create_task(self._condemn(reason), name="forebay-condemn")
         await asyncio.shield(self._condemning)
         raise self._unavailable()
+
+    async def _refuse(self, who: str, known: pb.JournalPosition) -> None:
+        state = self.state
+        reason = (
+            f"{who} knows the journal {known.journal_id} up to event {known.sequence}, and this "
+            f"dispatcher has the journal {state.journal_id}, which {birth(state)}. If {who} "
+            "belongs to it, its storage came back empty or was replaced: stop the dispatcher and "
+            f"bring the right one back, or, if that is gone for good, restart {who}"
+        )
+        if self._strangers.pop(who, None) is None:
+            log.error("refused: %s", reason)
+        now_ms = time.time_ns() // 1_000_000
+        self._strangers[who] = Stranger(who, known.journal_id, known.sequence, now_ms)
+        if len(self._strangers) > MAX_STRANGERS:
+            del self._strangers[next(iter(self._strangers))]
+        await self.wait_until(lambda: False, REFUSAL_PAUSE_MS)
+        raise AnotherJournal(reason)
+
+    def strangers(self) -> list[Stranger]:
+        """Who has been refused lately, since it knows another journal."""
+        since_ms = time.time_ns() // 1_000_000 - STRANGER_MS
+        return [stranger for stranger in self._strangers.values() if stranger.time_ms > since_ms]
 
     async def _condemn(self, reason: str) -> None:
         try:
@@ -314,6 +354,25 @@ class Dispatcher:
         if self.stopped.is_set():
             return Unavailable("the dispatcher is stopping")
         return Unavailable("the journal cannot be reached, so nobody knows whether this one leads")
+
+
+def needed_blobs(state: State) -> list[str]:
+    """The digests of what its datasets are kept as."""
+    return [dataset.definition.tf_data_graph.blob for dataset in state.datasets.values()]
+
+
+def continues(state: State, journal_id: str) -> bool:
+    """Whether the journal of this state is what a repair has made of that one."""
+    # A repair that found nothing cannot say of what; but a person has declared that to be all.
+    return journal_id in state.predecessors or "" in state.predecessors
+
+
+def birth(state: State) -> str:
+    """When the journal of this state began, in words."""
+    if not state.born_ms:
+        return "began at a time that is not known"
+    born = datetime.fromtimestamp(state.born_ms / 1000, UTC).isoformat(" ", "seconds")
+    return f"began on {born}"
 
 
 def recover(storage: Storage, at: int | None = None) -> tuple[State, int]:

@@ -22,6 +22,19 @@ SERVICE = "forebay.v1.Dispatcher"
 MAX_WAIT_MS = 30_000
 TARGET_WORKERS_AUTO = 1  # as stock clients say it, so that both share jobs
 
+_WHO = {
+    "GetDataset": "a reader of dataset {0.dataset_id}",
+    "GetOrCreateJob": "a trainer of dataset {0.dataset_id}",
+    "JoinIteration": "a trainer of job {0.job_id}",
+    "ConsumerHeartbeat": "consumer {0.consumer_id}",
+    "LeaveIteration": "consumer {0.consumer_id}",
+    "WorkerHeartbeat": "worker {0.address}",
+    "LeaseSplits": "task {0.task_id}",
+    "CompleteTask": "task {0.task_id}",
+    "LeaveService": "worker {0.worker_id}",
+}
+"""Who asks, by method: of those that name what a journal has given out, and say what they know."""
+
 _METHODS = (
     "RegisterDataset",
     "GetDataset",
@@ -48,9 +61,16 @@ class ForebayFace:
         return generic_handler(SERVICE, {name: self._method(name) for name in _METHODS})
 
     def _method(self, name: str) -> Method:
-        function = "".join("_" + ch.lower() if ch.isupper() else ch for ch in name)[1:]
+        function = getattr(
+            self, "".join("_" + ch.lower() if ch.isupper() else ch for ch in name)[1:]
+        )
+
+        async def checked(request: Any) -> Any:
+            await self._dispatcher.check_history(_WHO[name].format(request), request.known)
+            return await function(request)
+
         return (
-            getattr(self, function),
+            checked if name in _WHO else function,
             getattr(pb, f"{name}Request"),
             getattr(pb, f"{name}Response"),
         )
@@ -97,7 +117,11 @@ class ForebayFace:
             )
         )
         job = self._dispatcher.state.jobs.get(job_id)  # a retry's may be gone
-        return pb.GetOrCreateJobResponse(job_id=job_id, dataset_id=job.dataset_id if job else "")
+        return pb.GetOrCreateJobResponse(
+            job_id=job_id,
+            dataset_id=job.dataset_id if job else "",
+            journal=self._dispatcher.position(),
+        )
 
     async def join_iteration(self, request: pb.JoinIterationRequest) -> pb.JoinIterationResponse:
         joined: ev.ConsumerJoined = await self._dispatcher.execute(
@@ -119,7 +143,6 @@ class ForebayFace:
     ) -> pb.ConsumerHeartbeatResponse:
         dispatcher, state = self._dispatcher, self._dispatcher.state
         consumer_id = request.consumer_id
-        await dispatcher.check_history(f"consumer {consumer_id}", request.known)
         iteration = await self._iteration_of(consumer_id)
         seen = dispatcher.attendance.saw(consumer_id)
         try:
@@ -160,7 +183,7 @@ class ForebayFace:
             await self._dispatcher.settled()
             raise NotFound(
                 f"Consumer id {consumer_id} not found: it left, or was given up after too long a "
-                "silence, or this dispatcher lost its state"
+                "silence, or this dispatcher lost its state (it was in memory, or was repaired)"
             )
         return self._dispatcher.state.iterations[consumer.iteration_id]
 
@@ -174,7 +197,6 @@ class ForebayFace:
         self, request: pb.WorkerHeartbeatRequest
     ) -> pb.WorkerHeartbeatResponse:
         dispatcher, state = self._dispatcher, self._dispatcher.state
-        await dispatcher.check_history(f"worker {request.address}", request.known)
         worker_id = await dispatcher.execute(
             c.RegisterWorker(
                 address=request.address,
@@ -215,7 +237,6 @@ class ForebayFace:
         return response
 
     async def lease_splits(self, request: pb.LeaseSplitsRequest) -> pb.LeaseSplitsResponse:
-        await self._dispatcher.check_history(f"task {request.task_id}", request.known)
         leased: ev.SplitsLeased | None = await self._dispatcher.execute(
             c.LeaseSplits(
                 request=(
@@ -255,7 +276,7 @@ class ForebayFace:
         return pb.LeaveServiceResponse()
 
     async def get_status(self, _: pb.GetStatusRequest) -> pb.GetStatusResponse:
-        text = json.dumps(status(self._dispatcher.state))
+        text = json.dumps(status(self._dispatcher.state, self._dispatcher.strangers()))
         await self._dispatcher.settled()
         return pb.GetStatusResponse(status=text)
 

@@ -15,6 +15,7 @@ class DispatcherOptions:
     address: str = ""  # what clients are told; by default, host and port
     standby: bool = False  # wait for the present leader to fall silent, and be one again later
     leader_lease_ms: int = 2_000  # how long a silent leader keeps its place
+    existing: bool = False  # refuse to begin a new journal
     allow_volatile: bool = False  # take a storage that may lose acknowledged events
     job_gc_check_interval_ms: int = 600_000
     job_gc_timeout_ms: int = 300_000  # without consumers, before an iteration is collected

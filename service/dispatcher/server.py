@@ -61,6 +61,11 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
 
 
 def _check(options: DispatcherOptions) -> None:
+    if options.existing and options.storage.startswith("memory:"):
+        raise InvalidArgument(
+            "--existing asks for a journal that is there already, and memory: never holds one: "
+            "give --storage a directory or a Redis"
+        )
     if options.standby and options.storage.startswith("memory:"):
         raise InvalidArgument(
             "a standby shares its storage with the leader, and memory: cannot be shared: give "

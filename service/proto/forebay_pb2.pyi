@@ -8,12 +8,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JournalPosition(_message.Message):
-    __slots__ = ("journal_id", "sequence")
+    __slots__ = ("journal_id", "sequence", "lasting")
     JOURNAL_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    LASTING_FIELD_NUMBER: _ClassVar[int]
     journal_id: str
     sequence: int
-    def __init__(self, journal_id: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
+    lasting: bool
+    def __init__(self, journal_id: _Optional[str] = ..., sequence: _Optional[int] = ..., lasting: bool = ...) -> None: ...
 
 class RegisterDatasetRequest(_message.Message):
     __slots__ = ("dataset_id", "graph", "sources", "unsplittable", "metadata", "structure", "compression")
@@ -40,12 +42,14 @@ class RegisterDatasetResponse(_message.Message):
     def __init__(self, dataset_id: _Optional[str] = ...) -> None: ...
 
 class GetDatasetRequest(_message.Message):
-    __slots__ = ("dataset_id", "with_graph")
+    __slots__ = ("dataset_id", "with_graph", "known")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     WITH_GRAPH_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     dataset_id: str
     with_graph: bool
-    def __init__(self, dataset_id: _Optional[str] = ..., with_graph: bool = ...) -> None: ...
+    known: JournalPosition
+    def __init__(self, dataset_id: _Optional[str] = ..., with_graph: bool = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class GetDatasetResponse(_message.Message):
     __slots__ = ("definition", "graph")
@@ -56,36 +60,42 @@ class GetDatasetResponse(_message.Message):
     def __init__(self, definition: _Optional[_Union[_events_pb2.DatasetDefinition, _Mapping]] = ..., graph: _Optional[bytes] = ...) -> None: ...
 
 class GetOrCreateJobRequest(_message.Message):
-    __slots__ = ("request", "dataset_id", "job_name", "sharding", "target_workers")
+    __slots__ = ("request", "dataset_id", "job_name", "sharding", "target_workers", "known")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     SHARDING_FIELD_NUMBER: _ClassVar[int]
     TARGET_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     request: _events_pb2.Request
     dataset_id: str
     job_name: str
     sharding: _events_pb2.Sharding
     target_workers: int
-    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., dataset_id: _Optional[str] = ..., job_name: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., target_workers: _Optional[int] = ...) -> None: ...
+    known: JournalPosition
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., dataset_id: _Optional[str] = ..., job_name: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., target_workers: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class GetOrCreateJobResponse(_message.Message):
-    __slots__ = ("job_id", "dataset_id")
+    __slots__ = ("job_id", "dataset_id", "journal")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     dataset_id: str
-    def __init__(self, job_id: _Optional[int] = ..., dataset_id: _Optional[str] = ...) -> None: ...
+    journal: JournalPosition
+    def __init__(self, job_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class JoinIterationRequest(_message.Message):
-    __slots__ = ("request", "job_id", "repetition")
+    __slots__ = ("request", "job_id", "repetition", "known")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     REPETITION_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     request: _events_pb2.Request
     job_id: int
     repetition: int
-    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., job_id: _Optional[int] = ..., repetition: _Optional[int] = ...) -> None: ...
+    known: JournalPosition
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., job_id: _Optional[int] = ..., repetition: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class JoinIterationResponse(_message.Message):
     __slots__ = ("iteration_id", "consumer_id", "journal")
@@ -140,10 +150,12 @@ class TaskInfo(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., completed: bool = ..., worker_address: _Optional[str] = ..., worker_uid: _Optional[int] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., worker_tags: _Optional[_Iterable[str]] = ..., stock: bool = ...) -> None: ...
 
 class LeaveIterationRequest(_message.Message):
-    __slots__ = ("consumer_id",)
+    __slots__ = ("consumer_id", "known")
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     consumer_id: int
-    def __init__(self, consumer_id: _Optional[int] = ...) -> None: ...
+    known: JournalPosition
+    def __init__(self, consumer_id: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class LeaveIterationResponse(_message.Message):
     __slots__ = ()
@@ -240,22 +252,26 @@ class LeaseSplitsResponse(_message.Message):
     def __init__(self, lease_id: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., end_of_splits: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., repetition: _Optional[int] = ...) -> None: ...
 
 class CompleteTaskRequest(_message.Message):
-    __slots__ = ("task_id",)
+    __slots__ = ("task_id", "known")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     task_id: int
-    def __init__(self, task_id: _Optional[int] = ...) -> None: ...
+    known: JournalPosition
+    def __init__(self, task_id: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class CompleteTaskResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class LeaveServiceRequest(_message.Message):
-    __slots__ = ("worker_id", "reason")
+    __slots__ = ("worker_id", "reason", "known")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     reason: str
-    def __init__(self, worker_id: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    known: JournalPosition
+    def __init__(self, worker_id: _Optional[int] = ..., reason: _Optional[str] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class LeaveServiceResponse(_message.Message):
     __slots__ = ()

@@ -2,8 +2,9 @@
 
 One thread asks the dispatcher what to run (a heartbeat that is answered when the list
 changes) and starts and stops tasks accordingly. That is the whole of its recovery too: a
-dispatcher that was restarted with its state lists the same tasks; one that lost it lists
-none, and registers this worker anew.
+dispatcher that was restarted with its state lists the same tasks; one whose journal was in
+memory, or was repaired, lists none, and registers this worker anew. One that has lost a journal
+which was meant to last refuses the heartbeat: this worker waits for the right one to come back.
 """
 
 from __future__ import annotations
@@ -223,8 +224,8 @@ class Worker:
         journal_id = response.journal.journal_id
         if self._journal_id not in ("", journal_id):
             log.warning(
-                "the dispatcher has another journal (%s, was %s): it lost its state; "
-                "this worker begins anew", journal_id, self._journal_id,
+                "the dispatcher has another journal (%s, was %s), since that was in memory, or was "
+                "repaired; this worker begins anew", journal_id, self._journal_id,
             )  # fmt: skip
             self._blocks.forget_all()
             for runner in self._take_all():

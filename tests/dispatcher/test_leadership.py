@@ -16,17 +16,18 @@ import pytest
 from forebay.journal import encode, repair
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
-from forebay.service.core.state import encode_state
+from forebay.service.core.apply import apply
+from forebay.service.core.state import State, encode_state
 from forebay.service.dispatcher import server
 from forebay.service.dispatcher.candidate import Candidate, Follower
-from forebay.service.dispatcher.dispatcher import Dispatcher, recover
+from forebay.service.dispatcher.dispatcher import Dispatcher, continues, recover
 from forebay.service.dispatcher.forebay_face import ForebayFace
 from forebay.service.dispatcher.leadership import Leadership
 from forebay.service.dispatcher.listener import Listener
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
 from forebay.service.dispatcher_client import DispatcherClient
-from forebay.service.errors import ForebayError, NotFound, Unavailable
+from forebay.service.errors import AnotherJournal, ForebayError, NotFound, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import tf_service_pb2 as tf
 from forebay.storage import (
@@ -42,8 +43,9 @@ from forebay.storage import (
 from ..stock import DispatcherProcess
 
 
-def elected(term: int) -> bytes:
-    return encode(ev.Event(leader_elected=ev.LeaderElected(term=term, format=1, journal_id="j")))
+def elected(term: int, *, after_repair: bool = False) -> bytes:
+    leader = ev.LeaderElected(term=term, format=1, journal_id="j", after_repair=after_repair)
+    return encode(ev.Event(time_ms=1, leader_elected=leader))
 
 
 def dataset(name: str) -> bytes:
@@ -395,7 +397,12 @@ def test_a_dispatcher_that_knows_less_than_others_stops() -> None:
         known = dispatcher.position()
         await dispatcher.check_history("x", known)
         known.sequence += 1
-        await dispatcher.check_history("x", pb.JournalPosition(journal_id="another", sequence=9))
+        another = pb.JournalPosition(journal_id="another", sequence=9)
+        await dispatcher.check_history("x", another)  # which was in memory
+        another.lasting = True
+        with pytest.raises(AnotherJournal, match="knows the journal another up to event 9"):
+            await dispatcher.check_history("x", another)
+        assert not dispatcher.stopped.is_set()
         with pytest.raises(Unavailable):
             await dispatcher.check_history("worker w:1", known)
         assert dispatcher.stopped.is_set()
@@ -448,16 +455,33 @@ def test_who_followed_does_not_lead_on_less() -> None:
     asyncio.run(follow())
 
 
-def test_a_repaired_journal_is_another_one() -> None:
+@pytest.mark.parametrize("repaired", [True, False])
+def test_a_dispatcher_follows_its_journal_over_a_repair_only(repaired: bool) -> None:
     storage = MemoryStorage()
     candidate = Candidate(storage, DispatcherOptions(), "here:1")
     lead_once(candidate)
     lead_once(candidate)
     storage._records.clear()
-    writer = storage.open_writer("a repair")
-    writer.append([elected(writer.term)])
+    writer = storage.open_writer("a repair, or somebody with another journal")
+    writer.append([elected(writer.term, after_repair=repaired)])
     writer.close()
-    lead_once(candidate)
+    if repaired:
+        lead_once(candidate)
+    else:
+        with pytest.raises(Corrupt, match=r"holds the journal j, which began on .* and held"):
+            lead_once(candidate)
+        lead_once(Candidate(storage, DispatcherOptions(), "here:1"))
+
+
+def test_what_a_repair_has_made_continues_what_it_repaired() -> None:
+    state = State()
+    for journal_id, after_repair in (("a", False), ("b", True), ("c", True)):
+        leader = ev.LeaderElected(journal_id=journal_id, after_repair=after_repair)
+        apply(state, ev.Event(time_ms=7, leader_elected=leader))
+    assert [continues(state, journal) for journal in "abcd"] == [True, True, False, False]
+    of_nothing = State()
+    apply(of_nothing, ev.Event(leader_elected=ev.LeaderElected(journal_id="b", after_repair=True)))
+    assert continues(of_nothing, "a")
 
 
 def beat(client: DispatcherClient, uid: int = 1) -> pb.WorkerHeartbeatResponse:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from forebay.journal import Problem, decode, encode, repair, replay, stats, verify
+from forebay.journal import Problem, decode, encode, holds_anything, repair, replay, stats, verify
 from forebay.journal.proto.events_pb2 import (
     DatasetDefinition,
     DatasetRegistered,
@@ -94,6 +95,7 @@ def test_a_sound_journal(make: type[MemoryStorage] | None, tmp_path: Path) -> No
 
 def test_a_trimmed_journal_is_sound(storage: FileStorage, digest: str) -> None:
     writer = storage.open_writer("the test")
+    writer.delete_snapshot(10)
     writer.trim(21)
     writer.close()
     report = verify(storage)
@@ -139,7 +141,14 @@ def test_a_snapshot_behind_the_end(storage: FileStorage, digest: str) -> None:
     (storage.path / "snapshots" / f"{20:020}.snapshot").rename(
         storage.path / "snapshots" / f"{99:020}.snapshot"
     )
-    assert "snapshot 99 is behind the end of the log, record 43" in messages(storage)
+    assert "the log ends at record 43, before this snapshot" in messages(storage)
+
+
+def test_a_snapshot_that_is_followed_by_nothing(storage: FileStorage, digest: str) -> None:
+    for path in segments(storage):
+        if int(path.name[:20]) < 15:
+            path.unlink()
+    assert re.search(r"begins at record 1\d, and there is a snapshot 10", messages(storage))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +241,7 @@ def test_a_corrupt_log_is_cut_only_when_asked(storage: FileStorage, digest: str)
     assert elected.journal_id != "j"
     aside = storage.path / "cut" / "1"
     assert {p.name: p.read_bytes() for p in aside.iterdir()} == {
-        f"{path.name}.from-byte-0": before[path],
+        path.name: before[path],
         segments_after(before, path).name: before[segments_after(before, path)],
     }
 
@@ -260,6 +269,58 @@ def test_a_log_that_lost_its_end_before_a_snapshot(storage: FileStorage, digest:
     assert len(repair(storage, truncate_corrupt=True)) == 2
     assert storage.snapshots() == [10]
     assert storage.extent().last == last + 1
+    assert verify(storage).ok
+
+
+def test_a_log_of_which_only_snapshots_are_left(storage: FileStorage, digest: str) -> None:
+    for path in segments(storage):
+        path.unlink()
+    assert holds_anything(storage)
+    with pytest.raises(Corrupt, match="before this snapshot") as refused:
+        storage.open_writer("a dispatcher")
+    assert str(refused.value) in messages(storage)
+    with pytest.raises(Corrupt, match="or repair the journal"):
+        repair(storage)
+    assert "ends at record 0 now" in repair(storage, truncate_corrupt=True)[0]
+    assert verify(storage).ok
+    assert (storage.extent(), storage.snapshots()) == ((1, 1), [])
+
+
+def test_a_log_of_which_nothing_is_left_but_that_it_was_there(
+    storage: FileStorage, digest: str
+) -> None:
+    for path in [*segments(storage), *(storage.path / "snapshots").iterdir()]:
+        path.unlink()
+    assert holds_anything(storage)
+    assert "held 22 when term 2 began" in messages(storage)
+    assert repair(storage, truncate_corrupt=True)
+    assert verify(storage).ok
+
+
+def test_a_storage_that_holds_nothing_yet(storage: FileStorage) -> None:
+    assert not holds_anything(storage)
+    storage.open_writer("a dispatcher that was killed at once").close()
+    assert not holds_anything(storage)
+
+
+@pytest.mark.parametrize("damage", ["2\nanother line\n", "", "no number\n", "1\n"])
+def test_a_term_that_is_not_the_latest(storage: FileStorage, digest: str, damage: str) -> None:
+    (storage.path / "TERM").write_text(damage)
+    with pytest.raises(Corrupt, match=r"at least 2; let its one line say '1002'") as refused:
+        storage.open_writer("a dispatcher")
+    assert messages(storage) == str(refused.value)
+    (storage.path / "TERM").write_text("1002\n")
+    storage.open_writer("a dispatcher").close()
+    assert verify(storage).ok
+
+
+def test_damage_that_ends_a_segment_before_others_is_cut_off(
+    storage: FileStorage, digest: str
+) -> None:
+    path = segments(storage)[-2]
+    with path.open("ab") as file:
+        file.write(b"garbage behind the last batch")
+    assert repair(storage, truncate_corrupt=True)
     assert verify(storage).ok
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from .kernel import Violation
 from .patches import simulated
 from .run import simulate
-from .scenario import FAULTS, draw
+from .scenario import FAULTS, ON_DEMAND, draw
 
 
 def main() -> int:
@@ -25,8 +25,10 @@ def main() -> int:
     parser.add_argument("--faults", default="", help="only these kinds, comma-separated")
     given = parser.parse_args()
     faults = tuple(filter(None, given.faults.split(",")))
-    if unknown := set(faults) - set(FAULTS):
-        parser.error(f"no such faults: {sorted(unknown)}; choose from: {', '.join(FAULTS)}")
+    if unknown := set(faults) - {*FAULTS, *ON_DEMAND}:
+        parser.error(
+            f"no such faults: {sorted(unknown)}; choose from: {', '.join((*FAULTS, *ON_DEMAND))}"
+        )
     if given.seed is not None:
         return _replay(given.seed, faults, given.trace)
     begun = time.monotonic()

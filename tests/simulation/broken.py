@@ -143,6 +143,14 @@ def snapshot_without_answers() -> AbstractContextManager[None]:
     return replaced(dispatcher, encode_state=encode)
 
 
+def refuses_nobody() -> AbstractContextManager[None]:
+    """A dispatcher that takes whoever comes from another journal."""
+
+    async def welcome(*_: object) -> None: ...
+
+    return replaced(Dispatcher, _refuse=welcome)
+
+
 class Variant(NamedTuple):
     """A bug, how it shows, and the faults under which it does (none: those of the seed)."""
 
@@ -170,6 +178,7 @@ BROKEN: dict[str, Variant] = {
         Variant(cuts_consumers_off_at_drain, "was never delivered", ("drain worker",)),
         Variant(disk_lies, "", ("power failure",)),
         Variant(storage_does_not_fence, "term", ("pause dispatcher", "storage slow")),
+        Variant(refuses_nobody, "begins anew on an emptied storage", ("storage emptied",)),
         Variant(snapshot_without_answers, "differs from the replayed one", ("kill dispatcher",)),
     )
 }  # fmt: skip

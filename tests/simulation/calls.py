@@ -230,7 +230,7 @@ class Server:
         self._calls.pop(call, None)
 
     async def _answer(self, call: Call) -> None:
-        oracle = kernel().oracle
+        oracle = self.process.local.get("oracle") or kernel().oracle
         term = oracle.term
         context = Context()
         details = SimpleNamespace(method=call.method, invocation_metadata=())

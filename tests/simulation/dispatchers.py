@@ -20,6 +20,7 @@ from .calls import Server
 from .kernel import Kernel, kernel
 from .loop import SimLoop, run
 from .nodes import Node
+from .oracle import Elsewhere, Oracle
 from .patches import replaced
 from .remote import RemoteStorage
 from .remote import Server as RemoteServer
@@ -31,11 +32,15 @@ SEGMENT_BYTES = 4000
 class WatchedFiles(FileStorage):
     """FileStorage, telling the oracle what it acknowledges and what it recovers."""
 
+    def __init__(self, path: Path, oracle: Oracle) -> None:
+        super().__init__(path, segment_bytes=SEGMENT_BYTES)
+        self._oracle = oracle
+
     def open_writer(self, owner: str, *, lease_ms: int = LEASE_MS, place: str = "") -> Any:
         writer = super().open_writer(owner, lease_ms=lease_ms, place=place)
-        oracle = kernel().oracle
+        oracle = self._oracle
         oracle.opened(writer.term)
-        process().local["term"] = writer.term
+        process().local.update(term=writer.term, oracle=oracle)
         first = self.first_sequence()
         oracle.found(first, self.read(first - 1))
         append = writer.append
@@ -60,15 +65,22 @@ class WatchedFace(ForebayFace):
 
 
 class Storages:
-    """The one storage of a run: files on a disk, or remote."""
+    """The one storage of a run: files on a disk, or remote; or, while it is `emptied`, another."""
 
     def __init__(self, this: Kernel, directory: Path | None) -> None:
         self.directory = directory
-        self.remote = RemoteServer(this)
+        self.emptied = False
+        self._oracles = {False: this.oracle, True: Elsewhere(this, this.oracle)}
+        self._remotes = {key: RemoteServer(this, oracle) for key, oracle in self._oracles.items()}
+
+    @property
+    def remote(self) -> RemoteServer:
+        return self._remotes[self.emptied]
 
     def open(self, url: str = "", **_: object) -> Storage:
         if self.directory is not None:
-            return WatchedFiles(self.directory / "storage", segment_bytes=SEGMENT_BYTES)
+            path = self.directory / ("empty" if self.emptied else "storage")
+            return WatchedFiles(path, self._oracles[self.emptied])
         return RemoteStorage(self.remote)
 
 

@@ -35,13 +35,14 @@ class Node(ABC):
         self.processes: list[Process] = []
         self.done = False  # its work is finished, and it is not started again
         self.disturbed = False  # it was killed, paused or cut off
+        self.held = False  # it is not to be started now
 
     @property
     def alive(self) -> bool:
         return self.process is not None and self.process.alive
 
     def start(self) -> None:
-        if self.alive or self.done:
+        if self.alive or self.done or self.held:
             return
         self.process = Process(self.kernel, f"{self.name}.{len(self.processes)}", self.host)
         self.processes.append(self.process)
@@ -56,6 +57,11 @@ class Node(ABC):
         mine.kill()
         if not self.done:
             self.kernel.at(RESTART_S * self.kernel.rng.random(), self.start)
+
+    @property
+    def began(self) -> bool:
+        """Whether it has been told anything by a dispatcher."""
+        return True
 
     @abstractmethod
     def main(self) -> None:
@@ -93,8 +99,12 @@ class WorkerNode(Node):
 
     def start(self) -> None:
         if not self.alive:
-            self._commands = SimpleQueue()
+            self._commands, self._worker = SimpleQueue(), None
         super().start()
+
+    @property
+    def began(self) -> bool:
+        return self._worker is not None and self._worker._journal_id != ""
 
     def main(self) -> None:
         self._worker = running = worker.Worker(self.options)
@@ -134,6 +144,15 @@ class Trainer(Node):
         self.job = job
         self.epoch = 1
         self.reading = False
+
+    @property
+    def began(self) -> bool:
+        return self.reading
+
+    def start(self) -> None:
+        if not self.alive:
+            self.reading = False
+        super().start()
 
     def main(self) -> None:
         job = self.job

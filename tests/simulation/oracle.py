@@ -64,7 +64,7 @@ class Books:
 
 
 class Oracle:
-    """One a run."""
+    """One a journal: that of the run, and an Elsewhere if its storage is emptied."""
 
     def __init__(self, this: Kernel) -> None:
         self.records: list[Record] = []
@@ -262,7 +262,8 @@ class Oracle:
             if number < 0 and (caller, -number) in self.answers:
                 raise Violation(f"request {-number} of {caller}: a lease, and then none")
         else:
-            caller, answer = request.request.caller, tuple(v for _, v in response.ListFields())
+            caller = request.request.caller
+            answer = tuple(v for f, v in response.ListFields() if f.name != "journal")
         if self.answers.setdefault((caller, number), answer) != answer:
             before = self.answers[caller, number]
             raise Violation(f"request {number} of {caller}: answered {before}, then {answer}")
@@ -348,3 +349,18 @@ class Oracle:
         if self.books.workers[worker_id] in self.dead_uids:
             return True
         return self.books.lost_workers.get(worker_id, GOODBYE) != GOODBYE
+
+
+class Elsewhere(Oracle):
+    """Of the journal that a dispatcher begins while the storage is empty: nobody joins it who knows
+    the one before.
+    """
+
+    def __init__(self, this: Kernel, before: Oracle) -> None:
+        super().__init__(this)
+        self._before = before
+
+    def _worker_registered(self, event: ev.WorkerRegistered) -> None:
+        if event.uid in self._before.books.workers.values():
+            raise Violation(f"the worker {event.address} begins anew on an emptied storage")
+        super()._worker_registered(event)

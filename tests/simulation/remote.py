@@ -29,6 +29,7 @@ from forebay.storage import (
 from forebay.storage.base import LEASE_MS
 
 from .kernel import Kernel, kernel
+from .oracle import Oracle
 from .threads import WaitingRoom, process, time
 
 T = TypeVar("T")
@@ -41,7 +42,8 @@ class Server:
 
     fences = True  # refuses writers whose term is over (broken.py)
 
-    def __init__(self, this: Kernel) -> None:
+    def __init__(self, this: Kernel, oracle: Oracle) -> None:
+        self.oracle = oracle
         self.delay_s = this.rng.choice([1e-4, 1e-3, 1e-2])
         self.lost = 0.0  # how likely a request or its answer is lost
         self.down = False
@@ -71,7 +73,7 @@ class Server:
             raise Fenced(f"the log ends at {self.next - 1}, not at {after}")
         first = self.next
         self.records += [Record(n, term, data) for n, data in enumerate(records, first)]
-        self._kernel.oracle.stored(term, first, records)
+        self.oracle.stored(term, first, records)
         return self.next - 1
 
     def trim(self, term: int, before: int) -> None:
@@ -147,11 +149,11 @@ class RemoteStorage(Storage):
             server.term += 1
             server.beats += 1
             server.held, server.lease_ms, server.place = True, lease_ms, place
-            server._kernel.oracle.opened(server.term)
+            server.oracle.opened(server.term)
             return server.term, server.next - 1
 
         mine_term, last = self.ask(take)
-        process().local["term"] = mine_term
+        process().local.update(term=mine_term, oracle=server.oracle)
         return RemoteWriter(self, mine_term, last, lease_ms)
 
     def read(self, after: int = 0) -> Iterator[Record]:

@@ -216,6 +216,9 @@ class Run:
             case "storage slow":
                 self._slow(10 ** rng.uniform(-2, 0.3))
                 this.at(fault.for_s, self._slow, 0.0)
+            case "storage emptied":
+                self._mount(False)
+                this.at(fault.for_s, self._mount, True)
             case "stop dispatcher":
                 assert isinstance(node, dispatchers.DispatcherNode)
                 node.terminate()
@@ -263,6 +266,24 @@ class Run:
             self.storages.remote.down = begins and rng.random() < 0.4
             self.storages.remote.lost = rng.choice([0.05, 0.5]) if begins else 0
 
+    def _mount(self, whole: bool) -> None:
+        """Have the dispatchers restarted on the storage, or on an empty one in its place.
+
+        While that lasts nobody begins, since who begins there stays there.
+        """
+        if self.storages.emptied is not whole:
+            return
+        self.storages.emptied = not whole
+        for node in self.nodes:
+            if isinstance(node, dispatchers.DispatcherNode):
+                node.kill()
+            else:
+                node.held = not whole
+                if not node.began:
+                    node.kill()
+        for node in self.nodes:
+            node.start()
+
     def _slow(self, more_s: float) -> None:
         if self.disk is not None:
             self.disk.stall_s = more_s / 10
@@ -281,6 +302,7 @@ class Run:
         self.network.heal()
         self._trouble(False)
         self._slow(0)
+        self._mount(True)
         for node in self.nodes:
             node.resume()
             node.start()

@@ -31,6 +31,9 @@ FAULTS = (
     "storage slow",
 )
 
+ON_DEMAND = ("storage emptied",)
+"""Faults that no seed draws by itself."""
+
 
 @dataclass
 class Fault:

@@ -241,3 +241,20 @@ def test_a_killed_redis_that_lost_nothing_is_fine(server: RedisServer) -> None:
         server.start()
         writer.renew()
     assert follow(open_storage(server.url)) == 5
+
+
+def test_a_journal_of_which_only_snapshots_are_left(server: RedisServer) -> None:
+    writer = open_writer(server)
+    writer.append([b"a"])
+    writer.write_snapshot(1, b"state")
+    writer.close()
+    with server.client() as client:
+        client.delete(META, LOG)
+    storage = open_storage(server.url)
+    with pytest.raises(Corrupt, match=r"is missing, and others are not; .*repair"):
+        open_writer(server)
+    with pytest.raises(Corrupt, match="is missing, and others are not"):
+        storage.check()
+    assert "ends at record 0" in storage.cut(0, "the repair")
+    assert storage.snapshots() == []
+    assert open_writer(server).append([b"b"]) == 1

@@ -1,0 +1,97 @@
+"""States that earlier versions encoded must decode, to the same fields, or not at all."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from forebay.journal import encode
+from forebay.journal.proto import events_pb2 as ev
+from forebay.journal.snapshots import encode_snapshot
+from forebay.service.core.state import SCHEMA, State, decode_state, encode_state
+from forebay.service.dispatcher.dispatcher import recover
+from forebay.storage import Corrupt, MemoryStorage
+
+from .make_golden import GOLDEN, described, filled
+
+STATES = sorted(GOLDEN.glob("*.state"))
+
+
+@pytest.mark.parametrize("path", STATES, ids=lambda path: path.stem)
+def test_a_golden_state_decodes(path: Path) -> None:
+    state = decode_state(path.read_bytes())
+    expect_all(described(state), json.loads(path.with_suffix(".json").read_text()))
+    assert decode_state(encode_state(state)) == state
+
+
+def expect_all(found: Any, expected: Any) -> None:
+    """Whatever was there is there; what was added since has its default."""
+    if isinstance(expected, dict):
+        for key, value in expected.items():
+            expect_all(found[key], value)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            expect_all(one, other)
+    else:
+        assert found == expected
+
+
+def test_the_state_of_today_is_a_golden_one() -> None:
+    assert SCHEMA in {path.stem for path in STATES}, (
+        "the state's structs have changed: add another golden state with "
+        "python -m tests.core.make_golden, and the schema before to EARLIER in state.py"
+    )
+
+
+STATE = filled(State, itertools.count(1))
+
+
+def renamed(data: bytes, old: str, new: str) -> bytes:
+    """As if a field had had another name when this was encoded."""
+    return data.replace(msgspec.msgpack.encode(old), msgspec.msgpack.encode(new))
+
+
+@pytest.mark.parametrize("field", ["journal_id", "next_id", "leases", "completed", "repetition"])
+@pytest.mark.parametrize("today", [True, False], ids=["today's", "an earlier one"])
+def test_a_field_of_another_name_is_refused(field: str, today: bool) -> None:
+    body = msgspec.msgpack.encode(STATE)
+    assert body in encode_state(STATE)
+    data = renamed(encode_state(STATE) if today else body, field, f"{field}_before")
+    with pytest.raises(ValueError, match=f"{field}_before"):
+        decode_state(data)
+
+
+def test_a_schema_that_is_not_known_is_refused() -> None:
+    data = encode_state(STATE).replace(SCHEMA.encode(), b"0" * len(SCHEMA))
+    with pytest.raises(ValueError, match=r"schema 0000.* not know"):
+        decode_state(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x92", b"\x80\x80", b"no state", encode_state(STATE)[:-1]])
+def test_bytes_that_are_no_state(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        decode_state(data)
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_a_dispatcher_begins_with_the_events_instead(trimmed: bool) -> None:
+    storage = MemoryStorage()
+    writer = storage.open_writer("the test")
+    for number in range(1, 6):
+        leader = ev.LeaderElected(term=number, journal_id="j")
+        writer.append([encode(ev.Event(time_ms=number, leader_elected=leader))])
+    expected, _ = recover(storage)
+    data = renamed(encode_state(recover(storage, 4)[0]), "next_id", "other_id")
+    writer.write_snapshot(4, encode_snapshot(data, 4))
+    if trimmed:
+        writer.trim(4)
+        with pytest.raises(Corrupt, match=r"begins at record 4.*snapshot 4: .*other_id"):
+            recover(storage)
+    else:
+        assert recover(storage) == (expected, 5)

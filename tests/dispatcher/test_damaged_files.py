@@ -1,0 +1,268 @@
+"""Whatever happens to one file of a storage: `verify` names it, as a dispatcher that refuses does.
+
+And what is said to be done about it ends it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import pytest
+
+from forebay.journal import encode, repair, verify
+from forebay.journal.proto import events_pb2 as ev
+from forebay.journal.snapshots import encode_snapshot
+from forebay.service.core.state import State, encode_state
+from forebay.service.dispatcher.dispatcher import needed_blobs, recover
+from forebay.storage import Corrupt, FileStorage, Locked, Storage, StorageError, Writer
+from forebay.storage.layout import Layout
+
+GRAPH = b"the bytes of a graph"
+SNAPSHOTS = (6, 17)
+LEASE_MS = 20
+
+T = TypeVar("T")
+
+
+def storage_at(path: Path) -> FileStorage:
+    return FileStorage(path, segment_bytes=400)  # three events or four
+
+
+def leader(term: int) -> bytes:
+    elected = ev.LeaderElected(term=term, journal_id="j", address="127.0.0.1:5050")
+    return encode(ev.Event(time_ms=term, leader_elected=elected))
+
+
+def dataset(name: str, blob: str) -> bytes:
+    definition = ev.DatasetDefinition(tf_data_graph=ev.TfDataGraph(blob=blob))
+    registered = ev.DatasetRegistered(dataset_id=name, definition=definition)
+    return encode(ev.Event(time_ms=1, dataset_registered=registered))
+
+
+def plain(path: Path, lease_ms: int = LEASE_MS, *, trimmed: bool = False) -> None:
+    """Three terms, of which the last one has one event; each is of a dispatcher's kind."""
+    writers: list[Writer] = []
+    for term in (1, 2, 3):
+        storage = storage_at(path)
+        writer = storage.open_writer("the test", lease_ms=lease_ms)
+        writers.append(writer)
+        blob = writer.write_blob(GRAPH)
+        writer.append([leader(term)])
+        for number in range(10) if term < 3 else ():
+            writer.append([dataset(f"{term}.{number}", blob)])
+        for sequence in SNAPSHOTS:
+            if sequence <= writer.last_sequence and sequence not in storage.snapshots():
+                state = encode_state(recover(storage, sequence)[0])
+                writer.write_snapshot(sequence, encode_snapshot(state, 1))
+        if trimmed and term == 2:
+            writer.trim(7)
+        if lease_ms:
+            writer.close()
+    for one in writers:
+        one.close()
+
+
+def taken_over(path: Path) -> None:
+    """As if each leader had been paused when the next one came."""
+    plain(path, lease_ms=0)
+
+
+def trimmed(path: Path) -> None:
+    """What the first snapshot is made of is gone."""
+    plain(path, trimmed=True)
+
+
+MAKE = {make.__name__: make for make in (plain, taken_over, trimmed)}
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def halve(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def append_a_line(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"something that was meant for another file\n")
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    if data:
+        data[len(data) // 2] ^= 0x10
+    path.write_bytes(data)
+
+
+def fill_with_zeros(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def replace_by_a_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES = (
+    delete, empty, halve, append_a_line, flip_a_bit, fill_with_zeros, replace_by_a_directory,
+)  # fmt: skip
+
+
+class Content(NamedTuple):
+    """All that is to be had of a storage."""
+
+    state: State
+    events: list[bytes] | None  # None: not to be read, and not needed
+    snapshots: list[bytes | None]
+
+
+def content(path: Path) -> Content:
+    """As a dispatcher finds it that begins. Raises StorageError."""
+    storage = storage_at(path)
+    writer = open_writer(storage)
+    try:
+        state, _ = recover(storage)
+        for blob in needed_blobs(state):
+            storage.read_blob(blob)
+        return Content(
+            state,
+            readable(lambda: [r.data for r in storage.read(storage.first_sequence() - 1)]),
+            [readable(functools.partial(storage.read_snapshot, s)) for s in storage.snapshots()],
+        )
+    finally:
+        writer.close()
+
+
+def open_writer(storage: FileStorage) -> Writer:
+    """As a dispatcher does, which waits for one who may live, since LOCK is gone."""
+    while True:
+        try:
+            return storage.open_writer("a dispatcher", lease_ms=LEASE_MS)
+        except Locked:
+            time.sleep(LEASE_MS / 1000)
+
+
+def readable(read: Callable[[], T]) -> T | None:
+    try:
+        return read()
+    except Corrupt:
+        return None
+
+
+def problems(path: Path) -> list[str]:
+    try:
+        return [p.message for p in verify(storage_at(path), recover_blobs).problems]
+    except StorageError as error:  # as the command line does
+        return [str(error)]
+
+
+def recover_blobs(storage: Storage) -> list[str]:
+    return needed_blobs(recover(storage)[0])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_syncs() -> Iterator[None]:
+    """Nothing crashes here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        patch.setattr(os, "fdatasync", lambda fd: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Content]]:
+    made = {}
+    for name, make in MAKE.items():
+        path = tmp_path_factory.mktemp(name) / "storage"
+        make(path)
+        assert problems(path) == []
+        kept = shutil.copytree(path, path.parent / "kept")
+        made[name] = path, content(kept)
+        assert len(storage_at(path).snapshots()) == 2
+    return made
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("scene", MAKE)
+def test_one_damaged_file(
+    sound: dict[str, tuple[Path, Content]],
+    scene: str,
+    damage: Callable[[Path], None],
+    tmp_path: Path,
+) -> None:
+    path, before = sound[scene]
+    superseded = Layout(path).list_superseded(Layout(path).log())
+    names = sorted(
+        file.relative_to(path)
+        for file in path.rglob("*")
+        if file.is_file() and not any(file.is_relative_to(old) for old in superseded)
+    )
+    assert len(names) > 10
+    for number, name in enumerate(names):
+        copy = shutil.copytree(path, tmp_path / str(number))
+        damage(copy / name)
+        expect_named(copy, name, before)
+
+
+def expect_named(path: Path, name: Path, before: Content) -> None:
+    found = problems(path)
+    named = any(str(path / name) in message for message in found)
+    try:
+        after = content(path)
+    except StorageError as error:
+        assert str(error).replace(str(path), "") in [m.replace(str(path), "") for m in found], name
+        end_it(path, str(error))
+        assert problems(path) == []
+        return
+    assert after.state.sequence <= before.state.sequence
+    if not named and after != before:
+        assert is_as_usual(after, before), (name, found)
+
+
+def is_as_usual(after: Content, before: Content) -> bool:
+    """Whether the damage looks like something that is no damage: a storage cannot tell."""
+    if after.events is None or before.events is None:
+        return False
+    if after.state == before.state:  # the retention takes snapshots, and what is before them
+        return after.events == before.events[-len(after.events) :]
+    # A crash cuts off what was not acknowledged. What was, in the terms before, is known.
+    return after.events == before.events[:-1] == before.events[: len(after.events)]
+
+
+def end_it(path: Path, message: str, tries: int = 4) -> None:
+    """Do what the message says, until a dispatcher begins."""
+    for _ in range(tries):
+        if line := re.search(r"(\S+): .*let its one line say '(.*)'", message):
+            Path(line[1]).write_text(line[2] + "\n")
+        elif "move it away" in message:
+            directory = re.search(r"(\S+) cannot be read", message)
+            assert directory, message
+            Path(directory[1]).rmdir()
+        elif "register the dataset again" in message:
+            writer = storage_at(path).open_writer("a dispatcher")
+            writer.write_blob(GRAPH)
+            writer.close()
+        elif "repair the journal" in message:
+            assert repair(storage_at(path), truncate_corrupt=True)
+        else:
+            assert "give the dispatcher another storage" in message, message
+            shutil.rmtree(path)
+        try:
+            content(path)
+            return
+        except StorageError as error:
+            message = str(error)
+    raise AssertionError(message)

@@ -1,0 +1,295 @@
+"""A storage that comes back empty begins another journal; who knew the old one waits for that."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from forebay import service
+from forebay.journal import repair
+from forebay.service.blocks import Block
+from forebay.service.client.options import ShardingPolicy
+from forebay.service.client.reader import Reader
+from forebay.service.dispatcher_client import DispatcherClient
+from forebay.service.errors import AnotherJournal, Unavailable
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.storage import open_storage
+from forebay.storage.redis_storage import RedisStorage
+
+from ..cluster import WorkerProcess
+from ..standbys import status, wait_until
+from ..stock import GRAPH, DispatcherProcess
+
+
+@pytest.fixture
+def client() -> Iterator[Callable[[DispatcherProcess], DispatcherClient]]:
+    opened: list[DispatcherClient] = []
+
+    def of(dispatcher: DispatcherProcess) -> DispatcherClient:
+        opened.append(DispatcherClient(dispatcher.target))
+        return opened[-1]
+
+    yield of
+    for one in opened:
+        one.close()
+
+
+def beat(
+    client: DispatcherClient, address: str = "w:1", patience_s: float = 20
+) -> pb.WorkerHeartbeatResponse:
+    request = pb.WorkerHeartbeatRequest(address=address, uid=1)
+    return client.call(request, pb.WorkerHeartbeatResponse, patience_s=patience_s)
+
+
+def set_aside(url: str) -> Callable[[], None]:
+    """Empty the storage; what is returned brings back what was there."""
+    storage = open_storage(url)
+    if isinstance(storage, RedisStorage):
+        kept = [(key, f"{key}:kept") for key in storage._keys]
+        for key, aside in kept:
+            if storage._client.run("EXISTS", key):
+                storage._client.run("RENAME", key, aside)
+
+        def bring_back() -> None:
+            for key, aside in kept:
+                storage._client.run("DEL", key)
+                if storage._client.run("EXISTS", aside):
+                    storage._client.run("RENAME", aside, key)
+
+        return bring_back
+    path, away = pathlib.Path(url), pathlib.Path(f"{url}.kept")
+    path.rename(away)
+
+    def mount() -> None:
+        shutil.rmtree(path)
+        away.rename(path)
+
+    return mount
+
+
+def test_members_stay_with_the_journal_that_they_know(
+    any_storage: str, client: Callable[[DispatcherProcess], DispatcherClient]
+) -> None:
+    dispatcher = DispatcherProcess(any_storage)
+    worker = client(dispatcher)
+    known = beat(worker)
+    dispatcher.kill()
+    bring_back = set_aside(any_storage)
+    dispatcher.restart()
+
+    wait_until(lambda: refusal(worker) != "")
+    found = status(dispatcher)
+    for words in (known.journal.journal_id, str(found["journal_id"]), "began on 20"):
+        assert words in refusal(worker)
+    assert found["workers"] == []
+    strangers = found["strangers"]
+    assert isinstance(strangers, list)
+    assert [(s["who"], s["journal_id"]) for s in strangers] == [
+        ("worker w:1", known.journal.journal_id)
+    ]
+    assert beat(client(dispatcher), "w:2").worker_id, "who knows nothing may begin"
+
+    dispatcher.kill()
+    bring_back()
+    with dispatcher:
+        dispatcher.restart()
+        assert beat(worker).worker_id == known.worker_id
+        assert status(dispatcher)["strangers"] == []
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pb.GetDatasetRequest(dataset_id="1"),
+        pb.GetOrCreateJobRequest(dataset_id="1", job_name="j"),
+        pb.JoinIterationRequest(job_id=1),
+        pb.ConsumerHeartbeatRequest(consumer_id=1),
+        pb.LeaveIterationRequest(consumer_id=1),
+        pb.WorkerHeartbeatRequest(address="w:1", uid=1),
+        pb.LeaseSplitsRequest(task_id=1),
+        pb.CompleteTaskRequest(task_id=1),
+        pb.LeaveServiceRequest(worker_id=1),
+    ],
+    ids=lambda request: type(request).__name__,
+)
+def test_whoever_names_what_another_journal_has_given_is_refused(
+    dispatcher: DispatcherProcess,
+    client: Callable[[DispatcherProcess], DispatcherClient],
+    request_: pb.GetDatasetRequest,
+) -> None:
+    response = getattr(pb, type(request_).__name__.replace("Request", "Response"))
+    known = pb.JournalPosition(journal_id="theirs", sequence=7, lasting=True)
+    stray = DispatcherClient(dispatcher.target, known=known)
+    with pytest.raises(AnotherJournal, match="journal theirs"):
+        stray.call(request_, response, patience_s=0.01)
+    stray.close()
+    assert beat(client(dispatcher)).worker_id, "the dispatcher goes on"
+
+
+@pytest.fixture(scope="module")
+def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
+    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
+        yield running
+
+
+def test_a_dispatcher_that_lost_its_memory_is_followed(
+    client: Callable[[DispatcherProcess], DispatcherClient],
+) -> None:
+    with DispatcherProcess("memory:") as dispatcher:
+        worker = client(dispatcher)
+        known = beat(worker)
+        dispatcher.kill_and_restart()
+        assert beat(worker).journal.journal_id != known.journal.journal_id
+
+
+def test_a_storage_that_was_left_out_by_mistake_is_not_followed(
+    tmp_path: pathlib.Path,
+) -> None:
+    """memory: is the default, which a journal on a disk is not to be mistaken for."""
+    with DispatcherProcess("memory:") as other:
+        dispatcher = DispatcherProcess(tmp_path)
+        worker = DispatcherClient(f"{dispatcher.target},{other.target}")
+        beat(worker)
+        dispatcher.kill()
+        wait_until(lambda: refusal(worker) != "")
+        worker.close()
+        assert status(other)["workers"] == []
+
+
+def refusal(client: DispatcherClient) -> str:
+    """Of a heartbeat; "" while no dispatcher answers."""
+    try:
+        beat(client, patience_s=0.01)
+    except AnotherJournal as error:
+        return str(error)
+    except Unavailable:
+        return ""
+    raise AssertionError("it joined another journal")
+
+
+def test_a_repaired_journal_is_followed(
+    tmp_path: pathlib.Path, client: Callable[[DispatcherProcess], DispatcherClient]
+) -> None:
+    dispatcher = DispatcherProcess(tmp_path)
+    worker = client(dispatcher)
+    known = [beat(worker)]
+    for _ in range(2):
+        dispatcher.kill()
+        storage = open_storage(str(tmp_path))
+        writer = storage.open_writer("the test")
+        writer.condemn("events are gone")
+        writer.close()
+        assert repair(storage, truncate_corrupt=True)
+        dispatcher.restart()
+        assert beat(client(dispatcher)).worker_id
+    known.append(beat(worker))  # over two repairs at once
+    assert known[1].journal.journal_id != known[0].journal.journal_id
+    dispatcher.stop()
+
+
+def test_a_trainer_and_its_worker_wait_for_the_right_journal(tmp_path: pathlib.Path) -> None:
+    journal = str(tmp_path / "journal")
+    with DispatcherProcess(journal) as dispatcher, WorkerProcess(dispatcher.address) as worker:
+        import tensorflow as tf
+
+        dataset = tf.data.Dataset.range(600).map(lambda x: (x, tf.zeros([20_000])))
+        dataset_id = service.register_dataset(dispatcher.target, dataset)
+        got = []
+        elements = service.read(
+            dispatcher.target, dataset_id,
+            processing_mode="distributed_epoch", job_name="month",
+        )  # fmt: skip
+        for number, (element, _) in enumerate(elements):
+            got.append(int(element))
+            if number == 10:
+                dispatcher.kill()
+                bring_back = set_aside(journal)
+                dispatcher.restart()
+                wait_until(lambda: f"worker {worker.address}" in knocking(dispatcher))
+                wait_until(lambda: any(who.startswith("consumer") for who in knocking(dispatcher)))
+                assert status(dispatcher)["workers"] == []
+                dispatcher.kill()
+                bring_back()
+                dispatcher.restart()
+        assert sorted(got) == list(range(600))
+
+
+def knocking(dispatcher: DispatcherProcess) -> list[str]:
+    return [stranger["who"] for stranger in status(dispatcher)["strangers"]]  # type: ignore[attr-defined]
+
+
+# -- --existing ------------------------------------------------------------------------------------
+
+
+def test_existing_refuses_to_begin_a_journal(any_storage: str) -> None:
+    with pytest.raises(AssertionError, match="ended with 1"):
+        DispatcherProcess(any_storage, existing=True)
+    storage = open_storage(any_storage)
+    assert storage.holdings().segments == 0
+    assert not pathlib.Path(any_storage).exists(), "nothing was touched"
+    with DispatcherProcess(any_storage):
+        pass
+    with DispatcherProcess(any_storage, existing=True) as dispatcher:
+        assert status(dispatcher)["term"] == 2
+
+
+def test_a_client_waits_and_says_what_for(
+    dispatcher: DispatcherProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = pb.JournalPosition(journal_id="theirs", sequence=7, lasting=True)
+    stray = DispatcherClient(dispatcher.target, known=known)
+    request = pb.WorkerHeartbeatRequest(address="w:9", uid=9)
+    waiting = threading.Thread(target=lambda: expect_end(stray, request))
+    waiting.start()
+    wait_until(lambda: "knows the journal theirs up to event 7" in caplog.text)
+    stray.close()
+    waiting.join(60)
+    assert not waiting.is_alive()
+
+
+def expect_end(client: DispatcherClient, request: pb.WorkerHeartbeatRequest) -> None:
+    with pytest.raises(Unavailable):
+        client.call(request, pb.WorkerHeartbeatResponse)
+
+
+def test_a_trainer_does_not_begin_its_next_epoch_on_another_journal(
+    tmp_path: pathlib.Path, client: Callable[[DispatcherProcess], DispatcherClient]
+) -> None:
+    journal = str(tmp_path / "journal")
+    dispatcher = DispatcherProcess(journal)
+    register(client(dispatcher))
+    reader = Reader(dispatcher.target, "mine", ShardingPolicy.OFF, "job")
+    nothing = Block(0, ())
+    epoch = reader.iterate(nothing)
+    assert next(epoch) is nothing
+    epoch.close()
+    dispatcher.kill()
+    bring_back = set_aside(journal)
+    dispatcher.restart()
+    register(client(dispatcher))
+    came: list[Block] = []
+
+    def read_next() -> None:
+        epoch = reader.iterate(nothing)
+        came.append(next(epoch))
+        epoch.close()
+
+    reading = threading.Thread(target=read_next)
+    reading.start()
+    wait_until(lambda: knocking(dispatcher) == ["a trainer of dataset mine"])
+    assert status(dispatcher)["jobs"] == []
+    dispatcher.kill()
+    bring_back()
+    with dispatcher:
+        dispatcher.restart()
+        reading.join(60)
+        assert came == [nothing]
+
+
+def register(client: DispatcherClient) -> None:
+    request = pb.RegisterDatasetRequest(graph=GRAPH, dataset_id="mine")
+    client.call(request, pb.RegisterDatasetResponse)
