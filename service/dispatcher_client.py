@@ -31,6 +31,7 @@ TEMPORARY = (
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.DEADLINE_EXCEEDED,
 )
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 CALL_TIMEOUT_S = 10.0
 COMPLAIN_AFTER_S = 2.0  # of pauses between attempts
 MAX_PORT = 65535
@@ -72,8 +73,12 @@ def parse_service(service: str | tuple[str, str]) -> list[str]:
 class DispatcherClient:
     """Calls the dispatcher. Thread-safe. Close it to end calls that are being retried."""
 
-    def __init__(self, service: str | tuple[str, str]) -> None:
+    def __init__(self, service: str | tuple[str, str], *, own_connection: bool = False) -> None:
+        """With `own_connection` it shares none with the process' other clients, and waits for
+        none of their calls.
+        """
         self.addresses = parse_service(service)
+        self._options = DISPATCHER_CHANNEL_OPTIONS + OWN_CONNECTION * own_connection
         self._caller = uuid.uuid4().hex
         self._numbers = itertools.count(1)
         self._numbered_calls = threading.Lock()  # one at a time: that is what numbers mean
@@ -85,7 +90,7 @@ class DispatcherClient:
         self._channel = self._connect()
 
     def _connect(self) -> grpc.Channel:
-        return grpc.insecure_channel(self._address, options=DISPATCHER_CHANNEL_OPTIONS)
+        return grpc.insecure_channel(self._address, options=self._options)
 
     def call(
         self,

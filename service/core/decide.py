@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ...journal.codec import FORMAT
 from ...journal.proto import events_pb2 as ev
-from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unimplemented
+from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable, Unimplemented
 from . import commands as c
 from .apply import fingerprint
 from .state import ENDLESS, Iteration, Job, Provider, State, Task, Worker
@@ -295,11 +295,15 @@ def _register_worker(state: State, command: c.RegisterWorker, now_ms: int) -> De
         replaced_uid=known.uid if known is not None else 0,
     )
     events.append(ev.Event(time_ms=now_ms, worker_registered=registered))
-    events += [
-        _task_created(ids.new(), iteration.iteration_id, registered.worker_id, now_ms)
-        for iteration in state.iterations.values()
-        if not iteration.finished and iteration.iteration_id not in finished
-    ]
+    lost = {x.task.iteration_id: x.task for x in state.lost_tasks.values() if x.uid == command.uid}
+    for iteration in state.iterations.values():
+        if iteration.finished or iteration.iteration_id in finished:
+            continue
+        task = lost.get(iteration.iteration_id)
+        task_id = ids.new() if task is None else task.task_id  # the process still runs it
+        created = _task_created(task_id, iteration.iteration_id, registered.worker_id, now_ms)
+        created.task_created.sweeps = task is not None and task.sweeps
+        events.append(created)
     return Decision(events, registered.worker_id)
 
 
@@ -327,7 +331,7 @@ def _worker_lost(
 
 
 def _complete_task(state: State, command: c.CompleteTask, now_ms: int) -> Decision:
-    task = state.tasks.get(command.task_id)
+    task = _task(state, command.task_id)
     if task is None or task.completed:
         return Decision([], None)
     events = [_lease_completed(lease_id, now_ms) for lease_id in task.leases]
@@ -360,6 +364,16 @@ def _after_task(
     return [_finished(iteration, now_ms)] if seen_the_end else []
 
 
+def _task(state: State, task_id: int) -> Task | None:
+    """Raises Unavailable for one whose worker was given up, and may come back."""
+    if task_id in state.lost_tasks:
+        raise Unavailable(
+            f"the worker of task {task_id} was given up after too long a silence; it goes on "
+            "once the worker has registered again"
+        )
+    return state.tasks.get(task_id)
+
+
 def _task_created(task_id: int, iteration_id: int, worker_id: int, now_ms: int) -> ev.Event:
     created = ev.TaskCreated(task_id=task_id, iteration_id=iteration_id, worker_id=worker_id)
     return ev.Event(time_ms=now_ms, task_created=created)
@@ -374,7 +388,7 @@ def _get_split(state: State, command: c.GetSplit, now_ms: int) -> Decision:
 
 
 def _lease_splits(state: State, command: c.LeaseSplits, now_ms: int) -> Decision:
-    task = state.tasks.get(command.task_id)
+    task = _task(state, command.task_id)
     if task is None or task.completed:
         raise NotFound(f"Task {command.task_id} not found: it has ended, or its worker was lost")
     iteration = state.iterations[task.iteration_id]

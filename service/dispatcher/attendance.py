@@ -1,8 +1,8 @@
 """Who is there: when workers and consumers were last heard of, and who is given up.
 
 That is not state: after a replay everybody counts as seen so lately that those who live have time
-to be heard. To give somebody up is a
-decision like any other.
+to be heard. To give somebody up is a decision like any other. A worker that was given up and lives
+after all registers again, and goes on with its tasks (core/state.py, LostTask).
 """
 
 from __future__ import annotations
@@ -35,16 +35,27 @@ class Attendance:
         for worker in state.workers.values():
             if not worker.stock:  # it has lost its connection, and looks for us all the time
                 self._seen[worker.worker_id] -= self._early_s(REDISCOVERIES)
+        self._beats: dict[int, float] = {}  # when the last heartbeat came of those in touch
 
     def saw(self, member_id: int) -> float:
-        """A worker or a consumer gave a sign of life; when that was, for `lost_touch`."""
-        now = self._seen[member_id] = time.monotonic()
+        """A worker's or a consumer's heartbeat has begun or ended; when, for `lost_touch`."""
+        now = self._seen[member_id] = self._beats[member_id] = time.monotonic()
         return now
 
-    def lost_touch(self, member_id: int, seen: float) -> None:
+    def heard_of(self, task_id: int) -> None:
+        """A task's worker has asked something else: it lives, though its heartbeat be late."""
+        task = self._dispatcher.state.tasks.get(task_id)
+        if task is not None:
+            # Not for long, if its connection broke: this may be what it asked before it died.
+            early_s = 0.0 if task.worker_id in self._beats else self._early_s(1)
+            now = time.monotonic()
+            self._seen[task.worker_id] = max(self._seen.get(task.worker_id, now), now - early_s)
+
+    def lost_touch(self, member_id: int, beat: float) -> None:
         """Its connection broke: it has `reconnect_grace_ms` to come back, unless it has."""
-        if self._seen.get(member_id) != seen:
+        if self._beats.get(member_id) != beat:
             return
+        del self._beats[member_id]
         # A trainer whose connection was cut must not lose its place: it has the whole timeout.
         if member_id in self._dispatcher.state.workers:
             self._seen[member_id] = time.monotonic() - self._early_s(1)
@@ -86,9 +97,10 @@ class Attendance:
 
     async def _expire_members(self) -> None:
         now, options, state = time.monotonic(), self._dispatcher.options, self._dispatcher.state
-        self._seen = {
-            i: t for i, t in self._seen.items() if i in state.workers or i in state.consumers
-        }
+        self._seen, self._beats = (
+            {i: t for i, t in times.items() if i in state.workers or i in state.consumers}
+            for times in (self._seen, self._beats)
+        )
         for members, timeout_ms, lose in (
             (state.workers, options.worker_timeout_ms, self._lose_worker),
             (state.consumers, options.client_timeout_ms, self._lose_consumer),

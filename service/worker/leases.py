@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 from ...journal.proto import events_pb2 as ev
 from ..dispatcher_client import DispatcherClient
-from ..errors import ForebayError, Unavailable
+from ..errors import ForebayError, NotFound, Unavailable
 from ..proto import forebay_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ class LeaseFeed:
 
     def __init__(self, dispatcher: DispatcherClient, task_id: int, num_providers: int) -> None:
         self.failed: ForebayError | None = None  # why `next_range` raised
+        self.given_up = False  # the dispatcher leases to this task no more
         self._closed = threading.Event()
         self._pool = ThreadPoolExecutor(
             num_providers, thread_name_prefix=f"forebay-lease-{task_id}"
@@ -41,12 +42,19 @@ class LeaseFeed:
         ]
 
     def next_range(self, provider: int, repetition: int) -> tuple[int, int] | None:
-        """The next (first, count) of splits; None at the end of the repetition.
+        """The next (first, count) of splits; None at the end of the repetition, and when the
+        dispatcher has given the task up: what was begun may still be read.
 
-        Raises NotFound when the task has ended, Unavailable after `close`.
+        Raises Unavailable after `close`.
         """
         try:
             return self._providers[provider].next_range(repetition)
+        except NotFound:
+            self.given_up = True
+            return None
+        except CancelledError as error:  # by `close`
+            self.failed = Unavailable(f"provider {provider}'s task has been stopped")
+            raise self.failed from error
         except ForebayError as error:
             self.failed = error
             raise

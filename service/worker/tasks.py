@@ -25,12 +25,15 @@ class TaskRunner:
         task: pb.Task,
         dispatcher: DispatcherClient,
         output: TaskOutput,
+        starting: threading.Semaphore,
     ) -> None:
+        """`starting` bounds how many tasks load their graphs at a time."""
         self.task = task
         self.output = output
         self.definition = ev.DatasetDefinition()  # once there is output
         self.drained = threading.Event()  # everything was produced, and handed to consumers
         self._dispatcher = dispatcher
+        self._starting = starting
         self._cancelled = threading.Event()
         self._draining = False
         self._executor: Executor | None = None
@@ -77,7 +80,7 @@ class TaskRunner:
             self._produce()
             while not self.output.wait_drained(timeout_s=60):
                 pass  # for consumers, or for cancel()
-            if not (self._cancelled.is_set() or self._draining):
+            if not (self._cancelled.is_set() or self._draining or self._given_up()):
                 self.drained.set()
                 self._dispatcher.call(
                     pb.CompleteTaskRequest(task_id=task_id),
@@ -120,8 +123,15 @@ class TaskRunner:
             log.info("task %d ends early: %s", self.task.task_id, error)
         self.output.cancel()
 
+    def _given_up(self) -> bool:
+        """Whether the dispatcher lists the task no more, so that its end is not the data's."""
+        return self._feed is not None and self._feed.given_up
+
     def _produce(self) -> None:
-        executor = self._executor = self._make_executor()
+        with self._starting:
+            if self._cancelled.is_set():
+                return
+            executor = self._executor = self._make_executor()
         # Once more, if it came too early to find what it is about.
         if self._cancelled.is_set():
             self.cancel()

@@ -2,8 +2,8 @@
 
 One thread asks the dispatcher what to run (a heartbeat that is answered when the list
 changes) and starts and stops tasks accordingly. That is the whole of its recovery too: a
-dispatcher that was restarted with its state lists the same tasks; one that lost it lists
-none, and registers this worker anew.
+dispatcher that was restarted with its state, or had given this worker up, lists the same tasks;
+one that lost its state lists none, and registers this worker anew.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ GRPC_THREADS = 32
 STOP_S = 3.0
 """For tasks to end, once they are cancelled."""
 
+STARTING = 2
+"""Tasks that load their graphs at a time: hundreds at once would leave the interpreter to nobody
+else for long."""
+
 KEPT_COMPLETED = 64
 """Completed tasks that late consumers may still ask for."""
 
@@ -71,11 +75,14 @@ class Worker:
         self._options = options
         self._uid = secrets.randbits(62) + 1
         self._dispatcher = DispatcherClient(options.dispatcher)
+        # Never behind the calls of the tasks: who is late is given up.
+        self._beats = DispatcherClient(options.dispatcher, own_connection=True)
         self._blocks = BlockServer(self._uid, options.host, options.data_port)
         self._tasks: dict[int, TaskRunner] = {}
         self._completed: dict[int, TaskRunner] = {}
         self._ending: list[TaskRunner] = []  # cancelled, and not yet over
         self._tasks_lock = threading.Lock()
+        self._starting = threading.Semaphore(STARTING)
         self._stopping = threading.Event()
         self._draining = False
         self._heartbeats = threading.Thread(
@@ -152,6 +159,7 @@ class Worker:
         # Stock clients' last elements are on their way; calls that wait end, as outputs have.
         self._grpc.stop(STOP_S if drain else 0).wait()
         self._dispatcher.close()
+        self._beats.close()
         if self._heartbeats.is_alive():
             self._heartbeats.join()
         runners += self._ending  # only now: the heartbeat may just have cancelled one
@@ -201,7 +209,7 @@ class Worker:
     # -- the dispatcher ------------------------------------------------------------------------
 
     def _beat(self, patience_s: float | None = None) -> pb.WorkerHeartbeatResponse:
-        return self._dispatcher.call(
+        return self._beats.call(
             self._registration,
             pb.WorkerHeartbeatResponse,
             timeout_s=self._registration.wait_ms / 1000 + 5,
@@ -234,13 +242,21 @@ class Worker:
             for runner in self._take_all():
                 runner.cancel()
                 self._ending.append(runner)
+        # Given up, we were perhaps stopped, and what consumers have told us lies in the sockets.
+        came_back = self._worker_id not in (0, response.worker_id)
         self._worker_id, self._journal_id = response.worker_id, journal_id
         self._registration.version = response.version
         listed = {task.task_id: task for task in response.tasks}
         with self._tasks_lock:
             if self._stopping.is_set():
                 return
-            gone = [runner for i, runner in self._tasks.items() if i not in listed]
+            # Who reads a task of an iteration that went on without us still gets what was begun.
+            gone = [
+                runner
+                for i, runner in self._tasks.items()
+                if i not in listed
+                and (runner.drained.is_set() or not (came_back or self._blocks.is_read(i)))
+            ]
             new = [task for i, task in listed.items() if i not in self._tasks]
             for runner in gone:
                 del self._tasks[runner.task.task_id]
@@ -250,7 +266,7 @@ class Worker:
                 gone.append(self._completed.pop(next(iter(self._completed))))
             for task in [] if self._draining else new:
                 output = TaskOutput(self._options.output_bytes)
-                runner = TaskRunner(task, self._dispatcher, output)
+                runner = TaskRunner(task, self._dispatcher, output, self._starting)
                 self._tasks[task.task_id] = runner
                 self._blocks.add_task(task.task_id, output)
                 runner.start()

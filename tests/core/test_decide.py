@@ -10,8 +10,8 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.core.apply import apply
 from forebay.service.core.decide import decide
-from forebay.service.core.state import State
-from forebay.service.errors import FailedPrecondition
+from forebay.service.core.state import State, lease_caller
+from forebay.service.errors import FailedPrecondition, Unavailable
 
 
 class Given:
@@ -178,10 +178,87 @@ def test_a_heartbeat_that_a_goodbye_has_overtaken_registers_nobody() -> None:
     assert given.worker(8)
 
 
-def test_a_worker_that_was_given_up_may_come_back() -> None:
+def test_a_process_that_was_given_up_and_comes_back_goes_on_with_its_task() -> None:
     given = Given()
-    given.when(c.LoseWorker(worker_id=given.worker(7), reason="no sign of life"))
-    assert given.worker(7)
+    worker_id = given.worker(7)
+    joined = given.iteration()
+    task_id = given.task_of(worker_id)
+    lease = given.lease(task_id, 10)
+    assert lease is not None
+    given.when(c.LoseWorker(worker_id=worker_id, reason="no sign of life"))
+    assert given.then == ["lease_lost", "worker_lost"]
+    for command in (
+        c.LeaseSplits(task_id=task_id, provider=0, repetition=0, want=1),
+        c.CompleteTask(task_id=task_id),
+    ):
+        with pytest.raises(Unavailable, match="registered again"):
+            given.when(command)
+    again = given.worker(7)
+    assert again != worker_id
+    assert given.task_of(again) == task_id
+    provider = given.state.iterations[joined.iteration_id].providers[0]
+    assert provider.lost == []
+    back = ((lease.lease_id, lease.count),)
+    given.when(c.LeaseSplits(task_id=task_id, provider=0, repetition=0, want=0, returned=back))
+    assert given.lease(task_id, 10) == lease_like(lease, given)
+    assert not given.state.lost_tasks
+
+
+def test_a_lease_whose_answer_was_lost_with_the_worker_is_found_when_it_comes_back() -> None:
+    given = Given()
+    worker_id = given.worker(7)
+    given.iteration()
+    task_id = given.task_of(worker_id)
+    request = (lease_caller(task_id, 0), 1)
+    ask = c.LeaseSplits(request=request, task_id=task_id, provider=0, repetition=0, want=5)
+    lease = given.when(ask)
+    given.when(c.LoseWorker(worker_id=worker_id, reason="no sign of life"))
+    given.worker(7)
+    assert given.when(ask) == lease
+    assert given.then == []
+
+
+def test_another_process_does_not_go_on_with_a_lost_task() -> None:
+    given = Given()
+    worker_id = given.worker(7)
+    given.iteration()
+    task_id = given.task_of(worker_id)
+    given.when(c.LoseWorker(worker_id=worker_id, reason="no sign of life"))
+    assert given.task_of(given.worker(8)) != task_id
+
+
+@pytest.mark.parametrize("ends", ["finished", "collected", "replaced", "repaired", "departed"])
+def test_a_task_that_nobody_can_go_on_with_is_forgotten(ends: str) -> None:
+    given = Given()
+    worker_id = given.worker(7)
+    joined = given.iteration()
+    task_id = given.task_of(worker_id)
+    given.when(
+        c.LeaseSplits(
+            request=(lease_caller(task_id, 0), 1), task_id=task_id, provider=0, repetition=0, want=5
+        )
+    )
+    given.when(c.LoseWorker(worker_id=worker_id, reason="r", left=ends == "departed"))
+    assert bool(given.state.lost_tasks) == (ends != "departed")
+    if ends == "finished":
+        given.when(c.CompleteTask(task_id=given.task_of(given.worker(8))))
+    elif ends == "collected":
+        given.when(c.LeaveIteration(consumer_id=joined.consumer_id, reason="r"))
+    elif ends == "replaced":
+        given.worker(7)
+        given.when(c.RegisterWorker(address="w:7", uid=8))
+    elif ends == "repaired":
+        apply(given.state, ev.Event(leader_elected=ev.LeaderElected(term=2, journal_id="k")))
+    assert not given.state.lost_tasks
+    assert lease_caller(task_id, 0) not in given.state.answers
+
+
+def lease_like(lease: ev.SplitsLeased, given: Given) -> ev.SplitsLeased:
+    """The same splits, leased once more."""
+    again = ev.SplitsLeased()
+    again.CopyFrom(lease)
+    again.lease_id = max(given.state.leases)
+    return again
 
 
 def test_splits_handed_back_by_the_last_worker_wait_for_the_next_one() -> None:

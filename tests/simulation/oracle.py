@@ -80,6 +80,7 @@ class Oracle:
         self.counts: Counter[str] = Counter()
         self.dead_uids: set[int] = set()  # workers whose process was killed
         self.hand_back_may_fail = False  # because the dispatcher may be out of reach for long
+        self.readers_may_be_cut_off = False  # from a worker, when the dispatcher gives that up
         self.not_handed_back: set[int] = set()  # tasks whose drained worker could not
         self.unread: set[int] = set()  # tasks that nobody read yet as their worker was drained
         self.excused_consumers = 0  # that were killed, or given up, with elements on their way
@@ -311,8 +312,12 @@ class Oracle:
     # -- elements ----------------------------------------------------------------------------
 
     def deliver(self, consumer: str, element: Element, dynamic: bool) -> None:
-        """A trainer has taken an element."""
-        key = element[1:] if dynamic else element
+        """A trainer has taken an element. Without sharding each process of a worker gives each
+        element once, whatever the dispatcher thinks of it meanwhile.
+        """
+        key: tuple[int, ...] = element[1:]
+        if not dynamic:
+            key = (self.books.workers[self.books.tasks[element.task_id][1]], *key)
         if (other := self.delivered.get(key)) is not None:
             raise Violation(f"{element} came to {other} and to {consumer}")
         if dynamic:
@@ -337,7 +342,8 @@ class Oracle:
         for task_id in tasks:
             for place in wanted:
                 key = (iteration_id, *place)
-                if (key if dynamic else (task_id, *key)) in self.delivered:
+                uid = self.books.workers[self.books.tasks[task_id][1]] if not dynamic else 0
+                if (key if dynamic else (uid, *key)) in self.delivered:
                     continue
                 missing += 1
                 lease = self.books.holder.get(key)
@@ -356,8 +362,9 @@ class Oracle:
         return missing
 
     def _died(self, task_id: int) -> bool:
-        """Whether the task's worker was killed, was given up by the dispatcher, could not reach it
-        to hand back what it had leased, or was drained before anybody read the task.
+        """Whether the task's worker was killed, was cut off from a consumer as the dispatcher gave
+        it up, could not reach it to hand back what it had leased, or was drained before anybody
+        read the task. That it was given up is no excuse: it comes back, and goes on.
         """
         if task_id in self.not_handed_back and self.hand_back_may_fail:
             return True
@@ -366,4 +373,5 @@ class Oracle:
         worker_id = self.books.tasks[task_id][1]
         if self.books.workers[worker_id] in self.dead_uids:
             return True
-        return self.books.lost_workers.get(worker_id, GOODBYE) != GOODBYE
+        given_up = self.books.lost_workers.get(worker_id, GOODBYE) != GOODBYE
+        return given_up and self.readers_may_be_cut_off

@@ -109,6 +109,10 @@ class Run:
         self.oracle.hand_back_may_fail = self.scenario.weather.lost > 0 or any(
             fault.kind not in harmless for fault in self.scenario.faults
         )
+        cuts = {"partition", "cut connections"}
+        self.oracle.readers_may_be_cut_off = self.scenario.weather.lost > 0 or any(
+            fault.kind in cuts for fault in self.scenario.faults
+        )
         for node in self.nodes:
             this.at(rng.choice([0, rng.uniform(0, self.scenario.work_s / 2)]), node.start)
         for fault in self.scenario.faults:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from forebay.service.client.consumer import MUTE_S
 from forebay.service.client.options import ShardingPolicy
 
 from .network import Weather
@@ -29,7 +30,11 @@ FAULTS = (
     "cut connections",
     "storage trouble",
     "storage slow",
+    "freeze worker",
 )
+
+LATER = {"freeze worker"}
+"""Kinds with chances of their own, so that the seeds from before them stay as they were."""
 
 
 @dataclass
@@ -121,7 +126,8 @@ def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
         neighbours=rng.random() < 0.4,
     )
     share = (0.1, 0.2, 0.35)[seed % 3]
-    kinds = [kind for kind in FAULTS if rng.random() < share]
+    chances = random.Random(f"later {seed}")
+    kinds = [k for k in FAULTS if (chances if k in LATER else rng).random() < share]
     if kinds := list(only) or kinds:
         span = 1.2 * scenario.work_s + 0.5
         scenario.faults = sorted(
@@ -136,4 +142,7 @@ def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
             ),
             key=lambda fault: fault.at_s,
         )
+        for fault in scenario.faults:
+            if fault.kind == "freeze worker":  # for long enough that it is given up
+                fault.for_s = scenario.worker_timeout_ms / 1000 + chances.uniform(0.5, MUTE_S / 2)
     return scenario
