@@ -183,14 +183,17 @@ def _close_pipes(process: subprocess.Popen[str]) -> None:
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """Configures a `WorkerServer`: tf.data service's parameters, and `worker_tags`, `host`.
+    """Configures a `WorkerServer`: tf.data service's parameters, and `worker_tags`, `host`,
+    `drain_timeout_ms`.
 
     `dispatcher_address` may name several dispatchers, comma-separated. `worker_address` is
     what clients are told to connect to; by default, the host and port that are listened on,
     and "%port%" in it stands for that port. `data_transfer_protocol` is the only way that
     elements are offered to Forebay's clients, "unix", "tcp" or "grpc"; by default all of them
     are. `data_transfer_address` is what they are told to connect to over TCP, if not the host of
-    `worker_address`. Times are in milliseconds.
+    `worker_address`. `drain_timeout_ms` is how long `stop(drain=True)` waits for trainers to take
+    what has been begun; what they do not take is dropped, and named in the log. Times are in
+    milliseconds; None is the default.
     """
 
     dispatcher_address: str
@@ -204,6 +207,7 @@ class WorkerConfig:
     _: KW_ONLY
     worker_tags: tuple[str, ...] = ()
     host: str = "127.0.0.1"
+    drain_timeout_ms: int | None = None
 
 
 class WorkerServer:
@@ -228,6 +232,11 @@ class WorkerServer:
                 tags=tuple(config.worker_tags),
                 heartbeat_interval_ms=config.heartbeat_interval_ms or 5_000,
                 dispatcher_timeout_ms=config.dispatcher_timeout_ms or DEFAULT_TIMEOUT_MS,
+                drain_timeout_ms=(
+                    WorkerOptions.drain_timeout_ms
+                    if config.drain_timeout_ms is None
+                    else config.drain_timeout_ms
+                ),
             )
         )
         self._started = False

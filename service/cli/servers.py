@@ -17,6 +17,9 @@ from ..protocols import SERVED, transfer_protocol
 
 DEFAULTS = DispatcherOptions()
 
+DROPPED = 3
+"""A worker's exit code, if its trainers did not take all that had been begun."""
+
 
 def _log_to_stderr() -> None:
     logging.basicConfig(
@@ -147,8 +150,18 @@ def worker(
         60_000, min=1, help="How long to look for the dispatcher at the start.",
         envvar="FOREBAY_DISPATCHER_TIMEOUT_MS",
     ),
+    drain_timeout_ms: int = typer.Option(
+        20_000, min=0,
+        help="How long trainers have to take what has been begun, when the worker is told to stop.",
+        envvar="FOREBAY_DRAIN_TIMEOUT_MS",
+    ),
 ) -> None:  # fmt: skip
-    """Run a worker. Prints its address on one line when it is registered; SIGTERM drains it."""
+    """Run a worker. Prints its address on one line when it is registered.
+
+    SIGTERM drains it: it begins nothing more, and ends once the trainers that read have what has
+    been begun. If they do not take it within the drain timeout, it is dropped, the log says what,
+    and the exit code is 3.
+    """
     from ..worker import Worker, WorkerOptions
 
     if not dispatcher:
@@ -166,6 +179,7 @@ def worker(
             data_transfer_protocol=transfer_protocol(data_transfer_protocol, SERVED),
             tags=tuple(tag for tag in tags.split(",") if tag),
             dispatcher_timeout_ms=dispatcher_timeout_ms,
+            drain_timeout_ms=drain_timeout_ms,
         )
     )
     running.start()
@@ -174,4 +188,4 @@ def worker(
     print(running.address, flush=True)
     while not interrupted.wait(60):
         pass
-    running.stop(drain=True)
+    raise typer.Exit(0 if running.stop(drain=True) else DROPPED)

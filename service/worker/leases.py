@@ -59,6 +59,10 @@ class LeaseFeed:
             self.failed = error
             raise
 
+    def begun_last(self) -> list[str]:
+        """Which splits were given last, for people."""
+        return [found for p in self._providers if (found := p.begun_last)]
+
     def drain(self) -> None:
         """End the splits here, and hand back what was leased and not begun."""
         for provider in self._providers:
@@ -93,6 +97,7 @@ class _Provider:
         self._want = 1
         self._working: pb.LeaseSplitsResponse | None = None  # what the pipeline has
         self._working_since_s = 0.0
+        self.begun_last = ""
         self._begun: list[int] = []  # lease ids to report as completed
         self._ahead: Future[pb.LeaseSplitsResponse] | None = None
 
@@ -118,6 +123,8 @@ class _Provider:
                 self._return(lease)
                 return None
             self._working, self._working_since_s = lease, time.monotonic()
+            last = lease.first + lease.count - 1
+            self.begun_last = f"{lease.first}–{last} of source {self._number}"
             self._ahead = self._ask()
             return lease.first, lease.count
 

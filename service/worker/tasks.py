@@ -69,6 +69,20 @@ class TaskRunner:
         except ForebayError as error:
             log.warning("task %d could not hand its splits back: %s", self.task.task_id, error)
 
+    def undelivered(self, lacking: int) -> str:
+        """What is lost if it is cancelled now, for people; empty if nothing is.
+
+        `lacking` elements were handed to consumers that have not said that they have them.
+        """
+        elements = lacking + self.output.waiting_elements
+        unfinished = self._executor is not None and not self.output.ended
+        begun = self._feed.begun_last() if self._feed is not None else []
+        if not elements and not (unfinished and begun):
+            return ""
+        finished = f"{elements} elements that are finished"
+        rest = ", and what the pipeline is working on" if unfinished else ""
+        return finished + rest + (f" (begun last: splits {', '.join(begun)})" if begun else "")
+
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread to end; whether it has."""
         self._thread.join(timeout_s)

@@ -65,7 +65,7 @@ class WorkerOptions:
     heartbeat_interval_ms: int = 5_000  # the longest that a heartbeat waits for a change
     dispatcher_timeout_ms: int = 60_000
     output_bytes: int = BLOCK_BYTES  # of finished blocks a task, before it waits for consumers
-    drain_timeout_ms: int = 20_000  # with what follows, less than Kubernetes' 30 s
+    drain_timeout_ms: int = 20_000  # with what follows, up to 10 s, Kubernetes' 30 s
 
 
 class Worker:
@@ -135,16 +135,16 @@ class Worker:
         self._registration.wait_ms = options.heartbeat_interval_ms
         self._heartbeats.start()
 
-    def stop(self, *, drain: bool = False) -> None:
+    def stop(self, *, drain: bool = False) -> bool:
         """End every task and leave the service. Idempotent.
 
         With `drain`, splits that were leased and not begun are handed back first, and
-        consumers take what has been begun, for at most the drain timeout.
+        consumers take what has been begun, for at most the drain timeout. Whether those that
+        read have got all of it; what was dropped is in the log.
         """
         if self._stopping.is_set():
-            return
-        if drain:
-            self._drain()
+            return True
+        delivered = self._drain() if drain else True
         self._stopping.set()
         runners = self._take_all()
         for runner in runners:
@@ -167,6 +167,7 @@ class Worker:
         for runner in runners:
             if not runner.join(max(0.0, give_up_s - time.monotonic())):
                 log.warning("task %d is still in an element, and is left", runner.task.task_id)
+        return delivered
 
     def _data_addresses(self) -> list[tuple[str, str]]:
         """Where blocks are to be had, the best way first, as clients are told."""
@@ -189,7 +190,7 @@ class Worker:
         with self._tasks_lock:
             return self._tasks.get(task_id) or self._completed.get(task_id)
 
-    def _drain(self) -> None:
+    def _drain(self) -> bool:
         self._draining = True
         give_up_s = time.monotonic() + self._options.drain_timeout_ms / 1000
         with self._tasks_lock:
@@ -201,7 +202,21 @@ class Worker:
             if self._is_read(runner.task.task_id):
                 runner.join(max(0.0, give_up_s - time.monotonic()))
         # Of completed tasks, too, blocks may be on their way.
-        self._blocks.stop(drain_s=max(0.0, give_up_s - time.monotonic()))
+        lacking = self._blocks.wait_until_received(max(0.0, give_up_s - time.monotonic()))
+        delivered = True
+        for runner in [*runners, *self._completed.values()]:
+            task_id = runner.task.task_id
+            if what := runner.undelivered(lacking.get(task_id, 0)):
+                is_read = self._is_read(task_id)
+                delivered &= not is_read
+                log.warning(
+                    "of task %d of dataset %s are dropped: %s; %s",
+                    task_id, runner.task.dataset_id, what,
+                    f"its readers did not take them within {self._options.drain_timeout_ms} ms: "
+                    "a longer --drain-timeout-ms gives them more time"
+                    if is_read else "nobody reads it",
+                )  # fmt: skip
+        return delivered
 
     def _is_read(self, task_id: int) -> bool:
         return self._blocks.is_read(task_id) or self._face.is_read(task_id)

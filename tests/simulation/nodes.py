@@ -106,9 +106,8 @@ class WorkerNode(Node):
         # It does not wait for consumers that have not come yet, so these lose what it has begun.
         unread = [task_id for task_id in running._tasks if not running._blocks.is_read(task_id)]
         self.kernel.oracle.unread.update(unread if drain else [])
-        give_up_s = self.kernel.now + self.options.drain_timeout_ms / 1000
-        running.stop(drain=drain)
-        if not drain or self.kernel.now >= give_up_s:  # it need not have delivered everything
+        delivered = running.stop(drain=drain)
+        if not (drain and delivered):
             self.kernel.oracle.dead_uids.add(running._uid)
         assert self.process is not None
         left = [f"{t.name} in {t.where()}" for t in self.process.threads if t.name != "main"]
