@@ -29,12 +29,15 @@ DEFAULT_TIMEOUT_MS = 60_000
 
 @dataclass(frozen=True)
 class DispatcherConfig:
-    """Configures a `DispatchServer`: tf.data service's parameters, and three more.
+    """Configures a `DispatchServer`: tf.data service's parameters, and five more.
 
     `storage` is a URL: "memory:", "file:///dir" or a plain path, "redis://host:port/db".
     `work_dir` together with `fault_tolerant_mode` means "file://<work_dir>". `allow_volatile`
-    takes a Redis whose settings can lose acknowledged events. Times are in milliseconds; None
-    is the default, −1 never.
+    takes a Redis whose settings can lose acknowledged events. `max_idle_iterations` is how many
+    iterations of a job that nobody reads workers keep, the latest ones;
+    `dynamic_gc_timeout_ms` is `job_gc_timeout_ms` for those with DYNAMIC sharding, which go on with
+    the splits that are left if somebody joins them again. Times are in milliseconds;
+    None is the default, −1 never.
     """
 
     port: int = 0
@@ -50,6 +53,8 @@ class DispatcherConfig:
     storage: str | None = None
     host: str = "127.0.0.1"
     allow_volatile: bool = False
+    dynamic_gc_timeout_ms: int | None = None
+    max_idle_iterations: int | None = None
 
     def storage_url(self) -> str:
         """Where the journal lives. Raises InvalidArgument for a contradiction."""
@@ -98,6 +103,8 @@ class DispatchServer:
             "storage": self._storage,
             "job-gc-check-interval-ms": config.job_gc_check_interval_ms,
             "job-gc-timeout-ms": config.job_gc_timeout_ms,
+            "dynamic-gc-timeout-ms": config.dynamic_gc_timeout_ms,
+            "max-idle-iterations": config.max_idle_iterations,
             "worker-timeout-ms": config.worker_timeout_ms,
         }
         arguments = [f"--{name}={value}" for name, value in options.items() if value is not None]

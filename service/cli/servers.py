@@ -67,12 +67,25 @@ def dispatcher(
         envvar="FOREBAY_ALLOW_VOLATILE",
     ),
     job_gc_check_interval_ms: int = typer.Option(
-        DEFAULTS.job_gc_check_interval_ms, min=1, envvar="FOREBAY_JOB_GC_CHECK_INTERVAL_MS"
+        DEFAULTS.job_gc_check_interval_ms, min=1, help="How often it looks for those.",
+        envvar="FOREBAY_JOB_GC_CHECK_INTERVAL_MS",
     ),
     job_gc_timeout_ms: int = typer.Option(
         DEFAULTS.job_gc_timeout_ms,
         help="Collect an iteration that nobody read for so long; -1: never.",
         envvar="FOREBAY_JOB_GC_TIMEOUT_MS",
+    ),
+    dynamic_gc_timeout_ms: int = typer.Option(
+        DEFAULTS.dynamic_gc_timeout_ms,
+        help="The same with DYNAMIC sharding. If somebody joins such an iteration again, it goes "
+        "on with the splits that are left.",
+        envvar="FOREBAY_DYNAMIC_GC_TIMEOUT_MS",
+    ),
+    max_idle_iterations: int = typer.Option(
+        DEFAULTS.max_idle_iterations, min=-1,
+        help="Of the iterations of a job that nobody reads, such as epochs that were left early, "
+        "keep the latest so many at once; -1: all.",
+        envvar="FOREBAY_MAX_IDLE_ITERATIONS",
     ),
     worker_timeout_ms: int = typer.Option(
         DEFAULTS.worker_timeout_ms, help="Give up a worker that is silent for so long; -1: never.",
@@ -109,6 +122,8 @@ def dispatcher(
         allow_volatile=allow_volatile,
         job_gc_check_interval_ms=job_gc_check_interval_ms,
         job_gc_timeout_ms=job_gc_timeout_ms,
+        dynamic_gc_timeout_ms=dynamic_gc_timeout_ms,
+        max_idle_iterations=max_idle_iterations,
         worker_timeout_ms=worker_timeout_ms,
         client_timeout_ms=client_timeout_ms,
         snapshot_events=snapshot_events,

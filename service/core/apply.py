@@ -134,12 +134,17 @@ def _iteration_collected(state: State, event: ev.IterationCollected) -> None:
     iteration = state.iterations.pop(event.iteration_id)
     job = state.jobs[iteration.job_id]
     del job.iterations[iteration.repetition]
-    for task_id in iteration.tasks:
-        task = state.tasks.pop(task_id)
-        _drop_task(state, task)
-        _forget_answers(state, task, iteration)
+    _forget_tasks(state, iteration)
     if not job.name and not job.iterations:
         del state.jobs[job.job_id]
+
+
+def _iteration_paused(state: State, event: ev.IterationPaused) -> None:
+    _forget_lost_tasks(state, lambda lost: lost.task.iteration_id == event.iteration_id)
+    iteration = state.iterations[event.iteration_id]
+    _forget_tasks(state, iteration)
+    iteration.running_tasks = 0
+    iteration.version += 1
 
 
 def _consumer_joined(state: State, event: ev.ConsumerJoined) -> None:
@@ -294,6 +299,14 @@ def _forget_lost_tasks(state: State, which: Callable[[LostTask], bool]) -> None:
         _forget_answers(state, lost.task, state.iterations[lost.task.iteration_id])
 
 
+def _forget_tasks(state: State, iteration: Iteration) -> None:
+    for task_id in iteration.tasks:
+        task = state.tasks.pop(task_id)
+        _drop_task(state, task)
+        _forget_answers(state, task, iteration)
+    iteration.tasks.clear()
+
+
 def _drop_task(state: State, task: Task) -> None:
     """The worker need not run it any more."""
     worker = state.workers[task.worker_id]
@@ -322,6 +335,7 @@ _APPLY: dict[str, Callable[[State, Any], None]] = {
     "iteration_created": _iteration_created,
     "iteration_finished": _iteration_finished,
     "iteration_collected": _iteration_collected,
+    "iteration_paused": _iteration_paused,
     "consumer_joined": _consumer_joined,
     "consumer_left": _consumer_left,
     "worker_registered": _worker_registered,

@@ -201,15 +201,22 @@ def _join_iteration(state: State, command: c.JoinIteration, now_ms: int) -> Deci
         raise InvalidArgument(f"repetition {command.repetition} is negative; the first one is 0")
     ids = _Ids(state)
     events = []
-    iteration_id = job.iterations.get(command.repetition)
-    if iteration_id is None:
+    iteration = state.iterations.get(job.iterations.get(command.repetition, -1))
+    if iteration is None:
         iteration_id = ids.new()
         created = ev.IterationCreated(
             iteration_id=iteration_id, job_id=job.job_id, repetition=command.repetition
         )
         events.append(ev.Event(time_ms=now_ms, iteration_created=created))
+        without = set(state.workers)
+    else:
+        iteration_id = iteration.iteration_id
+        without = state.workers.keys() - {state.tasks[t].worker_id for t in iteration.tasks}
+    if iteration is None or not iteration.finished:
         events += [
-            _task_created(ids.new(), iteration_id, worker_id, now_ms) for worker_id in state.workers
+            _task_created(ids.new(), iteration_id, worker_id, now_ms)
+            for worker_id in state.workers
+            if worker_id in without
         ]
     joined = ev.ConsumerJoined(consumer_id=ids.new(), iteration_id=iteration_id)
     events.append(ev.Event(time_ms=now_ms, request=_request(command), consumer_joined=joined))
@@ -234,6 +241,8 @@ def _collect_iteration(state: State, command: c.CollectIteration, now_ms: int) -
             f"iteration {iteration.iteration_id} has {len(iteration.consumers)} consumers; "
             "only an iteration that nobody reads is collected"
         )
+    if iteration.providers:
+        return Decision(_paused(state, iteration, now_ms), None)
     return Decision(_collected(state, iteration, now_ms), None)
 
 
@@ -242,6 +251,16 @@ def _collected(state: State, iteration: Iteration, now_ms: int) -> list[ev.Event
     return [
         *_lost_leases(state, iteration.tasks, now_ms),
         ev.Event(time_ms=now_ms, iteration_collected=collected),
+    ]
+
+
+def _paused(state: State, iteration: Iteration, now_ms: int) -> list[ev.Event]:
+    if not iteration.tasks:
+        return []
+    paused = ev.IterationPaused(iteration_id=iteration.iteration_id)
+    return [
+        *_lost_leases(state, iteration.tasks, now_ms),
+        ev.Event(time_ms=now_ms, iteration_paused=paused),
     ]
 
 
@@ -300,6 +319,8 @@ def _register_worker(state: State, command: c.RegisterWorker, now_ms: int) -> De
         if iteration.finished or iteration.iteration_id in finished:
             continue
         task = lost.get(iteration.iteration_id)
+        if task is None and not iteration.consumers:  # until somebody joins
+            continue
         task_id = ids.new() if task is None else task.task_id  # the process still runs it
         created = _task_created(task_id, iteration.iteration_id, registered.worker_id, now_ms)
         created.task_created.sweeps = task is not None and task.sweeps

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..core import commands as c
+from ..core.state import Iteration
 from ..errors import Unavailable
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ class Attendance:
                 self._seen = {i: t + deaf_s for i, t in self._seen.items()}
             try:
                 await self._expire_members()
+                await self._bound_idle_iterations()
                 if time.monotonic() >= next_gc:
                     next_gc = time.monotonic() + gc_s
                     await self._collect_idle_iterations()
@@ -125,13 +128,36 @@ class Attendance:
         )
 
     async def _collect_idle_iterations(self) -> None:
-        options, state = self._dispatcher.options, self._dispatcher.state
-        if options.job_gc_timeout_ms < 0:
-            return
-        before_ms = time.time_ns() // 1_000_000 - options.job_gc_timeout_ms
-        for iteration in list(state.iterations.values()):
-            idle = not iteration.consumers and iteration.idle_since_ms <= before_ms
-            if idle and (options.gc_dynamic_sharding_jobs or not iteration.providers):
+        options, now_ms = self._dispatcher.options, time.time_ns() // 1_000_000
+        timeouts_ms = (options.job_gc_timeout_ms, options.dynamic_gc_timeout_ms)
+        over = []
+        for iteration in self._idle_iterations():
+            timeout_ms = timeouts_ms[bool(iteration.providers)]
+            if 0 <= timeout_ms <= now_ms - iteration.idle_since_ms:
+                over.append(iteration)
+        await self._collect(over)
+
+    async def _bound_idle_iterations(self) -> None:
+        """Epochs that trainers leave early are let go beyond the latest ones of each job."""
+        most = self._dispatcher.options.max_idle_iterations
+        if most >= 0:
+            of_jobs: dict[int, list[Iteration]] = {}
+            for iteration in self._idle_iterations():
+                of_jobs.setdefault(iteration.job_id, []).append(iteration)
+            for idle in of_jobs.values():
+                idle.sort(key=lambda i: (i.idle_since_ms, i.iteration_id), reverse=True)
+                await self._collect(idle[most:])
+
+    def _idle_iterations(self) -> Iterator[Iteration]:
+        """Those without consumers that anything can be taken from."""
+        for iteration in self._dispatcher.state.iterations.values():
+            if not iteration.consumers and (iteration.tasks or not iteration.providers):
+                yield iteration
+
+    async def _collect(self, iterations: list[Iteration]) -> None:
+        for iteration in iterations:
+            current = self._dispatcher.state.iterations.get(iteration.iteration_id)
+            if current is iteration and not iteration.consumers:  # nobody has joined meanwhile
                 await self._dispatcher.execute(
                     c.CollectIteration(iteration_id=iteration.iteration_id)
                 )

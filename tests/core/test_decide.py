@@ -11,7 +11,7 @@ from forebay.service.core import commands as c
 from forebay.service.core.apply import apply
 from forebay.service.core.decide import decide
 from forebay.service.core.state import State, lease_caller
-from forebay.service.errors import FailedPrecondition, Unavailable
+from forebay.service.errors import FailedPrecondition, NotFound, Unavailable
 
 
 class Given:
@@ -101,6 +101,49 @@ def test_an_anonymous_iteration_ends_with_its_last_consumer(name: str) -> None:
         assert not state.workers[worker].tasks
 
 
+def test_an_epoch_that_was_left_early_goes_on_with_the_splits_that_are_left() -> None:
+    given = Given()
+    worker_id = given.worker(1)
+    joined = given.iteration("named")
+    lease = given.lease(given.task_of(worker_id), 10)
+    assert lease is not None
+    given.when(c.LeaveIteration(consumer_id=joined.consumer_id, reason="r"))
+    given.when(c.CollectIteration(iteration_id=joined.iteration_id))
+    assert given.then == ["lease_lost", "iteration_paused"]
+    state = given.state
+    assert not (state.tasks or state.leases or state.workers[worker_id].tasks)
+    given.when(c.CollectIteration(iteration_id=joined.iteration_id))
+    assert given.then == []
+    other = given.worker(2)
+    assert given.then == ["worker_registered"]  # nobody reads it
+    again = given.iteration("named")
+    assert given.then == ["task_created", "task_created", "consumer_joined"]
+    assert again.iteration_id == joined.iteration_id
+    got = [lease.count]
+    for task_id in (given.task_of(worker_id), given.task_of(other)):
+        while (lease := given.lease(task_id, 100)) is not None:
+            assert lease.first == sum(got)
+            got.append(lease.count)
+        given.when(c.CompleteTask(task_id=task_id))
+    assert sum(got) == 100
+    assert given.then == ["task_completed", "iteration_finished"]
+
+
+def test_a_lost_task_of_an_epoch_that_was_paused_is_not_gone_on_with() -> None:
+    given = Given()
+    worker_id = given.worker(1)
+    joined = given.iteration("named")
+    given.worker(2)
+    task_id = given.task_of(worker_id)
+    given.when(c.LoseWorker(worker_id=worker_id, reason="no sign of life"))
+    given.when(c.LeaveIteration(consumer_id=joined.consumer_id, reason="r"))
+    given.when(c.CollectIteration(iteration_id=joined.iteration_id))
+    given.worker(1)
+    assert given.then == ["worker_registered"]
+    with pytest.raises(NotFound):
+        given.lease(task_id, 1)
+
+
 def test_a_process_whose_address_was_taken_is_refused() -> None:
     given = Given()
     given.when(c.RegisterWorker(address="w:1", uid=1))
@@ -164,6 +207,7 @@ def test_after_a_repair_nobody_goes_on_and_no_id_comes_back() -> None:
     assert state.iterations[joined.iteration_id].providers[0].lost == [(0, lease.count)]
     again = given.worker(1)
     assert again > lease.lease_id + 1000
+    given.iteration("shared")
     lease = given.lease(given.task_of(again), 10)
     assert lease is not None
     assert lease.first == 10
