@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from forebay.service import graphs
@@ -152,12 +152,16 @@ class Trainer(Node):
     def _read(self, reader: client.Reader) -> None:
         rng, oracle = self.kernel.rng, self.kernel.oracle
         dynamic = self.job.policy is ShardingPolicy.DYNAMIC
-        for block in reader.iterate():
-            for element in elements_of(block):
-                oracle.deliver(self.name, element, dynamic)
-            self.job.seen.add(element.iteration_id)
-            if self.job.step_s:
-                self.kernel.sleep(self.job.step_s * rng.uniform(0.1, 2))
+        with closing(reader.iterate()) as blocks:
+            for block in blocks:
+                for element in elements_of(block):
+                    oracle.deliver(self.name, element, dynamic)
+                self.job.seen.add(element.iteration_id)
+                if self.job.leaves and rng.random() < self.job.leaves:
+                    oracle.excused_consumers += 1  # what is on its way to it
+                    return
+                if self.job.step_s:
+                    self.kernel.sleep(self.job.step_s * rng.uniform(0.1, 2))
 
     def killed(self, process: Process) -> None:
         if self.reading:
@@ -175,6 +179,7 @@ class Job:
         name: str | None,
         epochs: int,
         step_s: float,
+        leaves: float = 0,
     ) -> None:
         self.service = service
         self.pipeline = pipeline
@@ -182,6 +187,7 @@ class Job:
         self.name = name
         self.epochs = epochs
         self.step_s = step_s  # a trainer's time for a block
+        self.leaves = leaves  # the chance that it leaves the epoch after a block
         self.seen: set[int] = set()  # iterations of which a trainer had an element
 
     def dataset_id(self) -> str:

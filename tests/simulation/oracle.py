@@ -59,6 +59,7 @@ class Books:
     completed: set[int] = field(default_factory=set)  # tasks
     finished: set[int] = field(default_factory=set)  # iterations
     collected: set[int] = field(default_factory=set)
+    paused: set[int] = field(default_factory=set)  # leases
     leases: dict[int, Lease] = field(default_factory=dict)
     holder: dict[tuple[int, int, int, int], Lease] = field(default_factory=dict)  # by split
     returned: set[tuple[int, int, int, int]] = field(default_factory=set)  # and not leased again
@@ -155,6 +156,15 @@ class Oracle:
 
     def _iteration_collected(self, event: ev.IterationCollected) -> None:
         self.books.collected.add(event.iteration_id)
+
+    def _iteration_paused(self, event: ev.IterationPaused) -> None:
+        """What its tasks had begun is lost, as far as nobody has taken it."""
+        books = self.books
+        readers = {c for c, i in books.consumers.items() if i == event.iteration_id}
+        if readers - books.left.keys():
+            raise Violation(f"iteration {event.iteration_id} was paused under its readers")
+        tasks = {t for t, (i, _) in books.tasks.items() if i == event.iteration_id}
+        books.paused |= {i for i, lease in books.leases.items() if lease.task_id in tasks}
 
     def _consumer_joined(self, event: ev.ConsumerJoined) -> None:
         self.books.consumers[event.consumer_id] = event.iteration_id
@@ -349,6 +359,8 @@ class Oracle:
                 lease = self.books.holder.get(key)
                 task_of = lease.task_id if lease is not None else task_id
                 if key in self.books.waived or (task_of and self._died(task_of)):
+                    continue
+                if lease is not None and lease.lease_id in self.books.paused:
                     continue
                 if dynamic and lease is None:
                     raise Violation(f"nobody was ever given the split {key}")

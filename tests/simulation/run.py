@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from forebay.service.core.state import Iteration
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.worker import WorkerOptions
 
@@ -67,7 +68,7 @@ class Run:
         ]
         self.job = Job(
             service, scenario.pipeline, scenario.policy, "job" if scenario.named else None,
-            scenario.epochs, scenario.step_s,
+            scenario.epochs, scenario.step_s, scenario.leaves,
         )  # fmt: skip
         self.trainers = [
             Trainer(this, f"trainer-{i}", hosts[(2 if scenario.neighbours else 5) + i], self.job)
@@ -123,6 +124,8 @@ class Run:
             waiting = [node.name for node in self.trainers if not node.done]
             raise Violation(f"{waiting} did not come to the end of the job:\n{self._where()}")
         self._heal()
+        if not this.run(self._few_are_idle, END_S):
+            raise Violation(f"epochs that nobody reads go on:\n{self._idle()}")
         missing = self._account()
         self._stop()
         self._examine()
@@ -133,6 +136,14 @@ class Run:
 
     def _finished(self) -> bool:
         return all(trainer.done for trainer in self.trainers)
+
+    def _idle(self) -> list[Iteration]:
+        """The epochs of the job that nobody reads, and that workers still have tasks of."""
+        iterations = self.oracle.state.iterations.values()
+        return [i for i in iterations if i.tasks and not i.consumers]
+
+    def _few_are_idle(self) -> bool:
+        return len(self._idle()) <= DispatcherOptions.max_idle_iterations
 
     def _account(self) -> int:
         scenario, pipeline = self.scenario, self.scenario.pipeline

@@ -72,6 +72,7 @@ class Scenario:
     retention_hours: float
     same_ports: bool  # a worker that is started again has its data port, too
     neighbours: bool  # trainers are on the workers' hosts
+    leaves: float = 0  # with this chance after each block, a trainer leaves the epoch
     faults: list[Fault] = field(default_factory=list)
 
     @property
@@ -127,6 +128,9 @@ def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
     )
     share = (0.1, 0.2, 0.35)[seed % 3]
     chances = random.Random(f"later {seed}")
+    if chances.random() < 0.15:
+        scenario.leaves = chances.choice([0.02, 0.2, 1])
+        scenario.named, scenario.epochs = True, chances.randint(3, 6)
     kinds = [k for k in FAULTS if (chances if k in LATER else rng).random() < share]
     if kinds := list(only) or kinds:
         span = 1.2 * scenario.work_s + 0.5
