@@ -29,6 +29,7 @@ END_S = 900.0
 that anything waits is a consumer's timeout."""
 
 STOP_S = 120.0
+IDLE_S = 30.0
 MEMORY = Path("/dev/shm")
 
 
@@ -124,7 +125,7 @@ class Run:
             waiting = [node.name for node in self.trainers if not node.done]
             raise Violation(f"{waiting} did not come to the end of the job:\n{self._where()}")
         self._heal()
-        if not this.run(self._few_are_idle, END_S):
+        if not this.run(self._few_are_idle, IDLE_S):
             raise Violation(f"epochs that nobody reads go on:\n{self._idle()}")
         missing = self._account()
         self._stop()
