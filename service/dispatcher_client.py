@@ -32,6 +32,7 @@ TEMPORARY = (
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.DEADLINE_EXCEEDED,
 )
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 CALL_TIMEOUT_S = 10.0
 COMPLAIN_AFTER_S = 2.0  # of pauses between attempts
 
@@ -71,10 +72,17 @@ class DispatcherClient:
     """Calls the dispatcher. Thread-safe. Close it to end calls that are being retried."""
 
     def __init__(
-        self, service: str | tuple[str, str], known: pb.JournalPosition | None = None
+        self,
+        service: str | tuple[str, str],
+        known: pb.JournalPosition | None = None,
+        *,
+        own_connection: bool = False,
     ) -> None:
-        """`known` is what a client before this one knew of the journal."""
+        """`known` is what a client before this one knew of the journal. With `own_connection` it
+        shares none with the process' other clients, and waits for none of their calls.
+        """
         self.addresses = parse_service(service)
+        self._options = DISPATCHER_CHANNEL_OPTIONS + OWN_CONNECTION * own_connection
         self._caller = uuid.uuid4().hex
         self._numbers = itertools.count(1)
         self._numbered_calls = threading.Lock()  # one at a time: that is what numbers mean
@@ -86,7 +94,7 @@ class DispatcherClient:
         self._channel = self._connect()
 
     def _connect(self) -> grpc.Channel:
-        return grpc.insecure_channel(self._address, options=DISPATCHER_CHANNEL_OPTIONS)
+        return grpc.insecure_channel(self._address, options=self._options)
 
     def call(
         self,

@@ -35,9 +35,11 @@ class DispatcherConfig:
     `storage` is a URL: "memory:", "file:///dir" or a plain path, "redis://host:port/db".
     `work_dir` together with `fault_tolerant_mode` means "file://<work_dir>". `allow_volatile`
     takes a Redis whose settings can lose acknowledged events. A consumer that is silent for
-    `client_timeout_ms` is given up, and `gc_dynamic_sharding_jobs` has iterations that nobody
-    reads collected under DYNAMIC as well. `worker_addresses` is for static sharding, which this
-    version refuses. Times are in milliseconds; None is the default, −1 never.
+    `client_timeout_ms` is given up. `max_idle_iterations` is how many
+    iterations of a job that nobody reads workers keep, the latest ones;
+    `dynamic_gc_timeout_ms` is `job_gc_timeout_ms` for those with DYNAMIC sharding, which go on with
+    the splits that are left if somebody joins them again. `worker_addresses` is for static
+    sharding, which this version refuses. Times are in milliseconds; None is the default, −1 never.
     """
 
     port: int = 0
@@ -54,7 +56,8 @@ class DispatcherConfig:
     host: str = "127.0.0.1"
     allow_volatile: bool = False
     client_timeout_ms: int | None = None
-    gc_dynamic_sharding_jobs: bool = False
+    dynamic_gc_timeout_ms: int | None = None
+    max_idle_iterations: int | None = None
 
     def storage_url(self) -> str:
         """Where the journal lives. Raises InvalidArgument for a contradiction."""
@@ -100,12 +103,13 @@ class DispatchServer:
             "address": "localhost:%port%" if config.host in WILDCARDS else None,
             "job-gc-check-interval-ms": config.job_gc_check_interval_ms,
             "job-gc-timeout-ms": config.job_gc_timeout_ms,
+            "dynamic-gc-timeout-ms": config.dynamic_gc_timeout_ms,
+            "max-idle-iterations": config.max_idle_iterations,
             "worker-timeout-ms": config.worker_timeout_ms,
             "client-timeout-ms": config.client_timeout_ms,
         }
         arguments = [f"--{name}={value}" for name, value in options.items() if value is not None]
         arguments += ["--allow-volatile"] if config.allow_volatile else []
-        arguments += ["--gc-dynamic-sharding-jobs"] if config.gc_dynamic_sharding_jobs else []
         command = (sys.executable, "-m", "forebay.service.cli", "dispatcher", "--exit-with-parent")
         process = subprocess.Popen(
             [*command, *arguments],
@@ -187,14 +191,17 @@ def _close_pipes(process: subprocess.Popen[str]) -> None:
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """Configures a `WorkerServer`: tf.data service's parameters, and `worker_tags`, `host`.
+    """Configures a `WorkerServer`: tf.data service's parameters, and `worker_tags`, `host`,
+    `drain_timeout_ms`.
 
     `dispatcher_address` may name several dispatchers, comma-separated. `worker_address` is
     what clients are told to connect to; by default, the host and port that are listened on,
     and "%port%" in it stands for that port. `data_transfer_protocol` is the only way that
     elements are offered to Forebay's clients, "unix", "tcp" or "grpc"; by default all of them
     are. `data_transfer_address` is what they are told to connect to over TCP, if not the host of
-    `worker_address`. Times are in milliseconds.
+    `worker_address`. `drain_timeout_ms` is how long `stop(drain=True)` waits for trainers to take
+    what has been begun; what they do not take is dropped, and named in the log. Times are in
+    milliseconds; None is the default.
     """
 
     dispatcher_address: str
@@ -208,6 +215,7 @@ class WorkerConfig:
     _: KW_ONLY
     worker_tags: tuple[str, ...] = ()
     host: str = "127.0.0.1"
+    drain_timeout_ms: int | None = None
 
 
 class WorkerServer:
@@ -232,6 +240,11 @@ class WorkerServer:
                 tags=tuple(config.worker_tags),
                 heartbeat_interval_ms=config.heartbeat_interval_ms or 5_000,
                 dispatcher_timeout_ms=config.dispatcher_timeout_ms or DEFAULT_TIMEOUT_MS,
+                drain_timeout_ms=(
+                    WorkerOptions.drain_timeout_ms
+                    if config.drain_timeout_ms is None
+                    else config.drain_timeout_ms
+                ),
             )
         )
         self._started = False

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Self
 
 STOP_TIMEOUT_S = 40
@@ -25,6 +27,15 @@ class WorkerProcess:
         self.address = self._process.stdout.readline().strip()
         assert self.address, f"the worker ended with {self._process.wait(STOP_TIMEOUT_S)}"
         return self
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """SIGSTOP, and SIGCONT at the end."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL."""

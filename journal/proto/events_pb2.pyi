@@ -34,7 +34,7 @@ FILE_OR_DATA: Sharding
 HINT: Sharding
 
 class Event(_message.Message):
-    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_completed", "lease_returned", "lease_lost", "repetition_started")
+    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_completed", "lease_returned", "lease_lost", "repetition_started", "iteration_paused")
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     LEADER_ELECTED_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class Event(_message.Message):
     LEASE_RETURNED_FIELD_NUMBER: _ClassVar[int]
     LEASE_LOST_FIELD_NUMBER: _ClassVar[int]
     REPETITION_STARTED_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_PAUSED_FIELD_NUMBER: _ClassVar[int]
     time_ms: int
     request: Request
     leader_elected: LeaderElected
@@ -75,7 +76,8 @@ class Event(_message.Message):
     lease_returned: LeaseReturned
     lease_lost: LeaseLost
     repetition_started: RepetitionStarted
-    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_completed: _Optional[_Union[LeaseCompleted, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., repetition_started: _Optional[_Union[RepetitionStarted, _Mapping]] = ...) -> None: ...
+    iteration_paused: IterationPaused
+    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_completed: _Optional[_Union[LeaseCompleted, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., repetition_started: _Optional[_Union[RepetitionStarted, _Mapping]] = ..., iteration_paused: _Optional[_Union[IterationPaused, _Mapping]] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("caller", "number")
@@ -212,6 +214,12 @@ class IterationFinished(_message.Message):
     def __init__(self, iteration_id: _Optional[int] = ...) -> None: ...
 
 class IterationCollected(_message.Message):
+    __slots__ = ("iteration_id",)
+    ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    iteration_id: int
+    def __init__(self, iteration_id: _Optional[int] = ...) -> None: ...
+
+class IterationPaused(_message.Message):
     __slots__ = ("iteration_id",)
     ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
     iteration_id: int

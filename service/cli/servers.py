@@ -17,6 +17,9 @@ from ..protocols import SERVED, transfer_protocol
 
 DEFAULTS = DispatcherOptions()
 
+DROPPED = 3
+"""A worker's exit code, if its trainers did not take all that had been begun."""
+
 
 def _log_to_stderr() -> None:
     level = os.environ.get("FOREBAY_LOG_LEVEL", "info")
@@ -74,16 +77,25 @@ def dispatcher(
         envvar="FOREBAY_ALLOW_VOLATILE",
     ),
     job_gc_check_interval_ms: int = typer.Option(
-        DEFAULTS.job_gc_check_interval_ms, min=1, envvar="FOREBAY_JOB_GC_CHECK_INTERVAL_MS"
+        DEFAULTS.job_gc_check_interval_ms, min=1, help="How often it looks for those.",
+        envvar="FOREBAY_JOB_GC_CHECK_INTERVAL_MS",
     ),
     job_gc_timeout_ms: int = typer.Option(
         DEFAULTS.job_gc_timeout_ms, min=-1,
         help="Collect an iteration that nobody read for so long; -1: never.",
         envvar="FOREBAY_JOB_GC_TIMEOUT_MS",
     ),
-    gc_dynamic_sharding_jobs: bool = typer.Option(
-        False, "--gc-dynamic-sharding-jobs", help="Collect them under DYNAMIC, too.",
-        envvar="FOREBAY_GC_DYNAMIC_SHARDING_JOBS",
+    dynamic_gc_timeout_ms: int = typer.Option(
+        DEFAULTS.dynamic_gc_timeout_ms,
+        help="The same with DYNAMIC sharding. If somebody joins such an iteration again, it goes "
+        "on with the splits that are left.",
+        envvar="FOREBAY_DYNAMIC_GC_TIMEOUT_MS",
+    ),
+    max_idle_iterations: int = typer.Option(
+        DEFAULTS.max_idle_iterations, min=-1,
+        help="Of the iterations of a job that nobody reads, such as epochs that were left early, "
+        "keep the latest so many at once; -1: all.",
+        envvar="FOREBAY_MAX_IDLE_ITERATIONS",
     ),
     worker_timeout_ms: int = typer.Option(
         DEFAULTS.worker_timeout_ms, min=-1,
@@ -122,7 +134,8 @@ def dispatcher(
         allow_volatile=allow_volatile,
         job_gc_check_interval_ms=job_gc_check_interval_ms,
         job_gc_timeout_ms=job_gc_timeout_ms,
-        gc_dynamic_sharding_jobs=gc_dynamic_sharding_jobs,
+        dynamic_gc_timeout_ms=dynamic_gc_timeout_ms,
+        max_idle_iterations=max_idle_iterations,
         worker_timeout_ms=worker_timeout_ms,
         client_timeout_ms=client_timeout_ms,
         snapshot_events=snapshot_events,
@@ -164,8 +177,18 @@ def worker(
         60_000, min=1, help="How long to look for the dispatcher at the start.",
         envvar="FOREBAY_DISPATCHER_TIMEOUT_MS",
     ),
+    drain_timeout_ms: int = typer.Option(
+        20_000, min=0,
+        help="How long trainers have to take what has been begun, when the worker is told to stop.",
+        envvar="FOREBAY_DRAIN_TIMEOUT_MS",
+    ),
 ) -> None:  # fmt: skip
-    """Run a worker. Prints its address on one line when it is registered; SIGTERM drains it."""
+    """Run a worker. Prints its address on one line when it is registered.
+
+    SIGTERM drains it: it begins nothing more, and ends once the trainers that read have what has
+    been begun. If they do not take it within the drain timeout, it is dropped, the log says what,
+    and the exit code is 3.
+    """
     from ..worker import Worker, WorkerOptions
 
     if not dispatcher:
@@ -183,6 +206,7 @@ def worker(
             data_transfer_protocol=transfer_protocol(data_transfer_protocol, SERVED),
             tags=tuple(tag for tag in tags.split(",") if tag),
             dispatcher_timeout_ms=dispatcher_timeout_ms,
+            drain_timeout_ms=drain_timeout_ms,
         )
     )
     running.start()
@@ -191,4 +215,4 @@ def worker(
     print(running.address, flush=True)
     while not interrupted.wait(60):
         pass
-    running.stop(drain=True)
+    raise typer.Exit(0 if running.stop(drain=True) else DROPPED)

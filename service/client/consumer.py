@@ -6,8 +6,10 @@ transport's readers what workers send. How much may lie in the inbox is bounded 
 that each worker has been given.
 
 The iteration ends when the dispatcher has said that it is finished, and every task that it
-lists has ended here. A task ends when its worker says so, when the dispatcher no longer
-lists it (its worker was given up), or when it is completed and its worker is gone.
+has listed has ended here. A task ends when its worker says so, or when it is completed and its
+worker is gone. One that the dispatcher lists no more, because it has given its worker up, is read
+on: the worker may live, and then what it has begun comes from nowhere else. It is let go when the
+iteration is finished and the worker seems dead from here, too.
 """
 
 from __future__ import annotations
@@ -51,6 +53,16 @@ log = logging.getLogger(__name__)
 HEARTBEAT_WAIT_MS = 5_000
 ASK_AGAIN_S = 0.1
 """A worker may hear of a new task later than the consumer does."""
+
+GONE_S = 5.0
+"""A worker that was given up, and refuses connections, counts as dead."""
+
+MUTE_S = 60.0
+"""The same if nothing comes over its connection, or none comes about: its host may be cut off for
+a while, its process stopped."""
+
+FORGOTTEN_S = 180.0
+"""Of absence, and a worker knows its consumers no more."""
 
 NEVER_S = 1e9
 """How long a worker is looked for: until the dispatcher gives it up."""
@@ -117,8 +129,11 @@ class Consumer:
         self._links: dict[int, _Link | None] = {}  # by worker uid; None: the process has gone
         self._ended: set[int] = set()
         self._listed: dict[int, pb.TaskInfo] = {}
+        self._given_up: dict[int, pb.TaskInfo] = {}  # listed no more, and not ended
+        self._given_up_at_s = 0.0  # the latest of them
         self._ask_again_at_s = 0.0
         self._ask_again: set[int] = set()  # tasks that their worker did not know yet
+        self._asked_for_the_last_time: set[int] = set()
         self._finished = False
         self._closed = threading.Event()
         self._heartbeats = threading.Thread(
@@ -171,7 +186,35 @@ class Consumer:
         mine = {i for i, task in self._listed.items() if self._is_for_us(task)}
         # Tasks that others read may go on; then ours are all that there is to wait for.
         others = len(mine) < len(self._listed)
-        return mine <= self._ended and (self._finished or (others and bool(mine)))
+        all_ended = mine <= self._ended and (self._finished or (others and bool(mine)))
+        if self._given_up:
+            self._let_go(all_ended)
+        return all_ended and not self._given_up
+
+    def _let_go(self, all_others_ended: bool) -> None:
+        """Of the tasks whose workers were given up, wait no more for those who seem dead."""
+        for task_id, task in list(self._given_up.items()):
+            link = self._links.get(task.worker_uid)
+            if link is not None and task_id not in self._ended:
+                refused, silent_s = link.client.silent()
+                if not refused:
+                    silent_s = min(silent_s, time.monotonic() - self._given_up_at_s)
+                patience_s = GONE_S if refused else MUTE_S
+                if silent_s < (patience_s if all_others_ended else FORGOTTEN_S):
+                    continue
+                log.warning(
+                    "worker %s was given up, and nothing comes from it: what it had begun is lost",
+                    task.worker_address,
+                )
+                link.client.stop_task(task_id)
+            self._forgo(task_id)
+
+    def _forgo(self, task_id: int) -> None:
+        uid = self._given_up.pop(task_id).worker_uid
+        link = self._links.get(uid)
+        if link is not None:
+            link.reading.discard(task_id)
+            self._close_if_idle(uid)
 
     def _is_for_us(self, task: pb.TaskInfo) -> bool:
         uid = task.worker_uid
@@ -232,29 +275,44 @@ class Consumer:
 
     def _update(self, response: pb.ConsumerHeartbeatResponse) -> None:
         self._finished = response.finished
-        self._listed = {task.task_id: task for task in response.tasks}
+        listed = {task.task_id: task for task in response.tasks}
+        lost = {i: t for i, t in self._listed.items() if i not in listed and self._is_read(t)}
+        if lost:
+            self._given_up_at_s = time.monotonic()
+        back = self._given_up.keys() & listed.keys()
+        self._given_up = {i: t for i, t in {**self._given_up, **lost}.items() if i not in back}
+        self._asked_for_the_last_time -= back
+        self._listed = listed
         new = []
         for task in filter(self._is_for_us, response.tasks):
-            known = task.worker_uid in self._links
+            linked = task.worker_uid in self._links
             link = self._link(task)
             if link is None:
                 self._end_if_completed(task)
             elif task.task_id not in self._ended | link.reading:
                 link.reading.add(task.task_id)
                 link.client.read(task.task_id)
-            if link is not None and not known:
+            if link is not None and not linked:
                 new.append(link)
         for link in new:  # once all of them share the budget of elements
             link.client.start()
         for uid, link in list(self._links.items()):
             if link is None:
                 continue
-            for task_id in link.reading - self._listed.keys():
+            for task_id in link.reading - self._listed.keys() - self._given_up.keys():
                 link.client.stop_task(task_id)
                 link.reading.discard(task_id)
-            if not link.reading:
-                link.client.close()
-                del self._links[uid]
+            self._close_if_idle(uid)
+
+    def _is_read(self, task: pb.TaskInfo) -> bool:
+        link = self._links.get(task.worker_uid)
+        return link is not None and task.task_id in link.reading - self._ended
+
+    def _close_if_idle(self, uid: int) -> None:
+        link = self._links.get(uid)
+        if link is not None and not link.reading:
+            link.client.close()
+            del self._links[uid]
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -331,8 +389,11 @@ class Consumer:
     def _end(self, task_id: int, end: End) -> None:
         if isinstance(end, TaskFailed):
             raise PipelineError(end.code, end.message)
-        task = self._listed.get(task_id)
-        if isinstance(end, TaskUnknown) and task is not None and not task.completed:
+        task = self._listed.get(task_id) or self._given_up.get(task_id)
+        last_time = task_id in self._asked_for_the_last_time & self._given_up.keys()
+        if isinstance(end, TaskUnknown) and last_time:
+            self._forgo(task_id)
+        elif isinstance(end, TaskUnknown) and task is not None and not task.completed:
             self._ask_again.add(task_id)
             self._ask_again_at_s = time.monotonic() + ASK_AGAIN_S
         else:  # a completed task that its worker does not know any more has ended, too
@@ -343,10 +404,13 @@ class Consumer:
             self._ended.add(task.task_id)
 
     def _read_again(self) -> None:
-        for task_id in self._ask_again & self._listed.keys():
-            link = self._links.get(self._listed[task_id].worker_uid)
+        tasks = {**self._given_up, **self._listed}
+        for task_id in self._ask_again & tasks.keys():
+            link = self._links.get(tasks[task_id].worker_uid)
             if link is not None:
                 link.client.read(task_id)
+        # If a worker that was given up has not begun it by now, it will once it is listed again.
+        self._asked_for_the_last_time = self._ask_again & self._given_up.keys()
         self._ask_again.clear()
 
 

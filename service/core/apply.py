@@ -22,6 +22,7 @@ from .state import (
     Iteration,
     Job,
     Lease,
+    LostTask,
     Provider,
     State,
     Task,
@@ -88,6 +89,7 @@ def _begin_anew(state: State, journal_id: str) -> None:
         _consumer_left(state, ev.ConsumerLeft(consumer_id=consumer_id))
     for worker_id in list(state.workers):
         _worker_lost(state, ev.WorkerLost(worker_id=worker_id))
+    _forget_lost_tasks(state, lambda _: True)
     begin = 1000 * (1 + int(_digest(journal_id.encode())[:8], 16) % 10**6)
     state.next_id = max(begin, state.next_id + MAX_CUT_IDS if state.journal_id else 0)
 
@@ -145,19 +147,26 @@ def _iteration_finished(state: State, event: ev.IterationFinished) -> None:
     iteration = state.iterations[event.iteration_id]
     iteration.finished = True
     iteration.version += 1
+    _forget_lost_tasks(state, lambda lost: lost.task.iteration_id == iteration.iteration_id)
     _forget_tasks_nobody_reads(state, iteration)
 
 
 def _iteration_collected(state: State, event: ev.IterationCollected) -> None:
+    _forget_lost_tasks(state, lambda lost: lost.task.iteration_id == event.iteration_id)
     iteration = state.iterations.pop(event.iteration_id)
     job = state.jobs[iteration.job_id]
     del job.iterations[iteration.repetition]
-    for task_id in iteration.tasks:
-        task = state.tasks.pop(task_id)
-        _drop_task(state, task)
-        _forget_answers(state, task, iteration)
+    _forget_tasks(state, iteration)
     if not job.name and not job.iterations:
         del state.jobs[job.job_id]
+
+
+def _iteration_paused(state: State, event: ev.IterationPaused) -> None:
+    _forget_lost_tasks(state, lambda lost: lost.task.iteration_id == event.iteration_id)
+    iteration = state.iterations[event.iteration_id]
+    _forget_tasks(state, iteration)
+    iteration.running_tasks = 0
+    iteration.version += 1
 
 
 def _consumer_joined(state: State, event: ev.ConsumerJoined) -> None:
@@ -186,6 +195,8 @@ def _worker_registered(state: State, event: ev.WorkerRegistered) -> None:
         event.replaced_uid,
     )
     state.worker_at[event.address] = worker_id
+    if event.replaced_uid:  # which is refused from now on
+        _forget_lost_tasks(state, lambda lost: lost.uid == event.replaced_uid)
 
 
 def _worker_lost(state: State, event: ev.WorkerLost) -> None:
@@ -201,12 +212,18 @@ def _worker_lost(state: State, event: ev.WorkerLost) -> None:
         iteration.tasks.remove(task_id)
         iteration.running_tasks -= not task.completed
         iteration.version += 1
-        _forget_answers(state, task, iteration)
+        if task.completed or event.left or iteration.finished:
+            _forget_answers(state, task, iteration)
+        else:
+            state.lost_tasks[task_id] = LostTask(worker.uid, task)
 
 
 def _task_created(state: State, event: ev.TaskCreated) -> None:
     task_id = _taken(state, event.task_id)
-    state.tasks[task_id] = Task(task_id, event.iteration_id, event.worker_id, event.sweeps)
+    if (lost := state.lost_tasks.pop(task_id, None)) is not None:
+        _resume(state, lost.task, event.worker_id)
+    else:
+        state.tasks[task_id] = Task(task_id, event.iteration_id, event.worker_id, event.sweeps)
     iteration = state.iterations[event.iteration_id]
     iteration.tasks.append(task_id)
     iteration.running_tasks += 1
@@ -279,6 +296,7 @@ def _lease_returned(state: State, event: ev.LeaseReturned) -> None:
 
 def _lease_lost(state: State, event: ev.LeaseLost) -> None:
     lease, provider, current = _end_lease(state, event.lease_id)
+    state.tasks[lease.task_id].lost.append(lease)
     if current:
         ranges.add(provider.lost, lease.first, lease.first + lease.count)
 
@@ -297,6 +315,33 @@ def _end_lease(state: State, lease_id: int) -> tuple[Lease, Provider, bool]:
     state.tasks[lease.task_id].leases.remove(lease_id)
     provider = state.iterations[lease.iteration_id].providers[lease.provider]
     return lease, provider, provider.repetition == lease.repetition
+
+
+def _resume(state: State, task: Task, worker_id: int) -> None:
+    """The task's worker has come back, and has what it had leased."""
+    state.tasks[task.task_id] = task
+    task.worker_id = worker_id
+    for lease in task.lost:
+        state.leases[lease.lease_id] = lease
+        task.leases.append(lease.lease_id)
+        provider = state.iterations[lease.iteration_id].providers[lease.provider]
+        if provider.repetition == lease.repetition:
+            ranges.remove(provider.lost, lease.first, lease.first + lease.count)
+    task.lost = []
+
+
+def _forget_lost_tasks(state: State, which: Callable[[LostTask], bool]) -> None:
+    for lost in [lost for lost in state.lost_tasks.values() if which(lost)]:
+        del state.lost_tasks[lost.task.task_id]
+        _forget_answers(state, lost.task, state.iterations[lost.task.iteration_id])
+
+
+def _forget_tasks(state: State, iteration: Iteration) -> None:
+    for task_id in iteration.tasks:
+        task = state.tasks.pop(task_id)
+        _drop_task(state, task)
+        _forget_answers(state, task, iteration)
+    iteration.tasks.clear()
 
 
 def _drop_task(state: State, task: Task) -> None:
@@ -327,6 +372,7 @@ _APPLY: dict[str, Callable[[State, Any], None]] = {
     "iteration_created": _iteration_created,
     "iteration_finished": _iteration_finished,
     "iteration_collected": _iteration_collected,
+    "iteration_paused": _iteration_paused,
     "consumer_joined": _consumer_joined,
     "consumer_left": _consumer_left,
     "worker_registered": _worker_registered,

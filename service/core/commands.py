@@ -53,7 +53,10 @@ class GetOrCreateJob(Command, frozen=True, kw_only=True):
 
 
 class JoinIteration(Command, frozen=True, kw_only=True):
-    """→ (IterationCreated, TaskCreated …,) ConsumerJoined. Answers the ConsumerJoined event."""
+    """→ (IterationCreated,) TaskCreated …, ConsumerJoined. Answers the ConsumerJoined event.
+
+    Each worker that has no task of the iteration gets one, if that has not finished.
+    """
 
     job_id: int
     repetition: int
@@ -72,6 +75,7 @@ class LeaveIteration(Command, frozen=True, kw_only=True):
 class RegisterWorker(Command, frozen=True, kw_only=True):
     """→ (WorkerLost of an earlier process there,) WorkerRegistered, TaskCreated …
 
+    It gets a task of each iteration that somebody reads, and those that it had before it was lost.
     Answers the worker's id. A worker that is registered stays as it is.
     """
 
@@ -127,6 +131,8 @@ class LeaseSplits(Command, frozen=True, kw_only=True):
 
 
 class CollectIteration(Command, frozen=True, kw_only=True):
-    """Garbage collection. → LeaseLost …, IterationCollected"""
+    """Nobody has read it for long. → LeaseLost …, IterationCollected, or IterationPaused if its
+    splits must not be given out again, should somebody join it later.
+    """
 
     iteration_id: int

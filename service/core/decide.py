@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ...journal.codec import FORMAT
 from ...journal.proto import events_pb2 as ev
-from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unimplemented
+from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable, Unimplemented
 from . import commands as c
 from . import ranges
 from .apply import fingerprint
@@ -223,15 +223,22 @@ def _join_iteration(state: State, command: c.JoinIteration, now_ms: int) -> Deci
         raise InvalidArgument(f"repetition {command.repetition} is negative; the first one is 0")
     ids = _Ids(state)
     events = []
-    iteration_id = job.iterations.get(command.repetition)
-    if iteration_id is None:
+    iteration = state.iterations.get(job.iterations.get(command.repetition, -1))
+    if iteration is None:
         iteration_id = ids.new()
         created = ev.IterationCreated(
             iteration_id=iteration_id, job_id=job.job_id, repetition=command.repetition
         )
         events.append(ev.Event(time_ms=now_ms, iteration_created=created))
+        without = set(state.workers)
+    else:
+        iteration_id = iteration.iteration_id
+        without = state.workers.keys() - {state.tasks[t].worker_id for t in iteration.tasks}
+    if iteration is None or not iteration.finished:
         events += [
-            _task_created(ids.new(), iteration_id, worker_id, now_ms) for worker_id in state.workers
+            _task_created(ids.new(), iteration_id, worker_id, now_ms)
+            for worker_id in state.workers
+            if worker_id in without
         ]
     joined = ev.ConsumerJoined(consumer_id=ids.new(), iteration_id=iteration_id)
     events.append(ev.Event(time_ms=now_ms, request=_request(command), consumer_joined=joined))
@@ -256,6 +263,8 @@ def _collect_iteration(state: State, command: c.CollectIteration, now_ms: int) -
             f"iteration {iteration.iteration_id} has {len(iteration.consumers)} consumers; "
             "only an iteration that nobody reads is collected"
         )
+    if iteration.providers:
+        return Decision(_paused(state, iteration, now_ms), None)
     return Decision(_collected(state, iteration, now_ms), None)
 
 
@@ -264,6 +273,16 @@ def _collected(state: State, iteration: Iteration, now_ms: int) -> list[ev.Event
     return [
         *_lost_leases(state, iteration.tasks, now_ms),
         ev.Event(time_ms=now_ms, iteration_collected=collected),
+    ]
+
+
+def _paused(state: State, iteration: Iteration, now_ms: int) -> list[ev.Event]:
+    if not iteration.tasks:
+        return []
+    paused = ev.IterationPaused(iteration_id=iteration.iteration_id)
+    return [
+        *_lost_leases(state, iteration.tasks, now_ms),
+        ev.Event(time_ms=now_ms, iteration_paused=paused),
     ]
 
 
@@ -317,11 +336,17 @@ def _register_worker(state: State, command: c.RegisterWorker, now_ms: int) -> De
         replaced_uid=known.uid if known is not None else 0,
     )
     events.append(ev.Event(time_ms=now_ms, worker_registered=registered))
-    events += [
-        _task_created(ids.new(), iteration.iteration_id, registered.worker_id, now_ms)
-        for iteration in state.iterations.values()
-        if not iteration.finished and iteration.iteration_id not in finished
-    ]
+    lost = {x.task.iteration_id: x.task for x in state.lost_tasks.values() if x.uid == command.uid}
+    for iteration in state.iterations.values():
+        if iteration.finished or iteration.iteration_id in finished:
+            continue
+        task = lost.get(iteration.iteration_id)
+        if task is None and not iteration.consumers:  # until somebody joins
+            continue
+        task_id = ids.new() if task is None else task.task_id  # the process still runs it
+        created = _task_created(task_id, iteration.iteration_id, registered.worker_id, now_ms)
+        created.task_created.sweeps = task is not None and task.sweeps
+        events.append(created)
     return Decision(events, registered.worker_id)
 
 
@@ -349,7 +374,7 @@ def _worker_lost(
 
 
 def _complete_task(state: State, command: c.CompleteTask, now_ms: int) -> Decision:
-    task = state.tasks.get(command.task_id)
+    task = _task(state, command.task_id)
     if task is None or task.completed:
         return Decision([], None)
     events = [_lease_completed(lease_id, now_ms) for lease_id in task.leases]
@@ -382,6 +407,16 @@ def _after_task(
     return [_finished(iteration, now_ms)] if seen_the_end else []
 
 
+def _task(state: State, task_id: int) -> Task | None:
+    """Raises Unavailable for one whose worker was given up, and may come back."""
+    if task_id in state.lost_tasks:
+        raise Unavailable(
+            f"the worker of task {task_id} was given up after too long a silence; it goes on "
+            "once the worker has registered again"
+        )
+    return state.tasks.get(task_id)
+
+
 def _task_created(task_id: int, iteration_id: int, worker_id: int, now_ms: int) -> ev.Event:
     created = ev.TaskCreated(task_id=task_id, iteration_id=iteration_id, worker_id=worker_id)
     return ev.Event(time_ms=now_ms, task_created=created)
@@ -399,7 +434,7 @@ def _get_split(state: State, command: c.GetSplit, now_ms: int) -> Decision:
 
 
 def _lease_splits(state: State, command: c.LeaseSplits, now_ms: int) -> Decision:
-    task = state.tasks.get(command.task_id)
+    task = _task(state, command.task_id)
     if task is None or task.completed:
         raise NotFound(f"Task {command.task_id} not found: it has ended, or its worker was lost")
     iteration = state.iterations[task.iteration_id]

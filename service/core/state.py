@@ -99,6 +99,14 @@ class Task(Struct):
     sweeps: bool = False  # made for splits that were handed back when all others had ended
     completed: bool = False
     leases: list[int] = []
+    lost: list[Lease] = []  # its worker may come back for them
+
+
+class LostTask(Struct):
+    """A task whose worker was given up, and goes on with it if that process comes back."""
+
+    uid: int  # of the process
+    task: Task
 
 
 class Consumer(Struct):
@@ -144,6 +152,7 @@ class State(Struct):
     worker_at: dict[str, int] = {}  # address → worker id
     departed: list[int] = []  # uids of workers that said goodbye, the latest last
     tasks: dict[int, Task] = {}
+    lost_tasks: dict[int, LostTask] = {}  # of unfinished iterations, not completed
     leases: dict[int, Lease] = {}
     answers: dict[str, Answer] = {}  # by caller, least recently answered first
 

@@ -1,7 +1,13 @@
 """Who is there: when workers and consumers were last heard of, and who is given up.
 
 That is not state: after a replay everybody who lives has time to find the dispatcher again,
-whatever the timeouts. To give somebody up is a decision like any other.
+whatever the timeouts. To give somebody up is a decision like any other. A worker that was given up
+and lives after all registers again, and goes on with its tasks (core/state.py, LostTask).
+
+A broken connection may be a process that died, or a network that hiccups; a worker that lives has
+`reconnect_grace_ms` to come back, since with it its leases would be lost. If a consumer that has
+been connected to the worker is refused there besides, the process is gone: nobody listens at its
+address any more. That is waited for only until news that overtook each other have arrived.
 """
 
 from __future__ import annotations
@@ -10,9 +16,13 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..core import commands as c
+from ..core.state import Iteration, Worker
 from ..errors import Unavailable
 
 if TYPE_CHECKING:
@@ -25,42 +35,120 @@ REDISCOVERIES = 3
 """How many times `reconnect_grace_ms` members have to find a dispatcher that has just begun:
 TensorFlow's wait longer and longer between their attempts."""
 
+REFUSED_GRACE_S = 1.0
+"""For a worker whose connection has broken, and at whose address nobody listens."""
+
+SILENT = "no sign of life"
+GONE = "its connection broke, and its address refuses consumers"
+
+
+@dataclass
+class _Presence:
+    """What is known of a member."""
+
+    until_s: float  # when it is given up, monotonic
+    polls: int = 0  # that it has begun
+    waits: bool = False  # in the newest of them
+    broken: bool = True  # the newest of them was, or there is none yet
+    refuses: bool = False  # consumers, since it spoke last
+
 
 class Attendance:
     """Of the members of one dispatcher. Everything runs on its event loop."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        state, options, now = dispatcher.state, dispatcher.options, time.monotonic()
-        self._worker_timeout_ms = options.worker_timeout_ms
-        if options.worker_timeout_ms >= 0:  # silence says less than a connection that broke
-            self._worker_timeout_ms = max(options.worker_timeout_ms, options.reconnect_grace_ms)
-        found = now + REDISCOVERIES * options.reconnect_grace_ms / 1000
-        # When each counts as seen, so that its timeout does not run out before `found`.
-        seen = found - options.client_timeout_ms / 1000
-        self._seen = dict.fromkeys(state.consumers, max(now, seen))
-        seen = found - self._worker_timeout_ms / 1000
-        for worker in state.workers.values():  # ours look for us all the time, and need no more
-            self._seen[worker.worker_id] = max(now, seen) if worker.stock else seen
+        self._members: dict[int, _Presence] = {}
+        for member_id in (*dispatcher.state.workers, *dispatcher.state.consumers):
+            self._present(member_id)
 
-    def saw(self, member_id: int) -> float:
-        """A worker or a consumer gave a sign of life; when that was, for `lost_touch`."""
-        now = self._seen[member_id] = time.monotonic()
-        return now
+    def saw(self, member_id: int) -> None:
+        """A worker or a consumer gave a sign of life."""
+        member = self._present(member_id)
+        member.until_s = time.monotonic() + self._timeout_s(member_id)
+        member.refuses = False
 
     def expects(self, consumer_id: int) -> None:
         """It will give signs of life once it begins to read, whenever that is. TensorFlow's do so:
         a trainer may make its iterator long before its first step."""
-        self._seen[consumer_id] = math.inf
+        self._present(consumer_id).until_s = math.inf
 
-    def lost_touch(self, member_id: int, seen: float) -> None:
-        """Its connection broke: it has `reconnect_grace_ms` to come back, unless it has."""
-        if self._seen.get(member_id) != seen:
-            return
+    def heard_of(self, task_id: int) -> None:
+        """A task's worker has asked something else: it lives, though its heartbeat be late."""
+        task = self._dispatcher.state.tasks.get(task_id)
+        if task is not None:
+            member = self._present(task.worker_id)
+            # Not for long, if its connection broke: this may be what it asked before it died.
+            left_s = self._grace_s if member.broken else self._timeout_s(task.worker_id)
+            member.until_s = max(member.until_s, time.monotonic() + left_s)
+
+    @contextmanager
+    def poll(self, member_id: int) -> Iterator[None]:
+        """Around a heartbeat that waits, and its answer: a sign of life, and one of death if it
+        breaks and the member does not come back.
+        """
+        self.saw(member_id)
+        member = self._present(member_id)
+        member.polls += 1
+        number, member.waits, member.broken = member.polls, True, False
+        broken = False
+        try:
+            yield
+        except asyncio.CancelledError:
+            broken = True
+            raise
+        finally:
+            if number == member.polls:  # or it has come back already
+                member.waits, member.broken = False, broken
+                member.until_s = time.monotonic() + self._timeout_s(member_id)
+                self._shorten(member_id, member)
+
+    def refuses(self, worker_id: int) -> None:
+        """A consumer that has been connected to the worker finds nobody at its address."""
+        member = self._present(worker_id)
+        member.refuses = True
+        self._shorten(worker_id, member)
+
+    def _present(self, member_id: int) -> _Presence:
+        """Who is new has not been heard yet: its connection to whoever led before has broken."""
+        member = self._members.get(member_id)
+        if member is None:
+            found_s, worker = REDISCOVERIES * self._grace_s, self._worker(member_id)
+            timeout_s = max(self._timeout_s(member_id), found_s)
+            if worker is not None and not worker.stock:  # it looks for us all the time
+                timeout_s = found_s
+            member = self._members[member_id] = _Presence(time.monotonic() + timeout_s)
+        return member
+
+    def _shorten(self, member_id: int, member: _Presence) -> None:
+        """What a member that does not wait here is given, by what is known of it."""
         # A trainer whose connection was cut must not lose its place: it has the whole timeout.
-        if member_id in self._dispatcher.state.workers:
-            early_ms = self._worker_timeout_ms - self._dispatcher.options.reconnect_grace_ms
-            self._seen[member_id] = time.monotonic() - early_ms / 1000
+        if member.waits or self._worker(member_id) is None or member.until_s == math.inf:
+            return
+        if member.broken and member.refuses:
+            left_s = min(self._grace_s, REFUSED_GRACE_S)
+        elif member.refuses or (member.broken and member.polls):
+            left_s = self._grace_s
+        else:
+            return
+        member.until_s = min(member.until_s, time.monotonic() + left_s)
+
+    def _worker(self, member_id: int) -> Worker | None:
+        """None if it is a consumer."""
+        return self._dispatcher.state.workers.get(member_id)
+
+    def _timeout_s(self, member_id: int) -> float:
+        options = self._dispatcher.options
+        worker = self._worker(member_id) is not None
+        timeout_ms = options.worker_timeout_ms if worker else options.client_timeout_ms
+        if timeout_ms < 0:
+            return math.inf
+        # Silence says less than a connection that broke.
+        return max(timeout_ms / 1000, self._grace_s if worker else 0)
+
+    @property
+    def _grace_s(self) -> float:
+        return self._dispatcher.options.reconnect_grace_ms / 1000
 
     async def watch(self) -> None:
         """Give up who is silent for too long, and what nobody reads; until it is cancelled."""
@@ -70,9 +158,11 @@ class Attendance:
         while True:
             deaf_s = await self._listen(interval_s)
             if deaf_s >= interval_s:
-                self._seen = {i: t + deaf_s for i, t in self._seen.items()}
+                for member in self._members.values():
+                    member.until_s += deaf_s
             try:
                 await self._expire_members()
+                await self._bound_idle_iterations()
                 if time.monotonic() >= next_gc:
                     next_gc = time.monotonic() + gc_s
                     await self._collect_idle_iterations()
@@ -93,41 +183,56 @@ class Attendance:
         return paused_s
 
     async def _expire_members(self) -> None:
-        now, options, state = time.monotonic(), self._dispatcher.options, self._dispatcher.state
-        self._seen = {
-            i: t for i, t in self._seen.items() if i in state.workers or i in state.consumers
+        state = self._dispatcher.state
+        self._members = {
+            i: member
+            for i, member in self._members.items()
+            if i in state.workers or i in state.consumers
         }
-        for members, timeout_ms, lose in (
-            (state.workers, self._worker_timeout_ms, self._lose_worker),
-            (state.consumers, options.client_timeout_ms, self._lose_consumer),
-        ):
-            if timeout_ms < 0:
-                continue
-            for member_id in list(members):
-                quiet_s = now - self._seen.setdefault(member_id, now)
-                if quiet_s * 1000 > timeout_ms:
-                    await lose(member_id)
+        for member_id in (*state.workers, *state.consumers):
+            if time.monotonic() > self._present(member_id).until_s:
+                await self._lose(member_id)
 
-    async def _lose_worker(self, worker_id: int) -> None:
-        worker = self._dispatcher.state.workers.get(worker_id)
-        if worker is None:  # it left while another one was given up
-            return
-        log.warning("worker %s does not answer and is given up", worker.address)
-        await self._dispatcher.execute(c.LoseWorker(worker_id=worker_id, reason="no sign of life"))
-
-    async def _lose_consumer(self, consumer_id: int) -> None:
-        await self._dispatcher.execute(
-            c.LeaveIteration(consumer_id=consumer_id, reason="no sign of life")
-        )
+    async def _lose(self, member_id: int) -> None:
+        worker, member = self._worker(member_id), self._members[member_id]
+        if worker is not None:
+            reason = GONE if member.broken and member.refuses else SILENT
+            log.warning("worker %s is given up: %s", worker.address, reason)
+            await self._dispatcher.execute(c.LoseWorker(worker_id=member_id, reason=reason))
+        elif member_id in self._dispatcher.state.consumers:  # or it left meanwhile
+            await self._dispatcher.execute(c.LeaveIteration(consumer_id=member_id, reason=SILENT))
 
     async def _collect_idle_iterations(self) -> None:
-        options, state = self._dispatcher.options, self._dispatcher.state
-        if options.job_gc_timeout_ms < 0:
-            return
-        before_ms = time.time_ns() // 1_000_000 - options.job_gc_timeout_ms
-        for iteration in list(state.iterations.values()):
-            idle = not iteration.consumers and iteration.idle_since_ms <= before_ms
-            if idle and (options.gc_dynamic_sharding_jobs or not iteration.providers):
+        options, now_ms = self._dispatcher.options, time.time_ns() // 1_000_000
+        timeouts_ms = (options.job_gc_timeout_ms, options.dynamic_gc_timeout_ms)
+        over = []
+        for iteration in self._idle_iterations():
+            timeout_ms = timeouts_ms[bool(iteration.providers)]
+            if 0 <= timeout_ms <= now_ms - iteration.idle_since_ms:
+                over.append(iteration)
+        await self._collect(over)
+
+    async def _bound_idle_iterations(self) -> None:
+        """Epochs that trainers leave early are let go beyond the latest ones of each job."""
+        most = self._dispatcher.options.max_idle_iterations
+        if most >= 0:
+            of_jobs: dict[int, list[Iteration]] = {}
+            for iteration in self._idle_iterations():
+                of_jobs.setdefault(iteration.job_id, []).append(iteration)
+            for idle in of_jobs.values():
+                idle.sort(key=lambda i: (i.idle_since_ms, i.iteration_id), reverse=True)
+                await self._collect(idle[most:])
+
+    def _idle_iterations(self) -> Iterator[Iteration]:
+        """Those without consumers that anything can be taken from."""
+        for iteration in self._dispatcher.state.iterations.values():
+            if not iteration.consumers and (iteration.tasks or not iteration.providers):
+                yield iteration
+
+    async def _collect(self, iterations: list[Iteration]) -> None:
+        for iteration in iterations:
+            current = self._dispatcher.state.iterations.get(iteration.iteration_id)
+            if current is iteration and not iteration.consumers:  # nobody has joined meanwhile
                 await self._dispatcher.execute(
                     c.CollectIteration(iteration_id=iteration.iteration_id)
                 )

@@ -217,9 +217,12 @@ class ForebayFace:
         except asyncio.CancelledError:
             dispatcher.attendance.lost_touch(worker_id, seen)
             raise
+        if worker_id not in state.workers:  # "no tasks" would have it drop what it has
+            await dispatcher.settled()
+            raise Unavailable(f"worker {request.address} was given up meanwhile; beat again")
         dispatcher.attendance.saw(worker_id)
         response = pb.WorkerHeartbeatResponse(worker_id=worker_id, version=worker.version)
-        for task_id in sorted(worker.tasks) if worker_id in state.workers else ():
+        for task_id in sorted(worker.tasks):
             task = state.tasks[task_id]
             iteration = state.iterations[task.iteration_id]
             job = state.jobs[iteration.job_id]
@@ -237,6 +240,7 @@ class ForebayFace:
         return response
 
     async def lease_splits(self, request: pb.LeaseSplitsRequest) -> pb.LeaseSplitsResponse:
+        self._dispatcher.attendance.heard_of(request.task_id)
         leased: ev.SplitsLeased | None = await self._dispatcher.execute(
             c.LeaseSplits(
                 request=(

@@ -17,9 +17,10 @@ class DispatcherOptions:
     leader_lease_ms: int = 2_000  # how long a silent leader keeps its place
     existing: bool = False  # refuse to begin a new journal
     allow_volatile: bool = False  # take a storage that may lose acknowledged events
-    job_gc_check_interval_ms: int = 600_000
+    job_gc_check_interval_ms: int = 60_000
     job_gc_timeout_ms: int = 300_000  # without consumers, before an iteration is collected
-    gc_dynamic_sharding_jobs: bool = False
+    dynamic_gc_timeout_ms: int = 300_000  # the same with DYNAMIC sharding: it can be joined again
+    max_idle_iterations: int = 2  # of a job, without consumers, that workers keep; −1: no bound
     worker_timeout_ms: int = 60_000  # without a heartbeat, before a worker is lost; at least …
     client_timeout_ms: int = 120_000  # the same for a consumer
     reconnect_grace_ms: int = 5_000  # … what a worker has whose connection has broken

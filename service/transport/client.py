@@ -114,6 +114,8 @@ class BlockClient:
         self._borrower: Borrower | None = None  # of the memory that the worker shares
         self._may_borrow = True
         self._connected = False
+        self._refused = False  # the last time
+        self._heard_at = time.monotonic()  # or connected, or cut off
 
     def start(self) -> None:
         self._thread.start()
@@ -143,6 +145,12 @@ class BlockClient:
                 stream.taken += block.count
                 self._changed.add(task_id)
             self._give_credit()
+
+    def silent(self) -> tuple[bool, float]:
+        """Whether connections are refused, as by a process that has ended, and for how many
+        seconds there has been none, or nothing has come over it.
+        """
+        return self._refused, time.monotonic() - self._heard_at
 
     def hang_up(self) -> None:
         """End the connection, and the thread soon. Idempotent."""
@@ -215,16 +223,24 @@ class BlockClient:
                 sock, self._socket = self._socket, None
                 self._borrower = None
                 self._connected = False
+                if reader is not None:
+                    self._heard_at = time.monotonic()
             if sock is not None:
                 sock.close()  # a tunnel takes its time
 
     def _connect(self) -> frames.FrameReader:
-        errors = []
+        errors, refused = [], []
         for protocol, address in self._addresses:
             try:
-                return self._connect_to(protocol, address)
+                reader = self._connect_to(protocol, address)
             except OSError as error:
                 errors.append(f"{protocol} {address}: {error}")
+                if protocol != UNIX or len(self._addresses) == 1:  # whose names are of one host
+                    refused.append(isinstance(error, ConnectionRefusedError))
+            else:
+                self._refused = False
+                return reader
+        self._refused = refused[:1] == [True]
         raise ConnectionError("; ".join(errors))
 
     def _connect_to(self, protocol: str, address: str) -> frames.FrameReader:
@@ -258,6 +274,7 @@ class BlockClient:
         with self._lock:
             self._borrower = Borrower(reader.peer) if shares else None
             self._connected = True
+            self._heard_at = time.monotonic()
             self._granted = 0
             if self._elements is not None:
                 self._elements.take_back()
@@ -269,6 +286,7 @@ class BlockClient:
     def _handle(self, frame: frames.Frame, reader: frames.FrameReader) -> bool:
         """Do what the worker says; was anything delivered?"""
         peer = reader.peer
+        self._heard_at = time.monotonic()
         message = parse(frame, peer)
         match message.WhichOneof("message"):
             case "block":

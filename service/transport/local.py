@@ -85,6 +85,10 @@ class LocalClient:
             self._elements.taken(block.count)
         self._give(cost(block))
 
+    def silent(self) -> tuple[bool, float]:
+        """As BlockClient's; a worker of this process is never out of reach."""
+        return False, 0.0
+
     def hang_up(self) -> None:
         """Leave the worker; the thread ends soon. Idempotent."""
         self._closing = True

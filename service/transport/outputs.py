@@ -93,6 +93,12 @@ class TaskOutput:
             )
 
     @property
+    def waiting_elements(self) -> int:
+        """How many elements nobody has taken yet."""
+        with self._changed:
+            return sum(block.count for block, _ in self._blocks)
+
+    @property
     def ended(self) -> bool:
         """Whether there will be no more blocks."""
         return self._end is not None

@@ -13,7 +13,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from google.protobuf.message import DecodeError
@@ -119,14 +119,14 @@ class BlockServer:
         self._thread.start()
         local.offer(self._worker_uid, self._sessions)
 
-    def stop(self, drain_s: float = 0.0) -> None:
-        """Close all connections, telling the consumers; leave no thread behind. Idempotent.
-
-        For up to `drain_s`, wait until consumers have said that they received all blocks that
-        were handed to them.
+    def wait_until_received(self, timeout_s: float) -> Mapping[int, int]:
+        """Wait until consumers have said that they received all blocks that were handed to them;
+        how many elements they lack then, by task.
         """
-        if drain_s > 0 and not self._stopping.is_set():
-            self._sessions.wait_until_received(drain_s)
+        return self._sessions.wait_until_received(timeout_s)
+
+    def stop(self) -> None:
+        """Close all connections, telling the consumers; leave no thread behind. Idempotent."""
         self._stopping.set()
         self._waker.close()
         if self._thread.ident is not None:

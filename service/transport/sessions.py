@@ -14,7 +14,7 @@ that finishes sending takes the next block without robbing anybody.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -300,15 +300,21 @@ class Sessions:
         for output in outputs:
             output.cancel()
 
-    def wait_until_received(self, timeout_s: float) -> bool:
-        """Wait until no consumer lacks a block that was handed to it."""
+    def wait_until_received(self, timeout_s: float) -> Counter[int]:
+        """Wait until no consumer lacks a block that was handed to it; how many elements of each
+        task are lacking then.
+        """
 
-        def all_received() -> bool:
-            streams = (s for session in self._sessions.values() for s in session.streams.values())
-            return not any(stream.retained for stream in streams)
+        def lacking() -> Counter[int]:
+            found: Counter[int] = Counter()
+            for session in self._sessions.values():
+                for task_id, stream in session.streams.items():
+                    found[task_id] += sum(sent.block.count for sent in stream.retained)
+            return +found
 
         with self._lock:
-            return self._acknowledged.wait_for(all_received, timeout_s)
+            self._acknowledged.wait_for(lambda: not lacking(), timeout_s)
+            return lacking()
 
     def _output_changed(self, output: TaskOutput) -> None:
         with self._lock:

@@ -16,7 +16,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 from ...journal.proto import events_pb2 as ev
 from ..dispatcher_client import DispatcherClient
-from ..errors import ForebayError, Unavailable
+from ..errors import ForebayError, NotFound, Unavailable
 from ..executors import SplitRange
 from ..proto import forebay_pb2 as pb
 
@@ -36,6 +36,7 @@ class LeaseFeed:
     ) -> None:
         self.sources = sources
         self.failed: ForebayError | None = None  # why `next_range` raised
+        self.given_up = False  # the dispatcher leases to this task no more
         self._closed = threading.Event()
         self._draining = threading.Event()
         self._empty = all(_is_empty(source) for source in sources)
@@ -48,19 +49,30 @@ class LeaseFeed:
         ]
 
     def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
-        """The next splits; None at the end of the opening (executors/feeds.py).
+        """The next splits; None at the end of the opening (executors/splits.py), and when the
+        dispatcher has given the task up: what was begun may still be read.
 
-        Raises NotFound when the task has ended, Unavailable after `close`.
+        Raises Unavailable after `close`.
         """
         try:
             return self._providers[provider].next_range(opening, endless)
+        except NotFound:
+            self.given_up = True
+            return None
+        except CancelledError as error:  # by `close`
+            self.failed = Unavailable(f"provider {provider}'s task has been stopped")
+            raise self.failed from error
         except ForebayError as error:
             self.failed = error
             raise
 
     def is_over(self) -> bool:
         """Whether no opening that begins now or later will have a split."""
-        return self._empty or self._draining.is_set()
+        return self._empty or self.given_up or self._draining.is_set()
+
+    def begun_last(self) -> list[str]:
+        """Which splits were given last, for people."""
+        return [found for p in self._providers if (found := p.begun_last)]
 
     def drain(self) -> None:
         """End the splits here, and hand back what was leased and not begun."""
@@ -100,6 +112,7 @@ class _Provider:
         self._want = 1
         self._working: pb.LeaseSplitsResponse | None = None  # what the pipeline has
         self._working_since_s = 0.0
+        self.begun_last = ""
         self._begun: list[int] = []  # lease ids to report as completed
         self._ahead: Future[pb.LeaseSplitsResponse] | None = None
 
@@ -133,6 +146,8 @@ class _Provider:
                 self._return(lease)
                 return None
             self._working, self._working_since_s = lease, time.monotonic()
+            last = lease.first + lease.count - 1
+            self.begun_last = f"{lease.first}–{last} of source {self._number}"
             self._ahead = self._ask()
             return SplitRange(lease.first, lease.count, lease.repetition)
 

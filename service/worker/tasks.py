@@ -25,12 +25,15 @@ class TaskRunner:
         task: pb.Task,
         dispatcher: DispatcherClient,
         output: TaskOutput,
+        starting: threading.Semaphore,
     ) -> None:
+        """`starting` bounds how many tasks load their graphs at a time."""
         self.task = task
         self.output = output
         self.definition = ev.DatasetDefinition()  # once there is output
         self.drained = threading.Event()  # everything was produced, and handed to consumers
         self._dispatcher = dispatcher
+        self._starting = starting
         self._cancelled = threading.Event()
         self._draining = False
         self._executor: Executor | None = None
@@ -66,6 +69,20 @@ class TaskRunner:
         except ForebayError as error:
             log.warning("task %d could not hand its splits back: %s", self.task.task_id, error)
 
+    def undelivered(self, lacking: int) -> str:
+        """What is lost if it is cancelled now, for people; empty if nothing is.
+
+        `lacking` elements were handed to consumers that have not said that they have them.
+        """
+        elements = lacking + self.output.waiting_elements
+        unfinished = self._executor is not None and not self.output.ended
+        begun = self._feed.begun_last() if self._feed is not None else []
+        if not elements and not (unfinished and begun):
+            return ""
+        finished = f"{elements} elements that are finished"
+        rest = ", and what the pipeline is working on" if unfinished else ""
+        return finished + rest + (f" (begun last: splits {', '.join(begun)})" if begun else "")
+
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread to end; whether it has."""
         self._thread.join(timeout_s)
@@ -77,7 +94,7 @@ class TaskRunner:
             self._produce()
             while not self.output.wait_drained(timeout_s=60):
                 pass  # for consumers, or for cancel()
-            if not (self._cancelled.is_set() or self._draining):
+            if not (self._cancelled.is_set() or self._draining or self._given_up()):
                 self.drained.set()
                 self._dispatcher.call(
                     pb.CompleteTaskRequest(task_id=task_id),
@@ -120,8 +137,15 @@ class TaskRunner:
             log.info("task %d ends early: %s", self.task.task_id, error)
         self.output.cancel()
 
+    def _given_up(self) -> bool:
+        """Whether the dispatcher lists the task no more, so that its end is not the data's."""
+        return self._feed is not None and self._feed.given_up
+
     def _produce(self) -> None:
-        executor = self._executor = self._make_executor()
+        with self._starting:
+            if self._cancelled.is_set():
+                return
+            executor = self._executor = self._make_executor()
         # Once more, if it came too early to find what it is about.
         if self._cancelled.is_set():
             self.cancel()

@@ -2,9 +2,10 @@
 
 One thread asks the dispatcher what to run (a heartbeat that is answered when the list
 changes) and starts and stops tasks accordingly. That is the whole of its recovery too: a
-dispatcher that was restarted with its state lists the same tasks; one whose journal was in
-memory, or was repaired, lists none, and registers this worker anew. One that has lost a journal
-which was meant to last refuses the heartbeat: this worker waits for the right one to come back.
+dispatcher that was restarted with its state, or had given this worker up, lists the same tasks;
+one whose journal was in memory, or was repaired, lists none, and registers this worker anew. One
+that has lost a journal which was meant to last refuses the heartbeat: this worker waits for the
+right one to come back.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ GRPC_THREADS = 32
 STOP_S = 3.0
 """For tasks to end, once they are cancelled."""
 
+STARTING = 2
+"""Tasks that load their graphs at a time: hundreds at once would leave the interpreter to nobody
+else for long."""
+
 KEPT_COMPLETED = 64
 """Completed tasks that late consumers may still ask for."""
 
@@ -62,7 +67,7 @@ class WorkerOptions:
     heartbeat_interval_ms: int = 5_000  # the longest that a heartbeat waits for a change
     dispatcher_timeout_ms: int = 60_000
     output_bytes: int = BLOCK_BYTES  # of finished blocks a task, before it waits for consumers
-    drain_timeout_ms: int = 20_000  # with what follows, less than Kubernetes' 30 s
+    drain_timeout_ms: int = 20_000  # with what follows, up to 10 s, Kubernetes' 30 s
 
 
 class Worker:
@@ -72,11 +77,14 @@ class Worker:
         self._options = options
         self._uid = secrets.randbits(62) + 1
         self._dispatcher = DispatcherClient(options.dispatcher)
+        # Never behind the calls of the tasks: who is late is given up.
+        self._beats = DispatcherClient(options.dispatcher, own_connection=True)
         self._blocks = BlockServer(self._uid, options.host, options.data_port)
         self._tasks: dict[int, TaskRunner] = {}
         self._completed: dict[int, TaskRunner] = {}
         self._ending: list[TaskRunner] = []  # cancelled, and not yet over
         self._tasks_lock = threading.Lock()
+        self._starting = threading.Semaphore(STARTING)
         self._stopping = threading.Event()
         self._draining = False
         self._heartbeats = threading.Thread(
@@ -125,16 +133,16 @@ class Worker:
         self._registration.wait_ms = options.heartbeat_interval_ms
         self._heartbeats.start()
 
-    def stop(self, *, drain: bool = False) -> None:
+    def stop(self, *, drain: bool = False) -> bool:
         """End every task and leave the service. Idempotent.
 
         With `drain`, splits that were leased and not begun are handed back first, and
-        consumers take what has been begun, for at most the drain timeout.
+        consumers take what has been begun, for at most the drain timeout. Whether those that
+        read have got all of it; what was dropped is in the log.
         """
         if self._stopping.is_set():
-            return
-        if drain:
-            self._drain()
+            return True
+        delivered = self._drain() if drain else True
         self._stopping.set()
         runners = self._take_all()
         for runner in runners:
@@ -149,6 +157,7 @@ class Worker:
         # Stock clients' last elements are on their way; calls that wait end, as outputs have.
         self._grpc.stop(STOP_S if drain else 0).wait()
         self._dispatcher.close()
+        self._beats.close()
         if self._heartbeats.is_alive():
             self._heartbeats.join()
         runners += self._ending  # only now: the heartbeat may just have cancelled one
@@ -156,6 +165,7 @@ class Worker:
         for runner in runners:
             if not runner.join(max(0.0, give_up_s - time.monotonic())):
                 log.warning("task %d is still in an element, and is left", runner.task.task_id)
+        return delivered
 
     def _data_addresses(self) -> list[tuple[str, str]]:
         """Where blocks are to be had, the best way first, as clients are told."""
@@ -178,7 +188,7 @@ class Worker:
         with self._tasks_lock:
             return self._tasks.get(task_id) or self._completed.get(task_id)
 
-    def _drain(self) -> None:
+    def _drain(self) -> bool:
         self._draining = True
         give_up_s = time.monotonic() + self._options.drain_timeout_ms / 1000
         with self._tasks_lock:
@@ -190,7 +200,21 @@ class Worker:
             if self._is_read(runner.task.task_id):
                 runner.join(max(0.0, give_up_s - time.monotonic()))
         # Of completed tasks, too, blocks may be on their way.
-        self._blocks.stop(drain_s=max(0.0, give_up_s - time.monotonic()))
+        lacking = self._blocks.wait_until_received(max(0.0, give_up_s - time.monotonic()))
+        delivered = True
+        for runner in [*runners, *self._completed.values()]:
+            task_id = runner.task.task_id
+            if what := runner.undelivered(lacking.get(task_id, 0)):
+                is_read = self._is_read(task_id)
+                delivered &= not is_read
+                log.warning(
+                    "of task %d of dataset %s are dropped: %s; %s",
+                    task_id, runner.task.dataset_id, what,
+                    f"its readers did not take them within {self._options.drain_timeout_ms} ms: "
+                    "a longer --drain-timeout-ms gives them more time"
+                    if is_read else "nobody reads it",
+                )  # fmt: skip
+        return delivered
 
     def _is_read(self, task_id: int) -> bool:
         return self._blocks.is_read(task_id) or self._face.is_read(task_id)
@@ -198,7 +222,7 @@ class Worker:
     # -- the dispatcher ------------------------------------------------------------------------
 
     def _beat(self, patience_s: float | None = None) -> pb.WorkerHeartbeatResponse:
-        return self._dispatcher.call(
+        return self._beats.call(
             self._registration,
             pb.WorkerHeartbeatResponse,
             timeout_s=self._registration.wait_ms / 1000 + 5,
@@ -231,13 +255,21 @@ class Worker:
             for runner in self._take_all():
                 runner.cancel()
                 self._ending.append(runner)
+        # Given up, we were perhaps stopped, and what consumers have told us lies in the sockets.
+        came_back = self._worker_id not in (0, response.worker_id)
         self._worker_id, self._journal_id = response.worker_id, journal_id
         self._registration.version = response.version
         listed = {task.task_id: task for task in response.tasks}
         with self._tasks_lock:
             if self._stopping.is_set():
                 return
-            gone = [runner for i, runner in self._tasks.items() if i not in listed]
+            # Who reads a task of an iteration that went on without us still gets what was begun.
+            gone = [
+                runner
+                for i, runner in self._tasks.items()
+                if i not in listed
+                and (runner.drained.is_set() or not (came_back or self._blocks.is_read(i)))
+            ]
             new = [task for i, task in listed.items() if i not in self._tasks]
             for runner in gone:
                 del self._tasks[runner.task.task_id]
@@ -247,7 +279,7 @@ class Worker:
                 gone.append(self._completed.pop(next(iter(self._completed))))
             for task in [] if self._draining else new:
                 output = TaskOutput(self._options.output_bytes)
-                runner = TaskRunner(task, self._dispatcher, output)
+                runner = TaskRunner(task, self._dispatcher, output, self._starting)
                 self._tasks[task.task_id] = runner
                 self._blocks.add_task(task.task_id, output)
                 runner.start()

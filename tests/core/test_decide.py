@@ -11,8 +11,8 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.core.apply import apply
 from forebay.service.core.decide import decide
-from forebay.service.core.state import State
-from forebay.service.errors import FailedPrecondition, InvalidArgument
+from forebay.service.core.state import State, lease_caller
+from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 
 
 class Given:
@@ -156,6 +156,49 @@ def test_an_anonymous_iteration_ends_with_its_last_consumer(name: str) -> None:
         assert not state.workers[worker].tasks
 
 
+def test_an_epoch_that_was_left_early_goes_on_with_the_splits_that_are_left() -> None:
+    given = Given()
+    worker_id = given.worker(1)
+    joined = given.iteration("named")
+    lease = given.lease(given.task_of(worker_id), 10)
+    assert lease is not None
+    given.when(c.LeaveIteration(consumer_id=joined.consumer_id, reason="r"))
+    given.when(c.CollectIteration(iteration_id=joined.iteration_id))
+    assert given.then == ["lease_lost", "iteration_paused"]
+    state = given.state
+    assert not (state.tasks or state.leases or state.workers[worker_id].tasks)
+    given.when(c.CollectIteration(iteration_id=joined.iteration_id))
+    assert given.then == []
+    other = given.worker(2)
+    assert given.then == ["worker_registered"]  # nobody reads it
+    again = given.iteration("named")
+    assert given.then == ["task_created", "task_created", "consumer_joined"]
+    assert again.iteration_id == joined.iteration_id
+    got = [lease.count]
+    for task_id in (given.task_of(worker_id), given.task_of(other)):
+        while (lease := given.lease(task_id, 100)) is not None:
+            assert lease.first == sum(got)
+            got.append(lease.count)
+        given.when(c.CompleteTask(task_id=task_id))
+    assert sum(got) == 100
+    assert given.then == ["task_completed", "iteration_finished"]
+
+
+def test_a_lost_task_of_an_epoch_that_was_paused_is_not_gone_on_with() -> None:
+    given = Given()
+    worker_id = given.worker(1)
+    joined = given.iteration("named")
+    given.worker(2)
+    task_id = given.task_of(worker_id)
+    given.when(c.LoseWorker(worker_id=worker_id, reason="no sign of life"))
+    given.when(c.LeaveIteration(consumer_id=joined.consumer_id, reason="r"))
+    given.when(c.CollectIteration(iteration_id=joined.iteration_id))
+    given.worker(1)
+    assert given.then == ["worker_registered"]
+    with pytest.raises(NotFound):
+        given.lease(task_id, 1)
+
+
 def test_a_process_whose_address_was_taken_is_refused() -> None:
     given = Given()
     given.when(c.RegisterWorker(address="w:1", uid=1))
@@ -218,6 +261,7 @@ def test_after_a_repair_nobody_goes_on_and_no_id_comes_back() -> None:
     assert state.iterations[joined.iteration_id].providers[0].lost == [(0, lease.count)]
     again = given.worker(1)
     assert again > lease.lease_id + 1000
+    given.iteration("shared")
     lease = given.lease(given.task_of(again), 10)
     assert lease is not None
     assert lease.first == 10
@@ -232,10 +276,87 @@ def test_a_heartbeat_that_a_goodbye_has_overtaken_registers_nobody() -> None:
     assert given.worker(8)
 
 
-def test_a_worker_that_was_given_up_may_come_back() -> None:
+def test_a_process_that_was_given_up_and_comes_back_goes_on_with_its_task() -> None:
     given = Given()
-    given.when(c.LoseWorker(worker_id=given.worker(7), reason="no sign of life"))
-    assert given.worker(7)
+    worker_id = given.worker(7)
+    joined = given.iteration()
+    task_id = given.task_of(worker_id)
+    lease = given.lease(task_id, 10)
+    assert lease is not None
+    given.when(c.LoseWorker(worker_id=worker_id, reason="no sign of life"))
+    assert given.then == ["lease_lost", "worker_lost"]
+    for command in (
+        c.LeaseSplits(task_id=task_id, provider=0, repetition=0, want=1),
+        c.CompleteTask(task_id=task_id),
+    ):
+        with pytest.raises(Unavailable, match="registered again"):
+            given.when(command)
+    again = given.worker(7)
+    assert again != worker_id
+    assert given.task_of(again) == task_id
+    provider = given.state.iterations[joined.iteration_id].providers[0]
+    assert provider.lost == []
+    back = ((lease.lease_id, lease.count),)
+    given.when(c.LeaseSplits(task_id=task_id, provider=0, repetition=0, want=0, returned=back))
+    assert given.lease(task_id, 10) == lease_like(lease, given)
+    assert not given.state.lost_tasks
+
+
+def test_a_lease_whose_answer_was_lost_with_the_worker_is_found_when_it_comes_back() -> None:
+    given = Given()
+    worker_id = given.worker(7)
+    given.iteration()
+    task_id = given.task_of(worker_id)
+    request = (lease_caller(task_id, 0), 1)
+    ask = c.LeaseSplits(request=request, task_id=task_id, provider=0, repetition=0, want=5)
+    lease = given.when(ask)
+    given.when(c.LoseWorker(worker_id=worker_id, reason="no sign of life"))
+    given.worker(7)
+    assert given.when(ask) == lease
+    assert given.then == []
+
+
+def test_another_process_does_not_go_on_with_a_lost_task() -> None:
+    given = Given()
+    worker_id = given.worker(7)
+    given.iteration()
+    task_id = given.task_of(worker_id)
+    given.when(c.LoseWorker(worker_id=worker_id, reason="no sign of life"))
+    assert given.task_of(given.worker(8)) != task_id
+
+
+@pytest.mark.parametrize("ends", ["finished", "collected", "replaced", "repaired", "departed"])
+def test_a_task_that_nobody_can_go_on_with_is_forgotten(ends: str) -> None:
+    given = Given()
+    worker_id = given.worker(7)
+    joined = given.iteration()
+    task_id = given.task_of(worker_id)
+    given.when(
+        c.LeaseSplits(
+            request=(lease_caller(task_id, 0), 1), task_id=task_id, provider=0, repetition=0, want=5
+        )
+    )
+    given.when(c.LoseWorker(worker_id=worker_id, reason="r", left=ends == "departed"))
+    assert bool(given.state.lost_tasks) == (ends != "departed")
+    if ends == "finished":
+        given.when(c.CompleteTask(task_id=given.task_of(given.worker(8))))
+    elif ends == "collected":
+        given.when(c.LeaveIteration(consumer_id=joined.consumer_id, reason="r"))
+    elif ends == "replaced":
+        given.worker(7)
+        given.when(c.RegisterWorker(address="w:7", uid=8))
+    elif ends == "repaired":
+        apply(given.state, ev.Event(leader_elected=ev.LeaderElected(term=2, journal_id="k")))
+    assert not given.state.lost_tasks
+    assert lease_caller(task_id, 0) not in given.state.answers
+
+
+def lease_like(lease: ev.SplitsLeased, given: Given) -> ev.SplitsLeased:
+    """The same splits, leased once more."""
+    again = ev.SplitsLeased()
+    again.CopyFrom(lease)
+    again.lease_id = max(given.state.leases)
+    return again
 
 
 def test_splits_handed_back_by_the_last_worker_wait_for_the_next_one() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import random
 import threading
+import time
 from collections.abc import Iterator
 
 import grpc
@@ -23,6 +24,7 @@ from forebay.service.errors import (
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import open_storage
 
+from ..standbys import wait_until
 from ..stock import GRAPH, DispatcherProcess
 
 METHODS = [name.removesuffix("Request") for name in pb.DESCRIPTOR.message_types_by_name
@@ -228,4 +230,57 @@ def test_a_dispatcher_whose_disk_is_full_says_so_and_loses_nothing(
             assert client.get_dataset(dataset_id, with_graph=False).definition.structure == str(
                 number
             )
+        client.close()
+
+
+def leave_epochs(client: DispatcherClient, count: int, **fields: object) -> None:
+    """Join a named job's repetitions, one after the other, and leave each at once."""
+    dataset_id = register(client, sources=[ev.SplitSource(count=1000)])
+    job_id = job(client, dataset_id, job_name="left early", **fields)
+    for repetition in range(count):
+        request = pb.JoinIterationRequest(job_id=job_id, repetition=repetition)
+        joined = client.call_numbered(request, pb.JoinIterationResponse)
+        leave = pb.LeaveIterationRequest(consumer_id=joined.consumer_id)
+        client.call(leave, pb.LeaveIterationResponse)
+
+
+def tasks_of(client: DispatcherClient, worker: pb.WorkerHeartbeatRequest) -> int:
+    return len(client.call(worker, pb.WorkerHeartbeatResponse).tasks)
+
+
+@pytest.mark.parametrize("sharding", ["OFF", "DYNAMIC"])
+def test_workers_keep_only_the_latest_epochs_that_were_left_early(sharding: str) -> None:
+    with DispatcherProcess("memory:") as dispatcher:
+        client = DispatcherClient(dispatcher.target)
+        worker = pb.WorkerHeartbeatRequest(address="epochs:1", uid=1)
+        assert tasks_of(client, worker) == 0
+        leave_epochs(client, 5, sharding=ev.Sharding.Value(sharding))
+        wait_until(lambda: tasks_of(client, worker) == 2)
+        client.close()
+
+
+def test_an_epoch_that_was_left_early_is_collected_after_a_time() -> None:
+    options = {"dynamic_gc_timeout_ms": 20, "job_gc_check_interval_ms": 50}
+    with DispatcherProcess("memory:", max_idle_iterations=-1, **options) as dispatcher:
+        client = DispatcherClient(dispatcher.target)
+        worker = pb.WorkerHeartbeatRequest(address="epochs:1", uid=1)
+        assert tasks_of(client, worker) == 0
+        leave_epochs(client, 2, sharding=ev.DYNAMIC)
+        wait_until(lambda: tasks_of(client, worker) == 0)
+        client.close()
+
+
+def test_a_worker_that_asks_for_splits_is_there_whatever_its_heartbeat() -> None:
+    with DispatcherProcess("memory:", worker_timeout_ms=1_500) as dispatcher:
+        client = DispatcherClient(dispatcher.target)
+        dataset_id = register(client, sources=[ev.SplitSource(count=1000)])
+        worker = pb.WorkerHeartbeatRequest(address="busy:1", uid=1)
+        client.call(worker, pb.WorkerHeartbeatResponse)
+        job_id = job(client, dataset_id, sharding=ev.DYNAMIC)
+        client.call(pb.JoinIterationRequest(job_id=job_id), pb.JoinIterationResponse)
+        [task] = client.call(worker, pb.WorkerHeartbeatResponse).tasks
+        for _ in range(30):  # for twice its timeout
+            ask = pb.LeaseSplitsRequest(task_id=task.task_id, want=1)
+            assert client.call(ask, pb.LeaseSplitsResponse, patience_s=5).count == 1
+            time.sleep(0.1)
         client.close()

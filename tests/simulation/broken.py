@@ -16,6 +16,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import apply, commands, decide, ranges
 from forebay.service.core.state import State, encode_state
 from forebay.service.dispatcher import dispatcher
+from forebay.service.dispatcher.attendance import Attendance
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.leadership import Leadership
 from forebay.service.transport.client import BlockClient
@@ -124,6 +125,33 @@ def cuts_consumers_off_at_drain() -> AbstractContextManager[None]:
     return replaced(Worker, _is_read=lambda *_: False)
 
 
+def forgets_the_tasks_of_lost_workers() -> AbstractContextManager[None]:
+    """An `apply` after which a worker that was given up, and comes back, begins anew."""
+    lost = apply._APPLY["worker_lost"]
+
+    def forgets(state: State, event: Any) -> None:
+        lost(state, event)
+        state.lost_tasks.clear()
+
+    @contextmanager
+    def put_in() -> Iterator[None]:
+        apply._APPLY["worker_lost"] = forgets
+        try:
+            yield
+        finally:
+            apply._APPLY["worker_lost"] = lost
+
+    return put_in()
+
+
+def keeps_every_epoch() -> AbstractContextManager[None]:
+    """A dispatcher that has its workers go on with every epoch that was left early."""
+
+    async def bound(self: Attendance) -> None: ...
+
+    return replaced(Attendance, _bound_idle_iterations=bound)
+
+
 def disk_lies() -> AbstractContextManager[None]:
     """A disk that says it has synced, and has not."""
     return replaced(Disk, lies=True)
@@ -176,6 +204,8 @@ BROKEN: dict[str, Variant] = {
         ),
         Variant(takes_the_end_of_a_repetition_for_the_end, "that has none", ("kill worker",)),
         Variant(cuts_consumers_off_at_drain, "was never delivered", ("drain worker",)),
+        Variant(forgets_the_tasks_of_lost_workers, "came to", ("freeze worker",)),
+        Variant(keeps_every_epoch, "epochs that nobody reads go on", seeds=80),
         Variant(disk_lies, "", ("power failure",)),
         Variant(storage_does_not_fence, "term", ("pause dispatcher", "storage slow")),
         Variant(refuses_nobody, "begins anew on an emptied storage", ("storage emptied",)),

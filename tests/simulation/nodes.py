@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from forebay.service import graphs
@@ -116,9 +116,8 @@ class WorkerNode(Node):
         # It does not wait for consumers that have not come yet, so these lose what it has begun.
         unread = [task_id for task_id in running._tasks if not running._blocks.is_read(task_id)]
         self.kernel.oracle.unread.update(unread if drain else [])
-        give_up_s = self.kernel.now + self.options.drain_timeout_ms / 1000
-        running.stop(drain=drain)
-        if not drain or self.kernel.now >= give_up_s:  # it need not have delivered everything
+        delivered = running.stop(drain=drain)
+        if not (drain and delivered):
             self.kernel.oracle.dead_uids.add(running._uid)
         assert self.process is not None
         left = [f"{t.name} in {t.where()}" for t in self.process.threads if t.name != "main"]
@@ -176,16 +175,18 @@ class Trainer(Node):
         rng, oracle = self.kernel.rng, self.kernel.oracle
         dynamic = self.job.policy is ShardingPolicy.DYNAMIC
         left = len(self.job.pipeline.places()) if self.job.pipeline.endless else -1
-        blocks = reader.iterate()
-        for block in blocks:
-            for element in elements_of(block):
-                oracle.deliver(self.name, element, dynamic)
-            self.job.seen.add(element.iteration_id)
-            if self.job.step_s:
-                self.kernel.sleep(self.job.step_s * rng.uniform(0.1, 2))
-            if left >= 0 and (left := left - block.count) <= 0:
-                blocks.close()
-                return True
+        with closing(reader.iterate()) as blocks:
+            for block in blocks:
+                for element in elements_of(block):
+                    oracle.deliver(self.name, element, dynamic)
+                self.job.seen.add(element.iteration_id)
+                if self.job.leaves and rng.random() < self.job.leaves:
+                    oracle.excused_consumers += 1  # what is on its way to it
+                    return True
+                if self.job.step_s:
+                    self.kernel.sleep(self.job.step_s * rng.uniform(0.1, 2))
+                if left >= 0 and (left := left - block.count) <= 0:
+                    return True
         return False
 
     def killed(self, process: Process) -> None:
@@ -204,6 +205,7 @@ class Job:
         name: str | None,
         epochs: int,
         step_s: float,
+        leaves: float = 0,
     ) -> None:
         self.service = service
         self.pipeline = pipeline
@@ -211,6 +213,7 @@ class Job:
         self.name = name
         self.epochs = epochs
         self.step_s = step_s  # a trainer's time for a block
+        self.leaves = leaves  # the chance that it leaves the epoch after a block
         self.seen: set[int] = set()  # iterations of which a trainer had an element
 
     def dataset_id(self) -> str:

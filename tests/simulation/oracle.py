@@ -59,6 +59,7 @@ class Books:
     completed: set[int] = field(default_factory=set)  # tasks
     finished: set[int] = field(default_factory=set)  # iterations
     collected: set[int] = field(default_factory=set)
+    paused: set[int] = field(default_factory=set)  # leases
     leases: dict[int, Lease] = field(default_factory=dict)
     holder: dict[tuple[int, int, int, int], Lease] = field(default_factory=dict)  # by split
 
@@ -77,6 +78,7 @@ class Oracle:
         self.counts: Counter[str] = Counter()
         self.dead_uids: set[int] = set()  # workers whose process was killed
         self.hand_back_may_fail = False  # because the dispatcher may be out of reach for long
+        self.readers_may_be_cut_off = False  # from a worker, when the dispatcher gives that up
         self.not_handed_back: set[int] = set()  # tasks whose drained worker could not
         self.unread: set[int] = set()  # tasks that nobody read yet as their worker was drained
         self.excused_consumers = 0  # that were killed, or given up, with elements on their way
@@ -151,6 +153,15 @@ class Oracle:
 
     def _iteration_collected(self, event: ev.IterationCollected) -> None:
         self.books.collected.add(event.iteration_id)
+
+    def _iteration_paused(self, event: ev.IterationPaused) -> None:
+        """What its tasks had begun is lost, as far as nobody has taken it."""
+        books = self.books
+        readers = {c for c, i in books.consumers.items() if i == event.iteration_id}
+        if readers - books.left.keys():
+            raise Violation(f"iteration {event.iteration_id} was paused under its readers")
+        tasks = {t for t, (i, _) in books.tasks.items() if i == event.iteration_id}
+        books.paused |= {i for i, lease in books.leases.items() if lease.task_id in tasks}
 
     def _consumer_joined(self, event: ev.ConsumerJoined) -> None:
         self.books.consumers[event.consumer_id] = event.iteration_id
@@ -293,8 +304,12 @@ class Oracle:
     # -- elements ----------------------------------------------------------------------------
 
     def deliver(self, consumer: str, element: Element, dynamic: bool) -> None:
-        """A trainer has taken an element."""
-        key = element[1:] if dynamic else element
+        """A trainer has taken an element. Without sharding each process of a worker gives each
+        element once, whatever the dispatcher thinks of it meanwhile.
+        """
+        key: tuple[int, ...] = element[1:]
+        if not dynamic:
+            key = (self.books.workers[self.books.tasks[element.task_id][1]], *key)
         if (other := self.delivered.get(key)) is not None:
             raise Violation(f"{element} came to {other} and to {consumer}")
         if dynamic:
@@ -319,12 +334,15 @@ class Oracle:
         for task_id in tasks:
             for place in wanted:
                 key = (iteration_id, *place)
-                if (key if dynamic else (task_id, *key)) in self.delivered:
+                uid = self.books.workers[self.books.tasks[task_id][1]] if not dynamic else 0
+                if (key if dynamic else (uid, *key)) in self.delivered:
                     continue
                 missing += 1
                 lease = self.books.holder.get(key)
                 task_of = lease.task_id if lease is not None else task_id
                 if task_of and self._died(task_of):
+                    continue
+                if lease is not None and lease.lease_id in self.books.paused:
                     continue
                 if dynamic and lease is None:
                     raise Violation(f"nobody was ever given the split {key}")
@@ -338,8 +356,9 @@ class Oracle:
         return missing
 
     def _died(self, task_id: int) -> bool:
-        """Whether the task's worker was killed, was given up by the dispatcher, could not reach it
-        to hand back what it had leased, or was drained before anybody read the task.
+        """Whether the task's worker was killed, was cut off from a consumer as the dispatcher gave
+        it up, could not reach it to hand back what it had leased, or was drained before anybody
+        read the task. That it was given up is no excuse: it comes back, and goes on.
         """
         if task_id in self.not_handed_back and self.hand_back_may_fail:
             return True
@@ -348,7 +367,8 @@ class Oracle:
         worker_id = self.books.tasks[task_id][1]
         if self.books.workers[worker_id] in self.dead_uids:
             return True
-        return self.books.lost_workers.get(worker_id, GOODBYE) != GOODBYE
+        given_up = self.books.lost_workers.get(worker_id, GOODBYE) != GOODBYE
+        return given_up and self.readers_may_be_cut_off
 
 
 class Elsewhere(Oracle):

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from forebay.service.core.state import Iteration
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.worker import WorkerOptions
 
@@ -28,6 +29,7 @@ END_S = 900.0
 that anything waits is a consumer's timeout."""
 
 STOP_S = 120.0
+IDLE_S = 30.0
 MEMORY = Path("/dev/shm")
 
 
@@ -67,7 +69,7 @@ class Run:
         ]
         self.job = Job(
             service, scenario.pipeline, scenario.policy, "job" if scenario.named else None,
-            scenario.epochs, scenario.step_s,
+            scenario.epochs, scenario.step_s, scenario.leaves,
         )  # fmt: skip
         self.trainers = [
             Trainer(this, f"trainer-{i}", hosts[(2 if scenario.neighbours else 5) + i], self.job)
@@ -109,6 +111,10 @@ class Run:
         self.oracle.hand_back_may_fail = self.scenario.weather.lost > 0 or any(
             fault.kind not in harmless for fault in self.scenario.faults
         )
+        cuts = {"partition", "cut connections"}
+        self.oracle.readers_may_be_cut_off = self.scenario.weather.lost > 0 or any(
+            fault.kind in cuts for fault in self.scenario.faults
+        )
         for node in self.nodes:
             this.at(rng.choice([0, rng.uniform(0, self.scenario.work_s / 2)]), node.start)
         for fault in self.scenario.faults:
@@ -119,6 +125,8 @@ class Run:
             waiting = [node.name for node in self.trainers if not node.done]
             raise Violation(f"{waiting} did not come to the end of the job:\n{self._where()}")
         self._heal()
+        if not this.run(self._few_are_idle, IDLE_S):
+            raise Violation(f"epochs that nobody reads go on:\n{self._idle()}")
         missing = self._account()
         self._stop()
         self._examine()
@@ -129,6 +137,14 @@ class Run:
 
     def _finished(self) -> bool:
         return all(trainer.done for trainer in self.trainers)
+
+    def _idle(self) -> list[Iteration]:
+        """The epochs of the job that nobody reads, and that workers still have tasks of."""
+        iterations = self.oracle.state.iterations.values()
+        return [i for i in iterations if i.tasks and not i.consumers]
+
+    def _few_are_idle(self) -> bool:
+        return len(self._idle()) <= DispatcherOptions.max_idle_iterations
 
     def _account(self) -> int:
         scenario, pipeline = self.scenario, self.scenario.pipeline

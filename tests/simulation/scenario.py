@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from forebay.service.client.consumer import MUTE_S
 from forebay.service.client.options import ShardingPolicy
 
 from .network import Weather
@@ -29,10 +30,13 @@ FAULTS = (
     "cut connections",
     "storage trouble",
     "storage slow",
+    "freeze worker",
 )
 
 ON_DEMAND = ("storage emptied",)
 """Faults that no seed draws by itself."""
+LATER = {"freeze worker"}
+"""Kinds with chances of their own, so that the seeds from before them stay as they were."""
 
 
 @dataclass
@@ -70,6 +74,7 @@ class Scenario:
     retention_hours: float
     same_ports: bool  # a worker that is started again has its data port, too
     neighbours: bool  # trainers are on the workers' hosts
+    leaves: float = 0  # with this chance after each block, a trainer leaves the epoch
     faults: list[Fault] = field(default_factory=list)
 
     @property
@@ -131,7 +136,11 @@ def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
         neighbours=rng.random() < 0.4,
     )
     share = (0.1, 0.2, 0.35)[seed % 3]
-    kinds = [kind for kind in FAULTS if rng.random() < share]
+    chances = random.Random(f"later {seed}")
+    if chances.random() < 0.15:
+        scenario.leaves = chances.choice([0.02, 0.2, 1])
+        scenario.named, scenario.epochs = True, chances.randint(3, 6)
+    kinds = [k for k in FAULTS if (chances if k in LATER else rng).random() < share]
     if kinds := list(only) or kinds:
         span = 1.2 * scenario.work_s + 0.5
         scenario.faults = sorted(
@@ -146,4 +155,7 @@ def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
             ),
             key=lambda fault: fault.at_s,
         )
+        for fault in scenario.faults:
+            if fault.kind == "freeze worker":  # for long enough that it is given up
+                fault.for_s = scenario.worker_timeout_ms / 1000 + chances.uniform(0.5, MUTE_S / 2)
     return scenario

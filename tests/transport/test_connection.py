@@ -91,7 +91,8 @@ def test_several_tasks_over_one_connection_and_several_consumers_of_one_task(
         )
     for producer in producers:
         producer.join()
-    server.stop(drain_s=TIMEOUT_S)
+    assert not server.wait_until_received(TIMEOUT_S)
+    server.stop()
 
 
 @pytest.mark.parametrize("credit_bytes", [1, 5_000, 100_000])
@@ -272,7 +273,8 @@ def test_stopping_the_server_is_told(server: BlockServer, closing: ExitStack) ->
     consumer.client.read(5)
     output.put(numbered(1))
     assert consumer.take()[0] == 5
-    server.stop(drain_s=TIMEOUT_S)
+    assert not server.wait_until_received(TIMEOUT_S)
+    server.stop()
     server.stop()
     assert "the worker stops" in str(consumer.get())
 

@@ -393,7 +393,8 @@ class TestLocal:
         there.produce(1, numbered, 3)
         consumer = self.consumer(closing, there)
         consumer.numbers()
-        there.servers[0].stop(drain_s=TIMEOUT_S)
+        assert not there.servers[0].wait_until_received(TIMEOUT_S)
+        there.servers[0].stop()
         assert consumer.get() == "the worker stops"
         assert local_worker(1) is None
 

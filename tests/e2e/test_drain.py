@@ -1,0 +1,62 @@
+"""A worker that is told to stop: what its trainers do not take in time is named."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from forebay import service
+
+from ..cluster import WorkerProcess
+from ..standbys import status, wait_until
+from ..stock import DispatcherProcess
+
+ELEMENTS = 200  # of a megabyte
+CREDIT = 32  # of them, that a trainer takes in advance
+
+
+def megabytes() -> tf.data.Dataset:
+    return tf.data.Dataset.range(ELEMENTS).map(lambda x: tf.fill([1 << 17], x))
+
+
+def begun(dispatcher: DispatcherProcess) -> int:
+    jobs: Any = status(dispatcher)["jobs"]
+    [provider] = jobs[0]["iterations"][0]["providers"]
+    return int(provider["leased"] + provider["completed"])
+
+
+def test_what_a_slow_trainer_does_not_take_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    with (
+        DispatcherProcess("memory:") as dispatcher,
+        WorkerProcess(dispatcher.address, drain_timeout_ms=200) as worker,
+    ):
+        dataset_id = service.register_dataset(dispatcher.target, megabytes())
+        with service.read(dispatcher.target, dataset_id, processing_mode="distributed_epoch") as it:
+            next(it)
+            wait_until(lambda: begun(dispatcher) > CREDIT + 20)
+            assert worker.stop() == 3
+            log = capfd.readouterr().err
+            found = re.search(r"are dropped: (\d+) elements .*begun last: splits (\d+)–(\d+)", log)
+            assert found, log
+            dropped, first, last = map(int, found.groups())
+            assert dropped > 0
+            assert 0 < first <= last < ELEMENTS
+            assert "200 ms" in log
+            with WorkerProcess(dispatcher.address):  # the splits that it handed back
+                rest = [int(element[0]) for element in it]
+    missing = set(range(1, ELEMENTS)) - set(rest)
+    assert len(missing) >= dropped
+
+
+def test_a_trainer_that_takes_everything_in_time_is_no_failure() -> None:
+    with (
+        DispatcherProcess("memory:") as dispatcher,
+        WorkerProcess(dispatcher.address, drain_timeout_ms=200) as worker,
+    ):
+        dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(10))
+        with service.read(dispatcher.target, dataset_id, processing_mode="distributed_epoch") as it:
+            next(it)
+            assert worker.stop() == 0
