@@ -3,16 +3,26 @@
 That is not state: after a replay everybody counts as seen so lately that those who live have time
 to be heard. To give somebody up is a
 decision like any other.
+
+A broken connection may be a process that died, or a network that hiccups; a worker that lives has
+`reconnect_grace_ms` to come back, since with it its leases would be lost. If a consumer that has
+been connected to the worker is refused there besides, the process is gone: nobody listens at its
+address any more. That is waited for only until news that overtook each other have arrived.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..core import commands as c
+from ..core.state import Worker
 from ..errors import Unavailable
 
 if TYPE_CHECKING:
@@ -24,35 +34,102 @@ CHECK_S = 0.5
 REDISCOVERIES = 3
 """How many times `reconnect_grace_ms` a worker has to find a dispatcher that has just begun."""
 
+REFUSED_GRACE_S = 1.0
+"""For a worker whose connection has broken, and at whose address nobody listens."""
+
+SILENT = "no sign of life"
+GONE = "its connection broke, and its address refuses consumers"
+
+
+@dataclass
+class _Presence:
+    """What is known of a member."""
+
+    until_s: float  # when it is given up, monotonic
+    polls: int = 0  # that it has begun
+    waits: bool = False  # in the newest of them
+    broken: bool = True  # the newest of them was, or there is none yet
+    refuses: bool = False  # consumers, since it spoke last
+
 
 class Attendance:
     """Of the members of one dispatcher. Everything runs on its event loop."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        state, now = dispatcher.state, time.monotonic()
-        self._seen: dict[int, float] = dict.fromkeys((*state.workers, *state.consumers), now)
-        for worker in state.workers.values():
-            if not worker.stock:  # it has lost its connection, and looks for us all the time
-                self._seen[worker.worker_id] -= self._early_s(REDISCOVERIES)
+        self._members: dict[int, _Presence] = {}
+        for member_id in (*dispatcher.state.workers, *dispatcher.state.consumers):
+            self._present(member_id)
 
-    def saw(self, member_id: int) -> float:
-        """A worker or a consumer gave a sign of life; when that was, for `lost_touch`."""
-        now = self._seen[member_id] = time.monotonic()
-        return now
+    def saw(self, member_id: int) -> None:
+        """A worker or a consumer gave a sign of life."""
+        member = self._present(member_id)
+        member.until_s = time.monotonic() + self._timeout_s(member_id)
+        member.refuses = False
 
-    def lost_touch(self, member_id: int, seen: float) -> None:
-        """Its connection broke: it has `reconnect_grace_ms` to come back, unless it has."""
-        if self._seen.get(member_id) != seen:
-            return
+    @contextmanager
+    def poll(self, member_id: int) -> Iterator[None]:
+        """Around a heartbeat that waits, and its answer: a sign of life, and one of death if it
+        breaks and the member does not come back.
+        """
+        self.saw(member_id)
+        member = self._present(member_id)
+        member.polls += 1
+        number, member.waits, member.broken = member.polls, True, False
+        broken = False
+        try:
+            yield
+        except asyncio.CancelledError:
+            broken = True
+            raise
+        finally:
+            if number == member.polls:  # or it has come back already
+                member.waits, member.broken = False, broken
+                member.until_s = time.monotonic() + self._timeout_s(member_id)
+                self._shorten(member_id)
+
+    def refuses(self, worker_id: int) -> None:
+        """A consumer that has been connected to the worker finds nobody at its address."""
+        self._present(worker_id).refuses = True
+        self._shorten(worker_id)
+
+    def _present(self, member_id: int) -> _Presence:
+        """Who is new has not been heard yet: its connection to whoever led before has broken."""
+        member = self._members.get(member_id)
+        if member is None:
+            timeout_s, worker = self._timeout_s(member_id), self._worker(member_id)
+            if worker is not None and not worker.stock:  # it looks for us all the time
+                timeout_s = min(timeout_s, REDISCOVERIES * self._grace_s)
+            member = self._members[member_id] = _Presence(time.monotonic() + timeout_s)
+        return member
+
+    def _shorten(self, member_id: int) -> None:
+        """What a member that does not wait here is given, by what is known of it."""
+        member = self._members[member_id]
         # A trainer whose connection was cut must not lose its place: it has the whole timeout.
-        if member_id in self._dispatcher.state.workers:
-            self._seen[member_id] = time.monotonic() - self._early_s(1)
+        if member.waits or self._worker(member_id) is None or member.until_s == math.inf:
+            return
+        if member.broken and member.refuses:
+            left_s = min(self._grace_s, REFUSED_GRACE_S)
+        elif member.refuses or (member.broken and member.polls):
+            left_s = self._grace_s
+        else:
+            return
+        member.until_s = min(member.until_s, time.monotonic() + left_s)
 
-    def _early_s(self, graces: int) -> float:
-        """How much of a worker's timeout is over for one that has `graces` to come back."""
+    def _worker(self, member_id: int) -> Worker | None:
+        """None if it is a consumer."""
+        return self._dispatcher.state.workers.get(member_id)
+
+    def _timeout_s(self, member_id: int) -> float:
         options = self._dispatcher.options
-        return max(0, options.worker_timeout_ms - graces * options.reconnect_grace_ms) / 1000
+        worker = self._worker(member_id) is not None
+        timeout_ms = options.worker_timeout_ms if worker else options.client_timeout_ms
+        return timeout_ms / 1000 if timeout_ms >= 0 else math.inf
+
+    @property
+    def _grace_s(self) -> float:
+        return self._dispatcher.options.reconnect_grace_ms / 1000
 
     async def watch(self) -> None:
         """Give up who is silent for too long, and what nobody reads; until it is cancelled."""
@@ -62,7 +139,8 @@ class Attendance:
         while True:
             deaf_s = await self._listen(interval_s)
             if deaf_s >= interval_s:
-                self._seen = {i: t + deaf_s for i, t in self._seen.items()}
+                for member in self._members.values():
+                    member.until_s += deaf_s
             try:
                 await self._expire_members()
                 if time.monotonic() >= next_gc:
@@ -85,32 +163,24 @@ class Attendance:
         return paused_s
 
     async def _expire_members(self) -> None:
-        now, options, state = time.monotonic(), self._dispatcher.options, self._dispatcher.state
-        self._seen = {
-            i: t for i, t in self._seen.items() if i in state.workers or i in state.consumers
+        state = self._dispatcher.state
+        self._members = {
+            i: member
+            for i, member in self._members.items()
+            if i in state.workers or i in state.consumers
         }
-        for members, timeout_ms, lose in (
-            (state.workers, options.worker_timeout_ms, self._lose_worker),
-            (state.consumers, options.client_timeout_ms, self._lose_consumer),
-        ):
-            if timeout_ms < 0:
-                continue
-            for member_id in list(members):
-                quiet_s = now - self._seen.setdefault(member_id, now)
-                if quiet_s * 1000 > timeout_ms:
-                    await lose(member_id)
+        for member_id in (*state.workers, *state.consumers):
+            if time.monotonic() > self._present(member_id).until_s:
+                await self._lose(member_id)
 
-    async def _lose_worker(self, worker_id: int) -> None:
-        worker = self._dispatcher.state.workers.get(worker_id)
-        if worker is None:  # it left while another one was given up
-            return
-        log.warning("worker %s does not answer and is given up", worker.address)
-        await self._dispatcher.execute(c.LoseWorker(worker_id=worker_id, reason="no sign of life"))
-
-    async def _lose_consumer(self, consumer_id: int) -> None:
-        await self._dispatcher.execute(
-            c.LeaveIteration(consumer_id=consumer_id, reason="no sign of life")
-        )
+    async def _lose(self, member_id: int) -> None:
+        worker, member = self._worker(member_id), self._members[member_id]
+        if worker is not None:
+            reason = GONE if member.broken and member.refuses else SILENT
+            log.warning("worker %s is given up: %s", worker.address, reason)
+            await self._dispatcher.execute(c.LoseWorker(worker_id=member_id, reason=reason))
+        elif member_id in self._dispatcher.state.consumers:  # or it left meanwhile
+            await self._dispatcher.execute(c.LeaveIteration(consumer_id=member_id, reason=SILENT))
 
     async def _collect_idle_iterations(self) -> None:
         options, state = self._dispatcher.options, self._dispatcher.state

@@ -121,15 +121,15 @@ class ForebayFace:
         consumer_id = request.consumer_id
         await dispatcher.check_history(f"consumer {consumer_id}", request.known)
         iteration = self._iteration_of(consumer_id)
-        seen = dispatcher.attendance.saw(consumer_id)
-        try:
-            await dispatcher.wait_until(
-                lambda: iteration.version != request.version or consumer_id not in state.consumers,
-                _wait_ms(request.wait_ms, dispatcher.options.client_timeout_ms),
-            )
-        except asyncio.CancelledError:
-            dispatcher.attendance.lost_touch(consumer_id, seen)
-            raise
+        for task_id in iteration.tasks:
+            worker = state.workers[state.tasks[task_id].worker_id]
+            if worker.uid in request.refused:
+                dispatcher.attendance.refuses(worker.worker_id)
+        dispatcher.attendance.saw(consumer_id)
+        await dispatcher.wait_until(
+            lambda: iteration.version != request.version or consumer_id not in state.consumers,
+            _wait_ms(request.wait_ms, dispatcher.options.client_timeout_ms),
+        )
         self._iteration_of(consumer_id)
         dispatcher.attendance.saw(consumer_id)
         response = pb.ConsumerHeartbeatResponse(
@@ -174,42 +174,41 @@ class ForebayFace:
     ) -> pb.WorkerHeartbeatResponse:
         dispatcher, state = self._dispatcher, self._dispatcher.state
         await dispatcher.check_history(f"worker {request.address}", request.known)
-        worker_id = await dispatcher.execute(
-            c.RegisterWorker(
-                address=request.address,
-                uid=request.uid,
-                tags=tuple(request.tags),
-                transfer_servers=tuple(request.transfer_servers),
+        worker = state.workers.get(state.worker_at.get(request.address, 0))
+        if worker is None or worker.uid != request.uid:
+            worker_id = await dispatcher.execute(
+                c.RegisterWorker(
+                    address=request.address,
+                    uid=request.uid,
+                    tags=tuple(request.tags),
+                    transfer_servers=tuple(request.transfer_servers),
+                )
             )
-        )
-        seen = dispatcher.attendance.saw(worker_id)
-        worker = state.workers.get(worker_id)
+            worker = state.workers.get(worker_id)
         if worker is None:
             raise Unavailable(f"worker {request.address} was replaced; beat again")
-        try:
+        worker_id = worker.worker_id
+        response = pb.WorkerHeartbeatResponse(worker_id=worker_id)
+        with dispatcher.attendance.poll(worker_id):
             await dispatcher.wait_until(
                 lambda: worker.version != request.version or worker_id not in state.workers,
                 _wait_ms(request.wait_ms, dispatcher.options.worker_timeout_ms),
             )
-        except asyncio.CancelledError:
-            dispatcher.attendance.lost_touch(worker_id, seen)
-            raise
-        dispatcher.attendance.saw(worker_id)
-        response = pb.WorkerHeartbeatResponse(worker_id=worker_id, version=worker.version)
-        for task_id in sorted(worker.tasks) if worker_id in state.workers else ():
-            task = state.tasks[task_id]
-            iteration = state.iterations[task.iteration_id]
-            job = state.jobs[iteration.job_id]
-            response.tasks.append(
-                pb.Task(
-                    task_id=task_id,
-                    iteration_id=iteration.iteration_id,
-                    dataset_id=job.dataset_id,
-                    sharding=ev.Sharding.Name(job.sharding),
-                    num_providers=len(iteration.providers),
+            response.version = worker.version
+            for task_id in sorted(worker.tasks) if worker_id in state.workers else ():
+                task = state.tasks[task_id]
+                iteration = state.iterations[task.iteration_id]
+                job = state.jobs[iteration.job_id]
+                response.tasks.append(
+                    pb.Task(
+                        task_id=task_id,
+                        iteration_id=iteration.iteration_id,
+                        dataset_id=job.dataset_id,
+                        sharding=ev.Sharding.Name(job.sharding),
+                        num_providers=len(iteration.providers),
+                    )
                 )
-            )
-        await dispatcher.settled()
+            await dispatcher.settled()
         response.journal.CopyFrom(dispatcher.position())
         return response
 
