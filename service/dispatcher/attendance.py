@@ -86,12 +86,13 @@ class Attendance:
             if number == member.polls:  # or it has come back already
                 member.waits, member.broken = False, broken
                 member.until_s = time.monotonic() + self._timeout_s(member_id)
-                self._shorten(member_id)
+                self._shorten(member_id, member)
 
     def refuses(self, worker_id: int) -> None:
         """A consumer that has been connected to the worker finds nobody at its address."""
-        self._present(worker_id).refuses = True
-        self._shorten(worker_id)
+        member = self._present(worker_id)
+        member.refuses = True
+        self._shorten(worker_id, member)
 
     def _present(self, member_id: int) -> _Presence:
         """Who is new has not been heard yet: its connection to whoever led before has broken."""
@@ -103,9 +104,8 @@ class Attendance:
             member = self._members[member_id] = _Presence(time.monotonic() + timeout_s)
         return member
 
-    def _shorten(self, member_id: int) -> None:
+    def _shorten(self, member_id: int, member: _Presence) -> None:
         """What a member that does not wait here is given, by what is known of it."""
-        member = self._members[member_id]
         # A trainer whose connection was cut must not lose its place: it has the whole timeout.
         if member.waits or self._worker(member_id) is None or member.until_s == math.inf:
             return

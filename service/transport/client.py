@@ -74,6 +74,7 @@ class BlockClient:
         give_up_s: float = 30.0,
         open_tunnel: OpenTunnel | None = None,
         elements: Share | None = None,
+        refused: Callable[[bool], None] = lambda _: None,
     ) -> None:
         """Read from the worker `worker_uid`, at the first of its `addresses` that answers.
 
@@ -95,6 +96,9 @@ class BlockClient:
         self._consumer_id = consumer_id
         self._deliver = deliver
         self._lost = lost
+        self._refused = refused
+        self._answered: tuple[str, str] | None = None  # where the worker did, last
+        self._is_refused = False
         self._credit_bytes = credit_bytes
         self._max_payload_bytes = max_payload_bytes
         self._connect_timeout_s = connect_timeout_s
@@ -220,12 +224,26 @@ class BlockClient:
 
     def _connect(self) -> frames.FrameReader:
         errors = []
+        refused = False
         for protocol, address in self._addresses:
             try:
-                return self._connect_to(protocol, address)
+                reader = self._connect_to(protocol, address)
             except OSError as error:
                 errors.append(f"{protocol} {address}: {error}")
+                # Where it never answered, it may be a firewall that refuses, or another host.
+                here = (protocol, address) == self._answered
+                refused |= here and isinstance(error, ConnectionRefusedError)
+            else:
+                self._answered = protocol, address
+                self._tell_refused(False)
+                return reader
+        self._tell_refused(refused)
         raise ConnectionError("; ".join(errors))
+
+    def _tell_refused(self, refused: bool) -> None:
+        if refused != self._is_refused:
+            self._is_refused = refused
+            self._refused(refused)
 
     def _connect_to(self, protocol: str, address: str) -> frames.FrameReader:
         sock = dial(protocol, address, self._connect_timeout_s, self._open_tunnel)

@@ -147,6 +147,21 @@ def test_who_has_come_back_is_not_given_up_for_an_older_poll() -> None:
     run(scene, reconnect_grace_ms=100)
 
 
+def test_a_worker_leaves_while_its_heartbeat_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        heartbeat = await poll(dispatcher, face)
+        (worker_id,) = dispatcher.state.workers
+        with monkeypatch.context() as patch:
+            hold = asyncio.Event()
+            patch.setattr(dispatcher, "settled", hold.wait)  # the answer, until it is forgotten
+            await dispatcher.execute(c.LoseWorker(worker_id=worker_id, reason="it left"))
+            await some_checks()
+            hold.set()
+            assert not (await heartbeat).tasks
+
+    run(scene)
+
+
 # -- consumers that are refused --------------------------------------------------------------------
 
 

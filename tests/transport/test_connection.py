@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import queue
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -25,7 +27,7 @@ from forebay.service.transport import (
     messages,
 )
 
-from .peers import TIMEOUT_S, UID, Consumer, only, raw, say, task
+from .peers import TIMEOUT_S, UID, WELCOME, Consumer, ScriptedWorker, only, raw, say, task
 from .samples import SAMPLES, assert_same, numbered
 
 
@@ -305,6 +307,26 @@ def test_a_client_closes_in_any_state(server: BlockServer) -> None:
         server.addresses, worker_uid=UID, consumer_id=1, deliver=lambda *_: None, lost=print
     )
     unstarted.close()
+
+
+@pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET])
+def test_a_client_says_that_nobody_listens_where_its_worker_was(
+    family: socket.AddressFamily, closing: ExitStack
+) -> None:
+    worker = ScriptedWorker(family)
+    worker.follow_always([WELCOME])
+    told: queue.Queue[bool] = queue.Queue()
+    nowhere = [("unix", "@forebay-none")]  # where it refuses all the time
+    for addresses in (nowhere, [*nowhere, *worker.addresses]):
+        consumer = Consumer(addresses, refused=told.put, give_up_s=1e9)
+        closing.callback(consumer.client.close)
+    assert isinstance(consumer.client, BlockClient)
+    while consumer.client._answered is None:
+        time.sleep(0.01)
+    assert told.empty()
+    worker.close()
+    assert told.get(timeout=TIMEOUT_S) is True
+    assert told.empty()
 
 
 def test_a_server_that_never_started_and_a_port_in_use() -> None:
