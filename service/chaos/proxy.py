@@ -4,15 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import socket
 import struct
 import threading
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 CALL_TIMEOUT_S = 10.0
 CHUNK_BYTES = 64 << 10
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset
+
+
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # of Linux; Python has no names for them
+_DROP = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF: return 0 bytes
+
+
+class _Socket(Protocol):
+    def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None: ...
+
+
+def drop_packets(connection: _Socket) -> None:
+    """What comes for this socket vanishes, unacknowledged, as if the network were cut.
+
+    On a listening socket, so does what would make a connection. Raises OSError if this system
+    cannot.
+    """
+    program = struct.pack("HL", 1, ctypes.addressof(_DROP))
+    connection.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+
+def keep_packets(connection: _Socket) -> None:
+    """The network is whole again; what vanished is sent again by its sender, in time."""
+    connection.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
 
 
 class _Proxy:

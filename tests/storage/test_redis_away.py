@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from forebay.service.chaos.proxy import drop_packets, keep_packets
 from forebay.service.processes import free_port
 from forebay.storage import (
     AppendFailed,
@@ -252,6 +253,15 @@ class Proxy:
         for each in self._sockets:
             each.close()
 
+    def cut_off(self) -> None:
+        """Let packets vanish from now on, also those that would make new connections."""
+        for each in self._sockets:
+            drop_packets(each)
+
+    def reachable_again(self) -> None:
+        """For new connections; those that there are stay cut off."""
+        keep_packets(self._listener)
+
     def _accept(self) -> None:
         while True:
             try:
@@ -298,6 +308,30 @@ def proxy(server: RedisServer) -> Iterator[Proxy]:
     proxy = Proxy(server.port)
     yield proxy
     proxy.close()
+
+
+@pytest.mark.parametrize("already_sent", [False, True])
+def test_a_network_that_is_cut_is_not_waited_for_like_a_slow_redis(
+    server: RedisServer, proxy: Proxy, caplog: pytest.LogCaptureFixture, already_sent: bool
+) -> None:
+    """Redis may take an hour to reply; the network has to carry packets all the time."""
+    storage = open_storage(f"{proxy.url}?socket_timeout=3600")
+    writer = storage.open_writer("the test")
+    appender = Appender(writer)
+    try:
+        appender.wait_for_more()
+        if already_sent:
+            server.pause()
+            time.sleep(0.1)  # for the next append to get there
+        proxy.cut_off()
+        server.resume()
+        wait_until("it waits", lambda: "waiting for Redis" in caplog.text)
+        proxy.reachable_again()
+        appender.wait_for_more()
+    finally:
+        expect_all_once(server.url, appender)
+        writer.close()
+        storage.close()
 
 
 def test_an_append_whose_reply_was_lost_is_not_done_twice(
