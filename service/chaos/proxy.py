@@ -49,6 +49,8 @@ class _Proxy:
         self._flows.set()
         self._resume: asyncio.TimerHandle | None = None
         self._mute: asyncio.TimerHandle | None = None
+        self._silenced: list[_Socket] = []
+        self._whole: asyncio.TimerHandle | None = None
 
     async def listen(self) -> int:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -80,6 +82,25 @@ class _Proxy:
         if self._resume is not None:
             self._resume.cancel()
         self._resume = asyncio.get_running_loop().call_later(seconds, self._flows.set)
+
+    async def silence(self, seconds: float) -> None:
+        """Lose every packet to the proxy, for so long: nobody is told, and nobody can connect."""
+        silenced: list[_Socket] = [self._server.sockets[0]]
+        silenced += [end.get_extra_info("socket") for ends in self._connections for end in ends]
+        self._flows.clear()  # what is in the proxy's own hands, and lost for as long
+        for connection in silenced:
+            drop_packets(connection)
+        self._silenced += silenced
+        if self._whole is not None:
+            self._whole.cancel()
+        self._whole = asyncio.get_running_loop().call_later(seconds, self._unsilence)
+
+    def _unsilence(self) -> None:
+        self._flows.set()
+        for connection in self._silenced:
+            with contextlib.suppress(OSError):  # it is closed, or was silenced twice
+                keep_packets(connection)
+        self._silenced.clear()
 
     async def close(self) -> None:
         self._flows.set()
@@ -152,6 +173,10 @@ class Proxies:
     def stall(self, name: str, seconds: float) -> None:
         """Hold back everything that passes through the proxy, for so long from now on."""
         self._call(self._proxies[name].stall(seconds))
+
+    def silence(self, name: str, seconds: float) -> None:
+        """Cut the network of the proxy for so long, silently: packets to it vanish."""
+        self._call(self._proxies[name].silence(seconds))
 
     def close(self) -> None:
         """End all connections and the thread. Idempotent."""
