@@ -196,6 +196,11 @@ class RedisWriter(Writer):
                 raise OutOfSequence(
                     f"{self._url}: no trimming before {args[0]}: the newest snapshot is at {newest}"
                 )
+            case [b"overtaken"]:
+                raise StorageUnusable(
+                    f"{self._url}: the log has records behind {self.last_sequence} that this "
+                    "writer does not know to be its own; restart the dispatcher, and it reads them"
+                )
         raise StorageUnusable(f"{self._url}: a script returned {result!r}")
 
     def _check_open(self) -> None:

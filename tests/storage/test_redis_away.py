@@ -238,6 +238,8 @@ class Proxy:
         self.lose_requests = 0  # so many of the next ones
         self.lose_replies = 0
         self.lost = 0
+        self.delay = threading.Event()  # the next append is, and its connection stays
+        self.arrives = threading.Event()  # and comes to Redis now
         self._target_port = target_port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -279,6 +281,11 @@ class Proxy:
     def _pass_on(self, source: socket.socket, target: socket.socket, requests: bool) -> None:
         try:
             while data := source.recv(1 << 16):
+                if requests and b"EVAL" in data and self.delay.is_set():
+                    self.delay.clear()
+                    self.arrives.wait(60)
+                    target.sendall(data)
+                    continue
                 if requests and b"EVAL" in data and self.lose_requests:
                     self.lose_requests -= 1
                     break
@@ -354,6 +361,28 @@ def test_an_append_whose_reply_was_lost_is_not_done_twice(
     assert open_storage(server.url).snapshots() == [3]
     assert proxy.lost == 18
     assert writer.append([b"10"]) == 10
+
+
+def test_an_append_that_arrives_after_its_retry_and_what_followed_it(
+    server: RedisServer, proxy: Proxy
+) -> None:
+    """As after a cut: TCP delivers in the end what was sent on a connection given up since."""
+    writer = open_storage(f"{proxy.url}?socket_timeout=0.5").open_writer("the test")
+    writer.append([b"1"])
+    proxy.delay.set()
+    assert writer.append([b"2"]) == 2  # in its second try
+    assert writer.append([b"3", b"4"]) == 4
+    with server.client() as client:
+
+        def scripts() -> int:
+            return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+        before = scripts()
+        proxy.arrives.set()
+        wait_until("it has arrived", lambda: scripts() > before)
+    assert writer.append([b"5"]) == 5
+    assert read_numbers(server.url) == [1, 2, 3, 4, 5]
+    assert open_storage(server.url).condemned() == ""
 
 
 def test_an_append_that_is_retried_after_a_takeover_is_fenced(
