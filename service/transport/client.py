@@ -224,7 +224,6 @@ class BlockClient:
 
     def _connect(self) -> frames.FrameReader:
         errors = []
-        refused = False
         for protocol, address in self._addresses:
             try:
                 reader = self._connect_to(protocol, address)
@@ -232,12 +231,12 @@ class BlockClient:
                 errors.append(f"{protocol} {address}: {error}")
                 # Where it never answered, it may be a firewall that refuses, or another host.
                 here = (protocol, address) == self._answered
-                refused |= here and isinstance(error, ConnectionRefusedError)
+                if here and isinstance(error, ConnectionRefusedError):
+                    self._tell_refused(True)  # now: other ways may take long to fail
             else:
                 self._answered = protocol, address
                 self._tell_refused(False)
                 return reader
-        self._tell_refused(refused)
         raise ConnectionError("; ".join(errors))
 
     def _tell_refused(self, refused: bool) -> None:

@@ -317,9 +317,17 @@ def test_a_client_says_that_nobody_listens_where_its_worker_was(
     worker.follow_always([WELCOME])
     told: queue.Queue[bool] = queue.Queue()
     nowhere = [("unix", "@forebay-none")]  # where it refuses all the time
-    for addresses in (nowhere, [*nowhere, *worker.addresses]):
-        consumer = Consumer(addresses, refused=told.put, give_up_s=1e9)
+    slow = [("grpc", "127.0.0.1:1")]  # another way, which takes its time to fail
+    over = threading.Event()
+
+    def open_tunnel(address: str, timeout_s: float) -> socket.socket:
+        over.wait(2 * TIMEOUT_S)
+        raise ConnectionError(f"no tunnel to {address}")
+
+    for addresses in (nowhere, [*nowhere, *worker.addresses, *slow]):
+        consumer = Consumer(addresses, refused=told.put, give_up_s=1e9, open_tunnel=open_tunnel)
         closing.callback(consumer.client.close)
+    closing.callback(over.set)
     assert isinstance(consumer.client, BlockClient)
     while consumer.client._answered is None:
         time.sleep(0.01)
