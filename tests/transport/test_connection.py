@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import queue
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -307,6 +310,33 @@ def test_a_client_closes_in_any_state(server: BlockServer) -> None:
         server.addresses, worker_uid=UID, consumer_id=1, deliver=lambda *_: None, lost=print
     )
     unstarted.close()
+
+
+CONSUMER = """
+import json, sys, threading
+from forebay.service.transport import BlockClient
+got = lambda task_id, item: print("got", flush=True)
+client = BlockClient(
+    json.loads(sys.argv[1]), worker_uid=int(sys.argv[2]), consumer_id=1, deliver=got, lost=print
+)
+client.read(5)
+client.start()
+threading.Event().wait()
+"""
+
+
+def test_a_process_that_is_gone_is_not_waited_for(server: BlockServer) -> None:
+    """Its session would linger, and a worker that drains wait for it."""
+    task(server, 5, blocks=3)
+    command = [sys.executable, "-c", CONSUMER, json.dumps(only(server, "unix")), str(UID)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as consumer:
+        assert consumer.stdout is not None and consumer.stdout.readline() == "got\n"
+        assert server.is_read(5)
+        consumer.kill()
+    give_up_s = time.monotonic() + TIMEOUT_S
+    while server.is_read(5):
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET])
