@@ -2,9 +2,9 @@
 
 Whoever iterates over `blocks()` owns everything. Two kinds of helper threads only put things
 into its inbox: the heartbeat thread what the dispatcher says of the iteration's tasks, the
-transport's readers what workers send. These tell the dispatcher, too, if a worker's address
-refuses them. How much may lie in the inbox is bounded by the credit
-that each worker has been given.
+transport's readers what workers send. How much may lie in the inbox is bounded by the credit
+that each worker has been given. The readers tell the dispatcher, too, if a worker's address
+refuses them: with that it can give up a dead worker at once, on which the iteration waits.
 
 The iteration ends when the dispatcher has said that it is finished, and every task that it
 lists has ended here. A task ends when its worker says so, when the dispatcher no longer

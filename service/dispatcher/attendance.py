@@ -1,8 +1,7 @@
 """Who is there: when workers and consumers were last heard of, and who is given up.
 
 That is not state: after a replay everybody counts as seen so lately that those who live have time
-to be heard. To give somebody up is a
-decision like any other.
+to be heard. To give somebody up is a decision like any other.
 
 A broken connection may be a process that died, or a network that hiccups; a worker that lives has
 `reconnect_grace_ms` to come back, since with it its leases would be lost. If a consumer that has
