@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import queue
 import random
 import socket
@@ -27,10 +28,11 @@ from forebay.service.transport import (
     TaskFailed,
     TaskOutput,
     TaskUnknown,
+    frames,
     messages,
 )
 
-from .peers import TIMEOUT_S, UID, WELCOME, Consumer, ScriptedWorker, only, raw, say, task
+from .peers import TIMEOUT_S, UID, WELCOME, Consumer, only, raw, say, task
 from .samples import SAMPLES, assert_same, numbered
 
 
@@ -343,26 +345,34 @@ def test_a_process_that_is_gone_is_not_waited_for(server: BlockServer) -> None:
 def test_a_client_says_that_nobody_listens_where_its_worker_was(
     family: socket.AddressFamily, closing: ExitStack
 ) -> None:
-    worker = ScriptedWorker(family)
-    worker.follow_always([WELCOME])
     told: queue.Queue[bool] = queue.Queue()
-    nowhere = [("unix", "@forebay-none")]  # where it refuses all the time
-    slow = [("grpc", "127.0.0.1:1")]  # another way, which takes its time to fail
     over = threading.Event()
 
     def open_tunnel(address: str, timeout_s: float) -> socket.socket:
-        over.wait(2 * TIMEOUT_S)
+        over.wait(2 * TIMEOUT_S)  # another way, which takes its time to fail
         raise ConnectionError(f"no tunnel to {address}")
 
-    for addresses in (nowhere, [*nowhere, *worker.addresses, *slow]):
-        consumer = Consumer(addresses, refused=told.put, give_up_s=1e9, open_tunnel=open_tunnel)
+    listener = socket.socket(family)
+    listener.bind(f"\0forebay-test-{os.getpid()}" if family == socket.AF_UNIX else ("127.0.0.1", 0))
+    listener.listen()
+    name = listener.getsockname()
+    unix = family == socket.AF_UNIX
+    where = ("unix", f"@{name[1:].decode()}") if unix else ("tcp", f"127.0.0.1:{name[1]}")
+    nowhere = ("unix", "@forebay-none")  # it refuses, and nobody had answered there
+    consumers = [
+        Consumer(addresses, refused=told.put, give_up_s=1e9, open_tunnel=open_tunnel)
+        for addresses in ([nowhere], [nowhere, where, ("grpc", "127.0.0.1:1")])
+    ]
+    for consumer in consumers:
         closing.callback(consumer.client.close)
     closing.callback(over.set)
-    assert isinstance(consumer.client, BlockClient)
-    while consumer.client._answered is None:
-        time.sleep(0.01)
-    assert told.empty()
-    worker.close()
+    listener.settimeout(TIMEOUT_S)
+    with listener, listener.accept()[0] as connection:
+        frames.send(connection, [WELCOME.data])
+        while getattr(consumers[1].client, "_answered", None) is None:
+            time.sleep(0.01)
+        assert told.empty()
+        listener.close()
     assert told.get(timeout=TIMEOUT_S) is True
     assert told.empty()
 
