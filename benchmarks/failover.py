@@ -1,4 +1,5 @@
 """Row `failover`: how long a trainer waits for its next element when the leader gets kill -9.
+Row `redis_cut`: how long it waits beyond a silent cut of the network to Redis.
 
 Two dispatchers stand by for each other on one storage, with a lease of two seconds. One
 trainer takes all that it can get, so that nothing is left in the buffers between it and the
@@ -8,13 +9,17 @@ peer has no standby.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import threading
 import time
+import urllib.parse
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
 from ..service import ShardingPolicy, read
+from ..service.chaos.proxy import Proxies
 from ..service.errors import ForebayError
 from .calls import ENDLESS
 from .redis import redis_storage
@@ -29,8 +34,12 @@ ELEMENT_BYTES = 10_000
 STEP_S = 0.02
 EAGER, STEADY = "an eager trainer", "a step every 20 ms"
 REQUIRED_S = {EAGER: 3.0, STEADY: STEP_S}  # that is, none that anybody would notice
+CUT_S = 8.0
+QUICK_CUT_S = 1.0
+CUTS_A_ROUND = 1
+REQUIRED_CUT_S = 2.0
 SETTLE_S = 1.5  # of reading before each kill
-OVER_S = 4.0  # after the kill; by then all is as before
+OVER_S = 4.0  # after it; by then all is as before
 
 
 def failover(setting: Setting) -> list[Result]:
@@ -40,7 +49,7 @@ def failover(setting: Setting) -> list[Result]:
     with redis_storage(setting.directory("failover-redis"), "always") as redis:
         files = str(setting.directory("failover") / OURS)
         for name, storage in (("files", files), ("Redis", redis)):
-            waits = _waits(storage, failovers)
+            waits = _waits(storage, failovers, _Dispatcher.kill, OVER_S)
             results += [
                 Result(
                     row="failover",
@@ -57,14 +66,45 @@ def failover(setting: Setting) -> list[Result]:
     return results
 
 
+def redis_cut(setting: Setting) -> list[Result]:
+    """Packets to Redis vanish for some seconds, of its connections and of new ones."""
+    cuts = 1 if setting.quick else CUTS_A_ROUND * setting.rounds
+    cut_s = QUICK_CUT_S if setting.quick else CUT_S
+    with (
+        redis_storage(setting.directory("redis-cut"), "always") as redis,
+        contextlib.closing(Proxies()) as proxies,
+    ):
+        address = urllib.parse.urlsplit(redis)
+        assert address.port is not None
+        storage = f"redis://127.0.0.1:{proxies.add('redis', address.port)}/0"
+        waits = _waits(storage, cuts, lambda _: proxies.silence("redis", cut_s), cut_s + OVER_S)
+    return [
+        Result(
+            row="redis_cut",
+            what=f"longest wait beyond {cut_s:g} s without the network to Redis, p99 of {cuts}, "
+            "an eager trainer",
+            unit="s",
+            better=Better.LESS,
+            ours=[_p99([wait_s - cut_s for wait_s in waits[EAGER]])],
+            peer=[],
+            required=REQUIRED_CUT_S,
+        )
+    ]
+
+
 def _p99(figures: list[float]) -> float:
     if len(figures) == 1:
         return figures[0]
     return statistics.quantiles(figures, n=100, method="inclusive")[-1]
 
 
-def _waits(storage: str, failovers: int) -> dict[str, list[float]]:
-    """The longest wait at each failover, in seconds, of an eager trainer and of a steady one."""
+def _waits(
+    storage: str, times: int, disturb: Callable[[_Dispatcher], None], over_s: float
+) -> dict[str, list[float]]:
+    """The longest wait after each disturbance, in seconds, of an eager and of a steady trainer.
+
+    `disturb` is given the leader, unless an earlier disturbance has made it the standby.
+    """
     with ExitStack() as stack:
         pair = [stack.enter_context(_Dispatcher(storage)) for _ in range(2)]
         service = ",".join(one.address for one in pair)
@@ -75,18 +115,19 @@ def _waits(storage: str, failovers: int) -> dict[str, list[float]]:
         steady = stack.enter_context(_Trainer(service, dataset_id, STEP_S))
         waits: dict[str, list[float]] = {EAGER: [], STEADY: []}
         leader = 0
-        for _ in range(failovers):
+        for _ in range(times):
             eager.wait_until_reading()
             steady.wait_until_reading()
             time.sleep(SETTLE_S)
             for trainer in (eager, steady):
                 trainer.forget()
-            pair[leader].kill()
-            time.sleep(OVER_S)
+            disturb(pair[leader])
+            time.sleep(over_s)
             for name, trainer in ((EAGER, eager), (STEADY, steady)):
                 waits[name].append(trainer.longest_s)
-            pair[leader].start()
-            leader = 1 - leader
+            if not pair[leader].alive:
+                pair[leader].start()
+                leader = 1 - leader
     return waits
 
 
@@ -105,9 +146,11 @@ class _Dispatcher:
         )
         self.address = self._server.address
         self._port = self._server.port
+        self.alive = True
 
     def kill(self) -> None:
         self._server.kill()
+        self.alive = False
 
     def __enter__(self) -> _Dispatcher:
         return self

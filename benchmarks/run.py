@@ -15,7 +15,7 @@ from typing import Any
 from ..service.errors import ForebayError, InvalidArgument
 from . import elements
 from .curves import elements_curve, splits_curve
-from .failover import failover
+from .failover import failover, redis_cut
 from .first_element import first_element
 from .fleet import fleet
 from .loopback import loopback
@@ -57,6 +57,7 @@ ROWS: dict[str, Row] = {
     "redis": redis,
     "redis_restart": redis_restart,
     "failover": failover,
+    "redis_cut": redis_cut,
 }
 ROUNDS = 5
 SECONDS = 2.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +24,13 @@ from redis.sentinel import MasterNotFoundError, Sentinel
 from .errors import Away, StorageUnusable
 from .redis_address import PARAMETERS, RedisAddress
 
-TIMEOUT_S = 5.0  # for one connection, or one reply, unless the URL has socket_timeout
+TIMEOUT_S = 5.0  # for one reply, unless the URL has socket_timeout
+CONNECT_TIMEOUT_S = 1.0  # unless it has socket_connect_timeout; then TCP would only try again
+CUT_MS = 1500
+"""How long what was sent may go unacknowledged, before the network counts as cut. The kernel of
+a Redis that is slow acknowledges all the same; and a connection that has outlived a cut is silent
+for as long again, since TCP doubles its pauses."""
+
 CONFIRM_MS = 1000  # at most, for replicas and the disk to confirm a write, before it is retried
 
 _PASSING = {  # what Redis answers while something is going on, and what that is
@@ -38,6 +45,21 @@ _PASSING = {  # what Redis answers while something is going on, and what that is
     "TRYAGAIN": "it is moving keys",
 }
 _PASSING_CODE = re.compile(rf"\b({'|'.join(_PASSING)})\b")
+
+
+_NOTICE_CUTS: dict[str, Any] = {
+    "socket_keepalive": True,
+    "socket_keepalive_options": {
+        getattr(socket, name): value
+        for name, value in {
+            "TCP_USER_TIMEOUT": CUT_MS,
+            "TCP_KEEPIDLE": 1,  # seconds, while a reply is waited for
+            "TCP_KEEPINTVL": 1,
+            "TCP_KEEPCNT": 2,
+        }.items()
+        if hasattr(socket, name)  # Linux has all of them
+    },
+}
 
 
 class Script:
@@ -66,7 +88,10 @@ class RedisClient:
             options["socket_timeout"] = min(options["socket_timeout"], timeout_s)
             # One attempt a call; the same replies from each version of redis-py.
             options |= {"retry": Retry(NoBackoff(), 0), "protocol": 2, "decode_responses": False}
-            options.setdefault("socket_connect_timeout", options["socket_timeout"])
+            connect_timeout_s = min(CONNECT_TIMEOUT_S, options["socket_timeout"])
+            options.setdefault("socket_connect_timeout", connect_timeout_s)
+            if not address.server.startswith("unix:"):
+                options |= _NOTICE_CUTS
             self._pool = self._make_pool(options)
             self._pool.make_connection()  # which checks the options, and does not connect yet
         except (TypeError, ValueError) as error:

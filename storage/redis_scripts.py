@@ -16,6 +16,12 @@ later term that began before what we know of     a failover lost it, then a take
 later term                                       another has taken over              fenced
 our term, last = acknowledged                    as it should be                     go on
 append: last = our batch's, the same bytes       a retry whose first try was done    done
+append: last > acknowledged, otherwise           a first try that arrives after its  overtaken
+                                                 retry, and what followed that
+
+A try that was overtaken changes nothing, and nobody waits for its outcome: TCP delivers it when a
+network is whole again, on a connection that the writer has given up. Our term and our token are
+on nobody else's appends, so the records behind `acknowledged` are ours.
 
 Lost is condemned in the same step: no writer begins until a repair has lifted it. Lost is not
 said of a later term that a repair has begun (`cut_term`), which takes records away on purpose.
@@ -114,9 +120,7 @@ if m[4] == new_last and last > acknowledged then
   redis.call('HINCRBY', meta, 'beat', 1)  -- a write, for WAIT on this connection to wait for
   return {'ok'}
 end
-if last ~= acknowledged then
-  return lose(string.format('record %d was appended by nobody', last))
-end
+if last ~= acknowledged then return {'overtaken'} end
 redis.call('XADD', log, new_last .. '-0', 'batch', batch)
 redis.call('HSET', meta, 'last', new_last, 'entries', entries + 1)
 return {'ok'}

@@ -167,7 +167,7 @@ class RedisWriter(Writer):
             log.warning("waiting for Redis, for up to %g s: %s", retry_s, error)
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(Away),
-            wait=tenacity.wait_exponential(0.02, max=1) + tenacity.wait_random(0, 0.1),
+            wait=tenacity.wait_exponential(0.02, max=0.5) + tenacity.wait_random(0, 0.1),
             stop=tenacity.stop_after_delay(retry_s) | tenacity.stop_when_event_set(self._closed),
             sleep=tenacity.sleep_using_event(self._closed),
             reraise=True,
@@ -195,6 +195,11 @@ class RedisWriter(Writer):
             case [b"no snapshot", newest]:
                 raise OutOfSequence(
                     f"{self._url}: no trimming before {args[0]}: the newest snapshot is at {newest}"
+                )
+            case [b"overtaken"]:
+                raise StorageUnusable(
+                    f"{self._url}: the log has records behind {self.last_sequence} that this "
+                    "writer does not know to be its own; restart the dispatcher, and it reads them"
                 )
         raise StorageUnusable(f"{self._url}: a script returned {result!r}")
 

@@ -78,13 +78,12 @@ def test_a_silent_consumer_and_what_it_read_are_forgotten() -> None:
         job_gc_check_interval_ms=50,
         job_gc_timeout_ms=20,
         client_timeout_ms=100,
-        gc_dynamic_sharding_jobs=True,
     )
     with service.DispatchServer(config) as dispatcher:
         client = DispatcherClient(dispatcher.target)
         register = pb.RegisterDatasetRequest(graph=GRAPH, sources=[ev.SplitSource(count=1)])
         dataset_id = client.call(register, pb.RegisterDatasetResponse).dataset_id
-        create = pb.GetOrCreateJobRequest(dataset_id=dataset_id, job_name="j", sharding=ev.DYNAMIC)
+        create = pb.GetOrCreateJobRequest(dataset_id=dataset_id, job_name="j", sharding=ev.OFF)
         job_id = client.call(create, pb.GetOrCreateJobResponse).job_id
         join = pb.JoinIterationRequest(job_id=job_id)
         consumer_id = client.call(join, pb.JoinIterationResponse).consumer_id

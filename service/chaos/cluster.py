@@ -10,6 +10,7 @@ they had, as on a machine of their own; the others on any, as in a new container
     cut         its connections are reset; of a trainer, those to workers as well
     stall       its connections stay, and nothing passes for a while
     mute        questions reach it, and answers are lost; a while later, all are reset
+    silence     its network is cut for a while: packets to it vanish, and nobody is told
 """
 
 from __future__ import annotations
@@ -284,6 +285,8 @@ class Cluster:
                 self._proxies.stall(proxy, fault.lasts_s)
             case _, "mute":
                 self._proxies.mute(proxy, fault.lasts_s)
+            case _, "silence":
+                self._proxies.silence(proxy, fault.lasts_s)
             case _:
                 raise AssertionError(f"no such fault: {fault}")
         self.done.append(Done(fault, at_s, at_ms, member.life.name if able else None))

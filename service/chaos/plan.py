@@ -13,14 +13,22 @@ import msgspec
 from ..errors import InvalidArgument
 
 WEIGHTS: dict[str, dict[str, int]] = {
-    "dispatcher": {"kill": 4, "terminate": 1, "pause": 2, "cut": 1, "stall": 1, "mute": 2},
+    "dispatcher": {
+        "kill": 4,
+        "terminate": 1,
+        "pause": 2,
+        "cut": 1,
+        "stall": 1,
+        "mute": 2,
+        "silence": 1,
+    },
     "worker": {"kill": 3, "terminate": 2, "pause": 2},
     "trainer": {"kill": 2, "terminate": 1, "pause": 1, "cut": 2},
-    "redis": {"kill": 2, "pause": 1, "cut": 1, "mute": 1},
+    "redis": {"kill": 2, "pause": 1, "cut": 1, "mute": 1, "silence": 1},
 }
 """How often each action is chosen, by role. Of what each means, cluster.py has the table."""
 
-LASTING = {"pause", "stall", "mute"}
+LASTING = {"pause", "stall", "mute", "silence"}
 LASTS_S = (0.3, 3.0)  # less than any timeout after which somebody is given up
 
 

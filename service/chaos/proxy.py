@@ -4,15 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import socket
 import struct
 import threading
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 CALL_TIMEOUT_S = 10.0
 CHUNK_BYTES = 64 << 10
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset
+
+
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # of Linux; Python has no names for them
+_DROP = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF: return 0 bytes
+
+
+class _Socket(Protocol):
+    def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None: ...
+
+
+def drop_packets(connection: _Socket) -> None:
+    """What comes for this socket vanishes, unacknowledged, as if the network were cut.
+
+    On a listening socket, so does what would make a connection. Raises OSError if this system
+    cannot.
+    """
+    program = struct.pack("HL", 1, ctypes.addressof(_DROP))
+    connection.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+
+def keep_packets(connection: _Socket) -> None:
+    """The network is whole again; what vanished is sent again by its sender, in time."""
+    connection.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
 
 
 class _Proxy:
@@ -25,6 +49,8 @@ class _Proxy:
         self._flows.set()
         self._resume: asyncio.TimerHandle | None = None
         self._mute: asyncio.TimerHandle | None = None
+        self._silenced: list[_Socket] = []
+        self._whole: asyncio.TimerHandle | None = None
 
     async def listen(self) -> int:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -56,6 +82,25 @@ class _Proxy:
         if self._resume is not None:
             self._resume.cancel()
         self._resume = asyncio.get_running_loop().call_later(seconds, self._flows.set)
+
+    async def silence(self, seconds: float) -> None:
+        """Lose every packet to the proxy, for so long: nobody is told, and nobody can connect."""
+        silenced: list[_Socket] = [self._server.sockets[0]]
+        silenced += [end.get_extra_info("socket") for ends in self._connections for end in ends]
+        self._flows.clear()  # what is in the proxy's own hands, and lost for as long
+        for connection in silenced:
+            drop_packets(connection)
+        self._silenced += silenced
+        if self._whole is not None:
+            self._whole.cancel()
+        self._whole = asyncio.get_running_loop().call_later(seconds, self._unsilence)
+
+    def _unsilence(self) -> None:
+        self._flows.set()
+        for connection in self._silenced:
+            with contextlib.suppress(OSError):  # it is closed, or was silenced twice
+                keep_packets(connection)
+        self._silenced.clear()
 
     async def close(self) -> None:
         self._flows.set()
@@ -128,6 +173,10 @@ class Proxies:
     def stall(self, name: str, seconds: float) -> None:
         """Hold back everything that passes through the proxy, for so long from now on."""
         self._call(self._proxies[name].stall(seconds))
+
+    def silence(self, name: str, seconds: float) -> None:
+        """Cut the network of the proxy for so long, silently: packets to it vanish."""
+        self._call(self._proxies[name].silence(seconds))
 
     def close(self) -> None:
         """End all connections and the thread. Idempotent."""

@@ -3,7 +3,8 @@
 Whoever iterates over `blocks()` owns everything. Two kinds of helper threads only put things
 into its inbox: the heartbeat thread what the dispatcher says of the iteration's tasks, the
 transport's readers what workers send. How much may lie in the inbox is bounded by the credit
-that each worker has been given.
+that each worker has been given. The readers tell the dispatcher, too, if a worker's address
+refuses them: with that it can give up a dead worker at once, on which the iteration waits.
 
 The iteration ends when the dispatcher has said that it is finished, and every task that it
 has listed has ended here. A task ends when its worker says so, or when it is completed and its
@@ -22,6 +23,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -54,7 +56,7 @@ HEARTBEAT_WAIT_MS = 5_000
 ASK_AGAIN_S = 0.1
 """A worker may hear of a new task later than the consumer does."""
 
-GONE_S = 5.0
+GONE_S = 2.0
 """A worker that was given up, and refuses connections, counts as dead."""
 
 MUTE_S = 60.0
@@ -63,6 +65,9 @@ a while, its process stopped."""
 
 FORGOTTEN_S = 180.0
 """Of absence, and a worker knows its consumers no more."""
+
+REPORT_S = 1.0
+"""For telling the dispatcher at once that a worker's address refuses us."""
 
 NEVER_S = 1e9
 """How long a worker is looked for: until the dispatcher gives it up."""
@@ -135,6 +140,8 @@ class Consumer:
         self._ask_again: set[int] = set()  # tasks that their worker did not know yet
         self._asked_for_the_last_time: set[int] = set()
         self._finished = False
+        self._refusing: set[int] = set()  # uids of workers at whose address nobody listens
+        self._refusing_lock = threading.Lock()
         self._closed = threading.Event()
         self._heartbeats = threading.Thread(
             target=self._heartbeat, name=f"forebay-consumer-{self.consumer_id}", daemon=True
@@ -258,6 +265,7 @@ class Consumer:
             consumer_id=self.consumer_id, wait_ms=HEARTBEAT_WAIT_MS
         )
         while not self._closed.is_set():
+            request.refused[:] = self._refusing_now()
             try:
                 response = self._dispatcher.call(
                     request,
@@ -272,6 +280,30 @@ class Consumer:
             if response.version != request.version:
                 request.version = response.version
                 self._inbox.put(response)
+
+    def _refusing_now(self) -> list[int]:
+        with self._refusing_lock:
+            return sorted(self._refusing)
+
+    def _refused(self, uid: int, refused: bool) -> None:
+        """A worker's address refuses us, or does so no longer."""
+        with self._refusing_lock:
+            if not refused:
+                self._refusing.discard(uid)
+                return
+            self._refusing.add(uid)
+        # At once: the heartbeat under way may wait for long yet. The next one says it again,
+        # perhaps to another dispatcher.
+        with suppress(ForebayError):
+            self._dispatcher.call(
+                pb.ConsumerHeartbeatRequest(
+                    consumer_id=self.consumer_id, refused=self._refusing_now()
+                ),
+                pb.ConsumerHeartbeatResponse,
+                timeout_s=REPORT_S,
+                patience_s=REPORT_S,
+                closed=self._closed,
+            )
 
     def _update(self, response: pb.ConsumerHeartbeatResponse) -> None:
         self._finished = response.finished
@@ -312,6 +344,7 @@ class Consumer:
         link = self._links.get(uid)
         if link is not None and not link.reading:
             link.client.close()
+            self._refused(uid, False)
             del self._links[uid]
 
     # -- workers -------------------------------------------------------------------------------
@@ -354,6 +387,7 @@ class Consumer:
                 give_up_s=NEVER_S,
                 open_tunnel=open_tunnel,
                 elements=elements,
+                refused=lambda refused: self._refused(uid, refused),
             )
         return client
 
@@ -381,6 +415,7 @@ class Consumer:
         link = self._links.get(uid)
         if link is not None:
             link.client.close()
+            self._refused(uid, False)
             self._links[uid] = None
             for task in self._listed.values():
                 if task.task_id in link.reading:

@@ -144,15 +144,15 @@ class ForebayFace:
         dispatcher, state = self._dispatcher, self._dispatcher.state
         consumer_id = request.consumer_id
         iteration = await self._iteration_of(consumer_id)
-        seen = dispatcher.attendance.saw(consumer_id)
-        try:
-            await dispatcher.wait_until(
-                lambda: iteration.version != request.version or consumer_id not in state.consumers,
-                _wait_ms(request.wait_ms, dispatcher.options.client_timeout_ms),
-            )
-        except asyncio.CancelledError:
-            dispatcher.attendance.lost_touch(consumer_id, seen)
-            raise
+        for task_id in iteration.tasks:
+            worker = state.workers[state.tasks[task_id].worker_id]
+            if worker.uid in request.refused:
+                dispatcher.attendance.refuses(worker.worker_id)
+        dispatcher.attendance.saw(consumer_id)
+        await dispatcher.wait_until(
+            lambda: iteration.version != request.version or consumer_id not in state.consumers,
+            _wait_ms(request.wait_ms, dispatcher.options.client_timeout_ms),
+        )
         await self._iteration_of(consumer_id)
         dispatcher.attendance.saw(consumer_id)
         response = pb.ConsumerHeartbeatResponse(
@@ -197,45 +197,44 @@ class ForebayFace:
         self, request: pb.WorkerHeartbeatRequest
     ) -> pb.WorkerHeartbeatResponse:
         dispatcher, state = self._dispatcher, self._dispatcher.state
-        worker_id = await dispatcher.execute(
-            c.RegisterWorker(
-                address=request.address,
-                uid=request.uid,
-                tags=tuple(request.tags),
-                transfer_servers=tuple(request.transfer_servers),
+        worker = state.workers.get(state.worker_at.get(request.address, 0))
+        if worker is None or worker.uid != request.uid:
+            worker_id = await dispatcher.execute(
+                c.RegisterWorker(
+                    address=request.address,
+                    uid=request.uid,
+                    tags=tuple(request.tags),
+                    transfer_servers=tuple(request.transfer_servers),
+                )
             )
-        )
-        seen = dispatcher.attendance.saw(worker_id)
-        worker = state.workers.get(worker_id)
+            worker = state.workers.get(worker_id)
         if worker is None:
             raise Unavailable(f"worker {request.address} was replaced; beat again")
-        try:
+        worker_id = worker.worker_id
+        response = pb.WorkerHeartbeatResponse(worker_id=worker_id)
+        with dispatcher.attendance.poll(worker_id):
             await dispatcher.wait_until(
                 lambda: worker.version != request.version or worker_id not in state.workers,
                 _wait_ms(request.wait_ms, dispatcher.options.worker_timeout_ms),
             )
-        except asyncio.CancelledError:
-            dispatcher.attendance.lost_touch(worker_id, seen)
-            raise
-        if worker_id not in state.workers:  # "no tasks" would have it drop what it has
-            await dispatcher.settled()
-            raise Unavailable(f"worker {request.address} was given up meanwhile; beat again")
-        dispatcher.attendance.saw(worker_id)
-        response = pb.WorkerHeartbeatResponse(worker_id=worker_id, version=worker.version)
-        for task_id in sorted(worker.tasks):
-            task = state.tasks[task_id]
-            iteration = state.iterations[task.iteration_id]
-            job = state.jobs[iteration.job_id]
-            response.tasks.append(
-                pb.Task(
-                    task_id=task_id,
-                    iteration_id=iteration.iteration_id,
-                    dataset_id=job.dataset_id,
-                    sharding=ev.Sharding.Name(job.sharding),
-                    num_providers=len(iteration.providers),
+            if worker_id not in state.workers:  # "no tasks" would have it drop what it has
+                await dispatcher.settled()
+                raise Unavailable(f"worker {request.address} was given up meanwhile; beat again")
+            response.version = worker.version
+            for task_id in sorted(worker.tasks):
+                task = state.tasks[task_id]
+                iteration = state.iterations[task.iteration_id]
+                job = state.jobs[iteration.job_id]
+                response.tasks.append(
+                    pb.Task(
+                        task_id=task_id,
+                        iteration_id=iteration.iteration_id,
+                        dataset_id=job.dataset_id,
+                        sharding=ev.Sharding.Name(job.sharding),
+                        num_providers=len(iteration.providers),
+                    )
                 )
-            )
-        await dispatcher.settled()
+            await dispatcher.settled()
         response.journal.CopyFrom(dispatcher.position())
         return response
 

@@ -74,6 +74,7 @@ class BlockClient:
         give_up_s: float = 30.0,
         open_tunnel: OpenTunnel | None = None,
         elements: Share | None = None,
+        refused: Callable[[bool], None] = lambda _: None,
     ) -> None:
         """Read from the worker `worker_uid`, at the first of its `addresses` that answers.
 
@@ -95,6 +96,9 @@ class BlockClient:
         self._consumer_id = consumer_id
         self._deliver = deliver
         self._lost = lost
+        self._refused = refused
+        self._answered: tuple[str, str] | None = None  # where the worker did, last
+        self._is_refused = False
         self._credit_bytes = credit_bytes
         self._max_payload_bytes = max_payload_bytes
         self._connect_timeout_s = connect_timeout_s
@@ -114,7 +118,7 @@ class BlockClient:
         self._borrower: Borrower | None = None  # of the memory that the worker shares
         self._may_borrow = True
         self._connected = False
-        self._refused = False  # the last time
+        self._turned_away = False  # the last time
         self._heard_at = time.monotonic()  # or connected, or cut off
 
     def start(self) -> None:
@@ -150,7 +154,7 @@ class BlockClient:
         """Whether connections are refused, as by a process that has ended, and for how many
         seconds there has been none, or nothing has come over it.
         """
-        return self._refused, time.monotonic() - self._heard_at
+        return self._turned_away, time.monotonic() - self._heard_at
 
     def hang_up(self) -> None:
         """End the connection, and the thread soon. Idempotent."""
@@ -229,19 +233,30 @@ class BlockClient:
                 sock.close()  # a tunnel takes its time
 
     def _connect(self) -> frames.FrameReader:
-        errors, refused = [], []
+        errors, turned_away = [], []
         for protocol, address in self._addresses:
             try:
                 reader = self._connect_to(protocol, address)
             except OSError as error:
                 errors.append(f"{protocol} {address}: {error}")
+                refused = isinstance(error, ConnectionRefusedError)
+                # Where it never answered, it may be a firewall that refuses, or another host.
+                if refused and (protocol, address) == self._answered:
+                    self._tell_refused(True)  # now: other ways may take long to fail
                 if protocol != UNIX or len(self._addresses) == 1:  # whose names are of one host
-                    refused.append(isinstance(error, ConnectionRefusedError))
+                    turned_away.append(refused)
             else:
-                self._refused = False
+                self._answered = protocol, address
+                self._turned_away = False
+                self._tell_refused(False)
                 return reader
-        self._refused = refused[:1] == [True]
+        self._turned_away = turned_away[:1] == [True]
         raise ConnectionError("; ".join(errors))
+
+    def _tell_refused(self, refused: bool) -> None:
+        if refused != self._is_refused:
+            self._is_refused = refused
+            self._refused(refused)
 
     def _connect_to(self, protocol: str, address: str) -> frames.FrameReader:
         sock = dial(protocol, address, self._connect_timeout_s, self._open_tunnel)

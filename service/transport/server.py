@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import select
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -34,10 +36,15 @@ LINGER_S = 180.0
 """Longer than a dispatcher's client_timeout_ms is by default, so that a consumer that still counts
 there loses nothing here."""
 
+ENDING_S = 0.2
+"""For a process whose connection has ended to end as well, if that is why: its files are closed
+before it counts as ended."""
+
 _BACKLOG = 128
 _HANDSHAKE_S = 10.0
 _FAREWELL_S = 1.0  # to send a refusal
 _TICK_S = 1.0
+_CREDENTIALS = struct.Struct("3i")  # process, user, group: Linux's struct ucred
 _MAX_HEADER_BYTES = 64 << 10  # consumers say little
 
 
@@ -222,6 +229,7 @@ class _Connection:
         self._attended: tuple[Link, threading.Thread] | None = None  # once greeted: who sends
         self._lender: Lender | None = None  # if the consumer shares memory with us
         self._far = far
+        self._process: int | None = None  # a pidfd of the consumer's, if it can be had
         self._packer: Packer | None = None  # if the consumer undoes compression
 
     def start(self) -> None:
@@ -243,6 +251,7 @@ class _Connection:
     def _receive(self) -> None:
         try:
             frames.tune(self._socket)
+            self._process = watch_process(self._socket)
             link = self._greet()
             sender = threading.Thread(
                 target=self._send, args=(link,), name="forebay-blocks-sender", daemon=True
@@ -259,7 +268,11 @@ class _Connection:
                 sender.join(_FAREWELL_S)
                 raise
             finally:
-                self._sessions.detach(link, time.monotonic())
+                # A process that is gone does not come again for what it has not received.
+                if self._process is not None and has_ended(self._process):
+                    self._sessions.forget(link)
+                else:
+                    self._sessions.detach(link, time.monotonic())
                 self._cut()
                 if self._attended is not None:
                     sender.join()
@@ -269,6 +282,8 @@ class _Connection:
             _log.warning("closed the connection of %s: %s", self._peer, error)
         finally:
             self._lender = None  # its memory, at once: we are part of cycles of references
+            if self._process is not None:
+                os.close(self._process)
             self._socket.close()
             self._on_end(self)
 
@@ -393,3 +408,25 @@ def _listen_tcp(host: str, port: int) -> socket.socket:
             f"cannot listen for consumers on {host}:{port}: {error}; choose another port or host"
         ) from error
     return listener
+
+
+def watch_process(sock: socket.socket) -> int | None:
+    """A descriptor (pidfd) of the process that made a Unix connection; None if it is unknown.
+
+    So it is over TCP, on other systems than Linux, and where it is not visible from here, as in
+    another container.
+    """
+    try:
+        if sock.family != socket.AF_UNIX:
+            return None
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return os.pidfd_open(_CREDENTIALS.unpack(credentials)[0])
+    except (OSError, AttributeError):
+        return None
+
+
+def has_ended(process: int) -> bool:
+    """Whether a process has, or is about to. Waits ENDING_S if not."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(1000 * ENDING_S))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import select
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 
@@ -12,6 +14,7 @@ from forebay.service.chaos.proxy import Proxies
 from forebay.service.processes import free_port
 
 TIMEOUT_S = 30
+TCP_SYN_SENT = 2  # a state of Linux's
 
 
 @pytest.fixture
@@ -94,6 +97,28 @@ def test_it_stalls_and_loses_nothing(proxies: Proxies, echo: int) -> None:
         stalled.settimeout(TIMEOUT_S)
         proxies.stall("a", 0)
         assert ask(stalled, b"") == b"" and stalled.recv(4) == b"held"
+
+
+def test_its_network_is_cut_silently_and_whole_again(proxies: Proxies, echo: int) -> None:
+    port = proxies.add("a", echo)
+    with connect(port) as connection, socket.socket() as other:
+        assert ask(connection, b"x") == b"x"
+        proxies.silence("a", 600)
+        connection.setblocking(False)
+        connection.send(b"lost")
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.connect(("127.0.0.1", port))
+        state = struct.unpack_from("B", other.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1))
+        assert state == (TCP_SYN_SENT,)
+        with pytest.raises(BlockingIOError):
+            connection.recv(1)
+        proxies.silence("a", 0)
+        for each in (connection, other):
+            each.settimeout(TIMEOUT_S)
+        assert ask(connection, b"") == b"" and connection.recv(4) == b"lost"  # it was sent again
+        assert select.select([], [other], [], TIMEOUT_S)[1]  # it is connected
+        assert ask(other, b"y") == b"y"
 
 
 def test_it_loses_answers_and_then_cuts(proxies: Proxies, echo: int) -> None:

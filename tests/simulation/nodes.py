@@ -113,6 +113,7 @@ class WorkerNode(Node):
         except Unavailable:
             return  # it exits, and is started again
         drain = self._commands.get()
+        self.kernel.oracle.leaving_uids.add(running._uid)
         # It does not wait for consumers that have not come yet, so these lose what it has begun.
         unread = [task_id for task_id in running._tasks if not running._blocks.is_read(task_id)]
         self.kernel.oracle.unread.update(unread if drain else [])

@@ -17,6 +17,7 @@ from forebay.journal.codec import decode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core.apply import apply
 from forebay.service.core.state import State, encode_state
+from forebay.service.dispatcher.attendance import GONE
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import Record
 
@@ -77,6 +78,7 @@ class Oracle:
         self.answers: dict[tuple[str, int], tuple[Any, ...]] = {}
         self.counts: Counter[str] = Counter()
         self.dead_uids: set[int] = set()  # workers whose process was killed
+        self.leaving_uids: set[int] = set()  # workers that were told to stop
         self.hand_back_may_fail = False  # because the dispatcher may be out of reach for long
         self.readers_may_be_cut_off = False  # from a worker, when the dispatcher gives that up
         self.not_handed_back: set[int] = set()  # tasks whose drained worker could not
@@ -176,6 +178,11 @@ class Oracle:
 
     def _worker_lost(self, event: ev.WorkerLost) -> None:
         self.books.lost_workers[event.worker_id] = event.reason
+        uid = self.books.workers[event.worker_id]
+        if event.reason == GONE:
+            self.counts[GONE] += 1
+            if uid not in self.dead_uids | self.leaving_uids:
+                raise Violation(f"worker {uid} lives, and was given up as gone")
 
     def _task_created(self, event: ev.TaskCreated) -> None:
         self.books.tasks[event.task_id] = (event.iteration_id, event.worker_id)

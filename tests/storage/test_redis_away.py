@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from forebay.service.chaos.proxy import drop_packets, keep_packets
 from forebay.service.processes import free_port
 from forebay.storage import (
     AppendFailed,
@@ -237,6 +238,8 @@ class Proxy:
         self.lose_requests = 0  # so many of the next ones
         self.lose_replies = 0
         self.lost = 0
+        self.delay = threading.Event()  # the next append is, and its connection stays
+        self.arrives = threading.Event()  # and comes to Redis now
         self._target_port = target_port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -251,6 +254,15 @@ class Proxy:
             thread.join(60)
         for each in self._sockets:
             each.close()
+
+    def cut_off(self) -> None:
+        """Let packets vanish from now on, also those that would make new connections."""
+        for each in self._sockets:
+            drop_packets(each)
+
+    def reachable_again(self) -> None:
+        """For new connections; those that there are stay cut off."""
+        keep_packets(self._listener)
 
     def _accept(self) -> None:
         while True:
@@ -269,6 +281,11 @@ class Proxy:
     def _pass_on(self, source: socket.socket, target: socket.socket, requests: bool) -> None:
         try:
             while data := source.recv(1 << 16):
+                if requests and b"EVAL" in data and self.delay.is_set():
+                    self.delay.clear()
+                    self.arrives.wait(60)
+                    target.sendall(data)
+                    continue
                 if requests and b"EVAL" in data and self.lose_requests:
                     self.lose_requests -= 1
                     break
@@ -300,6 +317,30 @@ def proxy(server: RedisServer) -> Iterator[Proxy]:
     proxy.close()
 
 
+@pytest.mark.parametrize("already_sent", [False, True])
+def test_a_network_that_is_cut_is_not_waited_for_like_a_slow_redis(
+    server: RedisServer, proxy: Proxy, caplog: pytest.LogCaptureFixture, already_sent: bool
+) -> None:
+    """Redis may take an hour to reply; the network has to carry packets all the time."""
+    storage = open_storage(f"{proxy.url}?socket_timeout=3600")
+    writer = storage.open_writer("the test")
+    appender = Appender(writer)
+    try:
+        appender.wait_for_more()
+        if already_sent:
+            server.pause()
+            time.sleep(0.1)  # for the next append to get there
+        proxy.cut_off()
+        server.resume()
+        wait_until("it waits", lambda: "waiting for Redis" in caplog.text)
+        proxy.reachable_again()
+        appender.wait_for_more()
+    finally:
+        expect_all_once(server.url, appender)
+        writer.close()
+        storage.close()
+
+
 def test_an_append_whose_reply_was_lost_is_not_done_twice(
     server: RedisServer, proxy: Proxy
 ) -> None:
@@ -320,6 +361,28 @@ def test_an_append_whose_reply_was_lost_is_not_done_twice(
     assert open_storage(server.url).snapshots() == [3]
     assert proxy.lost == 18
     assert writer.append([b"10"]) == 10
+
+
+def test_an_append_that_arrives_after_its_retry_and_what_followed_it(
+    server: RedisServer, proxy: Proxy
+) -> None:
+    """As after a cut: TCP delivers in the end what was sent on a connection given up since."""
+    writer = open_storage(f"{proxy.url}?socket_timeout=0.5").open_writer("the test")
+    writer.append([b"1"])
+    proxy.delay.set()
+    assert writer.append([b"2"]) == 2  # in its second try
+    assert writer.append([b"3", b"4"]) == 4
+    with server.client() as client:
+
+        def scripts() -> int:
+            return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+        before = scripts()
+        proxy.arrives.set()
+        wait_until("it has arrived", lambda: scripts() > before)
+    assert writer.append([b"5"]) == 5
+    assert read_numbers(server.url) == [1, 2, 3, 4, 5]
+    assert open_storage(server.url).condemned() == ""
 
 
 def test_an_append_that_is_retried_after_a_takeover_is_fenced(

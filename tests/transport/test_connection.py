@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import queue
 import random
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -22,10 +28,11 @@ from forebay.service.transport import (
     TaskFailed,
     TaskOutput,
     TaskUnknown,
+    frames,
     messages,
 )
 
-from .peers import TIMEOUT_S, UID, Consumer, only, raw, say, task
+from .peers import TIMEOUT_S, UID, WELCOME, Consumer, only, raw, say, task
 from .samples import SAMPLES, assert_same, numbered
 
 
@@ -307,6 +314,69 @@ def test_a_client_closes_in_any_state(server: BlockServer) -> None:
         server.addresses, worker_uid=UID, consumer_id=1, deliver=lambda *_: None, lost=print
     )
     unstarted.close()
+
+
+CONSUMER = """
+import json, sys, threading
+from forebay.service.transport import BlockClient
+got = lambda task_id, item: print("got", flush=True)
+client = BlockClient(
+    json.loads(sys.argv[1]), worker_uid=int(sys.argv[2]), consumer_id=1, deliver=got, lost=print
+)
+client.read(5)
+client.start()
+threading.Event().wait()
+"""
+
+
+def test_a_process_that_is_gone_is_not_waited_for(server: BlockServer) -> None:
+    """Its session would linger, and a worker that drains wait for it."""
+    task(server, 5, blocks=3)
+    command = [sys.executable, "-c", CONSUMER, json.dumps(only(server, "unix")), str(UID)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as consumer:
+        assert consumer.stdout is not None and consumer.stdout.readline() == "got\n"
+        assert server.is_read(5)
+        consumer.kill()
+    give_up_s = time.monotonic() + TIMEOUT_S
+    while server.is_read(5):
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET])
+def test_a_client_says_that_nobody_listens_where_its_worker_was(
+    family: socket.AddressFamily, closing: ExitStack
+) -> None:
+    told: queue.Queue[bool] = queue.Queue()
+    over = threading.Event()
+
+    def open_tunnel(address: str, timeout_s: float) -> socket.socket:
+        over.wait(2 * TIMEOUT_S)  # another way, which takes its time to fail
+        raise ConnectionError(f"no tunnel to {address}")
+
+    listener = socket.socket(family)
+    listener.bind(f"\0forebay-test-{os.getpid()}" if family == socket.AF_UNIX else ("127.0.0.1", 0))
+    listener.listen()
+    name = listener.getsockname()
+    unix = family == socket.AF_UNIX
+    where = ("unix", f"@{name[1:].decode()}") if unix else ("tcp", f"127.0.0.1:{name[1]}")
+    nowhere = ("unix", "@forebay-none")  # it refuses, and nobody had answered there
+    consumers = [
+        Consumer(addresses, refused=told.put, give_up_s=1e9, open_tunnel=open_tunnel)
+        for addresses in ([nowhere], [nowhere, where, ("grpc", "127.0.0.1:1")])
+    ]
+    for consumer in consumers:
+        closing.callback(consumer.client.close)
+    closing.callback(over.set)
+    listener.settimeout(TIMEOUT_S)
+    with listener, listener.accept()[0] as connection:
+        frames.send(connection, [WELCOME.data])
+        while getattr(consumers[1].client, "_answered", None) is None:
+            time.sleep(0.01)
+        assert told.empty()
+        listener.close()
+    assert told.get(timeout=TIMEOUT_S) is True
+    assert told.empty()
 
 
 def test_a_server_that_never_started_and_a_port_in_use() -> None:
