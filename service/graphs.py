@@ -1,80 +1,23 @@
-"""tf.data graphs as data: where their splits come from, read without TensorFlow.
+"""tf.data graphs as data, read and changed without TensorFlow.
 
-A registered dataset is a serialized GraphDef whose `_Retval` is a dataset. Walking back from
-there, each dataset node passes on the sources of its dataset input, and a few have several
-inputs, until nodes are reached that have none: the *sources*, one split provider each. What
-they yield is mostly a constant in the graph; the rest needs TensorFlow, and is left to an
-`Evaluate` function (see executors/evaluate.py).
-
-Sources that are zipped are *leased together*, so that a worker that has split n of one has split n
-of the others. Pairs then stay pairs wherever each split yields equally many elements, for which
-the inputs of a zip must treat their sources alike; where they visibly don't, the sources are
-*unleasable*. A few sources are read *whole* by every worker.
+A registered dataset is a serialized GraphDef whose `_Retval` is a dataset. split_sources.py says
+where its splits come from.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from ..journal.proto import events_pb2 as ev
-from .errors import InvalidArgument, Unimplemented
+from .errors import InvalidArgument
 from .proto import graph_pb2 as pb
 
 
 class InvalidGraph(InvalidArgument):
     """The bytes are not a GraphDef that ends in a dataset."""
-
-
-class NotSplittable(Unimplemented):
-    """The dataset has a source that cannot be divided among workers."""
-
-
-class TensorFacts(NamedTuple):
-    """What is asked about a tensor: its shape, and its value if it is an integer scalar."""
-
-    shape: tuple[int, ...]
-    value: int | None
-
-
-Evaluate = Callable[[bytes, Sequence[str]], list[TensorFacts]]
-"""(serialized GraphDef, tensor names) → what each tensor is. May raise ForebayError."""
-
-
-class Source(NamedTuple):
-    """A source node of a graph, and what its split provider yields."""
-
-    node: str
-    op: str
-    splits: ev.SplitSource
-
-
-@dataclass
-class SourceNode:
-    """A source in its graph: how workers come to its splits."""
-
-    node: pb.NodeDef
-    leased_with: int | None = None  # the source whose leases it shares
-    whole: bool = False  # every worker reads all of it
-    endless: bool = False  # below a repeat without an end
-    unleasable: str = ""
-    sizes_match: bool = False  # so must those that are leased together, and not only up to the less
-
-
-class _Reading(NamedTuple):
-    """What a dataset reads: sources, those in one list together, the lists one after another; and
-    what stands between them and the dataset that changes the number or order of elements."""
-
-    sources: list[list[int]]
-    changes: tuple[Any, ...]
 
 
 # Dataset inputs by op: how many of the first inputs are datasets. All other ops have one.
@@ -86,33 +29,6 @@ _INPUTS: dict[str, Callable[[pb.NodeDef], slice]] = {
     "ExperimentalDirectedInterleaveDataset": lambda node: slice(0, 1 + node.attr["N"].i),
 }
 
-_REFUSED = {
-    "ChooseFastestDataset": "it picks one of several inputs by their speed",
-    "ExperimentalChooseFastestDataset": "it picks one of several inputs by their speed",
-    "ChooseFastestBranchDataset": "it picks one of several branches by their speed",
-    "WeightedFlatMapDataset": "it reads its inputs by index",
-    "SnapshotDataset": "Splitting is not implemented for snapshot datasets",  # TensorFlow's words
-    "SnapshotDatasetV2": "Splitting is not implemented for snapshot datasets",
-    "GeneratorDataset": "a Python generator can only be run from its start",
-}
-
-# What yields one element for each, so that pairs stay pairs (a shuffle mixes them unsharded, too).
-# A cache does not: its next repetition leases nothing.
-_ONE_TO_ONE = {
-    *("AssertCardinality", "AssertNext", "AssertPrev", "BytesProducedStats", "Finalize"),
-    *("LatencyStats", "Map", "MaxIntraOpParallelism", "Model", "Options", "Prefetch"),
-    *("PrivateThreadPool", "Scan", "SetStatsAggregator", "Shuffle"),
-}
-
-# The inputs, by their places, that say how much an op changes.
-_EXTENT = {
-    **dict.fromkeys(("Batch", "PaddedBatch", "Repeat", "Skip", "Take"), slice(1, 2)),
-    "Shard": slice(1, 3),
-    "Window": slice(1, 4),
-}
-
-_AGAIN_AND_AGAIN = (("Repeat", -1),)
-
 _TABLES = {
     prefix + suffix
     for prefix in ("HashTable", "MutableHashTable", "MutableHashTableOfTensors")
@@ -121,8 +37,6 @@ _TABLES = {
 
 _GENERATED_HANDLE = re.compile(r"(.*/(?:SeedGenerator|MemoryCache))_\d+")
 """What TensorFlow names a dataset's own resources; the number is the process's."""
-
-_INT32, _INT64 = 3, 9
 
 
 class Graph:
@@ -167,299 +81,11 @@ class Graph:
             seen.add(node.name)
             tensor = node.input[0]
 
-    def sources(self) -> list[SourceNode]:
-        """The sources, in the order of their split providers.
-
-        Raises NotSplittable at a node that cannot pass splits on.
-        """
-        return _Walk(self).sources
-
-    @property
-    def endless_repeats(self) -> set[str]:
-        """The repeats without an end, below which there are sources to be leased."""
-        return _Walk(self).endless_repeats
-
     def dataset_inputs(self, node: pb.NodeDef) -> list[pb.NodeDef]:
         """The datasets that a dataset node reads; none for a source."""
         which = _INPUTS[node.op](node) if node.op in _INPUTS else slice(0, 1)
         inputs = [self.producer(name) for name in node.input[which]]
         return [child for child in inputs if "Dataset" in child.op]
-
-
-class _Walk:
-    """One pass over a graph's datasets, from its result down to the sources."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.sources: list[SourceNode] = []
-        self.endless_repeats: set[str] = set()
-        self._graph = graph
-        self._below: list[tuple[pb.NodeDef, list[int]]] = []  # endless repeats, and their sources
-        self._walk()
-        for node, numbers in self._below:
-            leased = [self.sources[n] for n in numbers if not self.sources[n].whole]
-            for source in leased:
-                source.endless = True
-                if node.op.startswith("ShuffleAndRepeat"):
-                    source.unleasable = (
-                        f"its {node.name!r} ({node.op}) would end for a worker that gets no split "
-                        "in a repetition: write shuffle(…).repeat() instead"
-                    )
-            if leased:
-                self.endless_repeats.add(node.name)
-
-    def _walk(self) -> None:
-        """Depth first, with a stack of its own: TensorFlow's graphs may be of any depth."""
-        path: set[str] = set()
-        visited: set[str] = set()
-        stack: list[tuple[pb.NodeDef, Iterator[pb.NodeDef], list[_Reading]]] = []
-
-        def enter(node: pb.NodeDef) -> None:
-            if node.name in path:
-                raise InvalidGraph(f"the graph has a cycle through node {node.name!r}")
-            if node.op in _REFUSED:
-                raise _not_splittable(node, _REFUSED[node.op])
-            inputs = self._graph.dataset_inputs(node)
-            if not inputs:
-                # TensorFlow writes a tree. Were a source shared, its two readers would have to
-                # be told apart.
-                if node.name in visited:
-                    raise _not_splittable(node, "it is the input of two datasets")
-                visited.add(node.name)
-            path.add(node.name)
-            stack.append((node, iter(inputs), []))
-
-        enter(self._graph.dataset)
-        while stack:
-            node, inputs, readings = stack[-1]
-            if (child := next(inputs, None)) is not None:
-                enter(child)
-                continue
-            stack.pop()
-            path.remove(node.name)
-            reading = self._reading(node, readings)
-            if stack:
-                stack[-1][2].append(reading)
-
-    def _reading(self, node: pb.NodeDef, inputs: list[_Reading]) -> _Reading:
-        if not inputs:
-            whole = node.op.startswith("RandomDataset") or node.attr["replicate_on_split"].b
-            self.sources.append(SourceNode(node, whole=whole))
-            return _Reading([] if whole else [[len(self.sources) - 1]], ())
-        kind = _kind(node)
-        if kind == "Zip":
-            return self._zip(node, inputs)
-        if len(inputs) > 1:
-            changes = tuple(reading.changes for reading in inputs)
-            # One that chooses between its inputs is like no other.
-            name = "" if kind == "Concatenate" else node.name
-            sources = [group for reading in inputs for group in reading.sources]
-            return _Reading(sources, ((kind, name, changes),))
-        ((sources, changes),) = inputs
-        if kind in _ONE_TO_ONE and not (kind == "Scan" and changes == _AGAIN_AND_AGAIN):
-            return inputs[0]  # a scan of the same element counts: it is not the same any more
-        extent = [
-            facts.value if (facts := _constant(self._graph.producer(name))) else name
-            for name in node.input[_EXTENT.get(kind, slice(0))]
-        ]
-        if _is_endless(kind, node, self._graph):
-            self._below.append((node, [n for group in sources for n in group]))
-        return _Reading(sources, (*changes, (kind, *extent)))
-
-    def _zip(self, node: pb.NodeDef, inputs: list[_Reading]) -> _Reading:
-        leased = [reading for reading in inputs if reading.sources]
-        if len(leased) > 1:
-            leased = [reading for reading in leased if not self._is_constant(reading)]
-        if not leased:
-            return _Reading([], ())
-        first, *others = leased
-        changes = first.changes
-        for other in others:
-            if other.changes != changes:
-                why = (
-                    f"{node.name!r} ({node.op}) zips a dataset that {_said(changes)} with one that "
-                    f"{_said(other.changes)}: on several workers, elements would be paired that "
-                    "do not belong together. Treat its inputs alike, or do after the zip what is "
-                    "done before"
-                )
-                for reading in leased:
-                    for group in reading.sources:
-                        for number in group:
-                            self.sources[number].unleasable = why
-                return first
-        merged = []
-        for groups in zip(*(reading.sources for reading in leased), strict=True):
-            together = [number for group in groups for number in group]
-            for number in together[1:]:
-                self.sources[number].leased_with = together[0]
-            for number in together:
-                self.sources[number].sizes_match |= bool(changes)
-            merged.append(together)
-        return _Reading(merged, changes)
-
-    def _is_constant(self, reading: _Reading) -> bool:
-        """One element again and again, which every worker can have: it goes with everything."""
-        if reading.changes != _AGAIN_AND_AGAIN or len(reading.sources) > 1:
-            return False
-        (numbers,) = reading.sources
-        constant = all(self.sources[n].node.op == "TensorDataset" for n in numbers)
-        for number in numbers if constant else ():
-            self.sources[number].whole = True
-        return constant
-
-
-def _kind(node: pb.NodeDef) -> str:
-    """A dataset node's op without what is the same to its elements: ParallelBatchDatasetV2 is a
-    "Batch".
-    """
-    op = node.op.rstrip("0123456789").removesuffix("V").removesuffix("Dataset")
-    for prefix in ("Experimental", "Legacy", "Parallel"):
-        op = op.removeprefix(prefix)
-    return op
-
-
-def _is_endless(kind: str, node: pb.NodeDef, graph: Graph) -> bool:
-    place = {"Repeat": 1, "ShuffleAndRepeat": 4}.get(kind)
-    if place is None or place >= len(node.input):
-        return False
-    times = _constant(graph.producer(node.input[place]))
-    return times is not None and times.value is not None and times.value < 0
-
-
-def _said(changes: tuple[Any, ...]) -> str:
-    """In words, for errors: what is done to the elements of a source."""
-    if not changes:
-        return "has an element for each split"
-    return "does " + ", ".join(
-        f"{kind}({', '.join(map(str, extent))})" if not any(isinstance(e, tuple) for e in extent)
-        else kind
-        for kind, *extent in changes
-    )  # fmt: skip
-
-
-def split_sources(graph: bytes, evaluate: Evaluate | None = None) -> list[Source]:
-    """The split sources of a serialized dataset graph, one a split provider, in order.
-
-    `evaluate` is called, once, if the graph does not say everything by itself. Raises
-    InvalidGraph, and NotSplittable with the node, its op and the reason.
-    """
-    parsed = Graph(graph)
-    found = parsed.sources()
-    nodes = [source.node for source in found]
-    wanted: dict[str, TensorFacts | None] = {
-        name: _constant(parsed.producer(name)) for node in nodes for name in _decisive(node)
-    }
-    unknown = [name for name, facts in wanted.items() if facts is None]
-    if unknown:
-        if evaluate is None:
-            raise NotSplittable(
-                f"the size of tensor {unknown[0]!r} is not a constant of the graph, and nothing "
-                "here can evaluate it; register the dataset from a client with TensorFlow"
-            )
-        wanted.update(zip(unknown, evaluate(graph, unknown), strict=True))
-    sources = [Source(node.name, node.op, _splits(node, wanted)) for node in nodes]
-    for known, source in zip(found, sources, strict=True):
-        source.splits.unleasable = known.unleasable
-        if known.leased_with is None:
-            continue
-        source.splits.leased_with = known.leased_with
-        first = sources[known.leased_with]
-        sizes = _size(first.splits), _size(source.splits)
-        if known.sizes_match and sizes[0] != sizes[1]:
-            first.splits.unleasable = (
-                f"{first.node!r} with {sizes[0]} splits is zipped with {source.node!r} with "
-                f"{sizes[1]}, and what is done to their elements before the zip would pair on "
-                "several workers what does not belong together. Zip first, or make them equally "
-                "long"
-            )
-    return sources
-
-
-def _decisive(node: pb.NodeDef) -> Sequence[str]:
-    """The tensors on which a source's splits depend."""
-    match node.op:
-        case "RangeDataset":
-            return node.input[:3]
-        case "TensorSliceDataset":
-            return node.input[:1]
-        case "TensorDataset" | "ListDataset" | "RandomDataset" | "RandomDatasetV2":
-            return ()
-    raise _not_splittable(node, "only ranges, slices of tensors, lists and tensors can be")
-
-
-def _splits(node: pb.NodeDef, facts: dict[str, TensorFacts | None]) -> ev.SplitSource:
-    known = [fact for name in _decisive(node) if (fact := facts[name]) is not None]
-    match node.op:
-        case "RangeDataset":
-            values = [fact.value for fact in known if fact.value is not None]
-            if len(values) != 3 or not values[2]:
-                raise _not_splittable(node, f"start, stop and step are {values}")
-            start, stop, step = values
-            return ev.SplitSource(arithmetic=ev.Arithmetic(start=start, stop=stop, step=step))
-        case "TensorSliceDataset":
-            if not known or not known[0].shape:
-                raise _not_splittable(node, "its first component is no tensor with a length")
-            return ev.SplitSource(count=known[0].shape[0])
-        case "TensorDataset":
-            return ev.SplitSource(count=1)
-        case "ListDataset":
-            components = len(node.attr["output_types"].list.type)
-            return ev.SplitSource(count=len(node.input) // max(1, components))
-        case _:
-            return ev.SplitSource(endless=ev.Endless())
-
-
-def _size(splits: ev.SplitSource) -> int:
-    numbers = splits.arithmetic
-    if splits.HasField("arithmetic"):
-        return max(0, -((numbers.start - numbers.stop) // numbers.step))
-    return splits.count
-
-
-def _constant(node: pb.NodeDef) -> TensorFacts | None:
-    if node.op == "Pack" and node.attr["axis"].i == 0:
-        return TensorFacts((node.attr["N"].i,), None)  # the other dimensions matter to nobody
-    if node.op != "Const":
-        return None
-    tensor = node.attr["value"].tensor
-    shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
-    if shape or tensor.dtype not in (_INT32, _INT64):
-        return TensorFacts(shape, None)
-    if tensor.tensor_content:
-        return TensorFacts((), int.from_bytes(tensor.tensor_content, "little", signed=True))
-    values = tensor.int64_val if tensor.dtype == _INT64 else tensor.int_val
-    return TensorFacts((), values[0] if values else 0)
-
-
-def _not_splittable(node: pb.NodeDef, reason: str) -> NotSplittable:
-    """Begins as TensorFlow's error does, which trainers may look for."""
-    return NotSplittable(
-        f"Cannot create split providers for dataset of type {node.op}, which is the source "
-        f"{node.name!r}: {reason}. Read it with sharding policy OFF, or start it from "
-        "Dataset.range or Dataset.from_tensor_slices, for example of file names"
-    )
-
-
-def evaluate_in_subprocess(
-    graph: bytes, names: Sequence[str], timeout_s: float = 120
-) -> list[TensorFacts]:
-    """An `Evaluate` that runs TensorFlow in a process of its own, and waits for it.
-
-    Raises InvalidGraph if the tensors cannot be computed there.
-    """
-    command = [sys.executable, "-m", "forebay.service.executors.evaluate", *names]
-    try:
-        done = subprocess.run(command, input=graph, capture_output=True, timeout=timeout_s)
-    except subprocess.TimeoutExpired as error:
-        raise InvalidGraph(
-            f"the tensors {list(names)} of the graph were not computed within {timeout_s:g} s"
-        ) from error
-    if done.returncode:
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise InvalidGraph(
-            f"the tensors {list(names)} of the graph could not be computed: "
-            f"{last[0] if last else f'exit code {done.returncode}'}"
-        )
-    return [TensorFacts(tuple(shape), value) for shape, value in json.loads(done.stdout)]
 
 
 def sanitize(graph: bytes) -> bytes:

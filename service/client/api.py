@@ -25,8 +25,8 @@ from ..element_specs import (
 )
 from ..errors import InvalidArgument
 from ..executors.evaluate import evaluate
-from ..graphs import NotSplittable, split_sources
 from ..proto import forebay_pb2 as pb
+from ..split_sources import NotSplittable, split_sources
 from ..structure import encode
 from ..transport import MAX_COMPONENTS
 from .options import (

@@ -5,8 +5,8 @@ whatever the timeouts. To give somebody up is a decision like any other. A worke
 and lives after all registers again, and goes on with its tasks (core/state.py, LostTask).
 
 A broken connection may be a process that died, or a network that hiccups; a worker that lives has
-`reconnect_grace_ms` to come back, since an iteration waits for what it has begun. If a consumer that has
-been connected to the worker is refused there besides, the process is gone: nobody listens at its
+`reconnect_grace_ms` to come back, so that its tasks go on undisturbed. If a consumer that has been
+connected to the worker is refused there besides, the process is gone: nobody listens at its
 address any more. That is waited for only until news that overtook each other have arrived.
 """
 

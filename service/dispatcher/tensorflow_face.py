@@ -26,9 +26,10 @@ from ..errors import (
     Unavailable,
     Unimplemented,
 )
-from ..graphs import Evaluate, evaluate_in_subprocess, sanitize, split_sources
+from ..graphs import sanitize
 from ..grpc_server import generic_handler
 from ..proto import tf_service_pb2 as pb
+from ..split_sources import Evaluate, evaluate_in_subprocess, split_sources
 from .dispatcher import Dispatcher
 from .task_pusher import TaskPusher
 

@@ -1,4 +1,4 @@
-"""Computes tensors of a dataset graph with TensorFlow, for graphs.split_sources.
+"""Computes tensors of a dataset graph with TensorFlow, for split_sources.py.
 
     python -m forebay.service.executors.evaluate TENSOR … < graph > facts.json
 
@@ -13,7 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ..graphs import Graph, InvalidGraph, TensorFacts
+from ..graphs import Graph, InvalidGraph
+from ..split_sources import TensorFacts
 
 
 def evaluate(graph: bytes, names: Sequence[str]) -> list[TensorFacts]:

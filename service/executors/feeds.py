@@ -30,8 +30,9 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import gen_dataset_ops
 
 from ..element_specs import plain, until_stopped
-from ..graphs import Graph, NotSplittable, SourceNode, isolate
+from ..graphs import Graph, isolate
 from ..proto import graph_pb2 as pb
+from ..split_sources import NotSplittable, SourceNode, SourceWalk
 from .packs import calls_functions
 from .splits import SplitFeed, SplitRange
 
@@ -49,8 +50,9 @@ class LoadedGraph:
         """Raises InvalidGraph, NotSplittable (with a feed), and TensorFlow's errors."""
         prefix = f"forebay{uuid.uuid4().hex}"
         parsed = Graph(graph)
-        feeds = _FedSources(_feeds_of(parsed.sources(), feed) if feed else {})
-        repeats = parsed.endless_repeats if feed else set()
+        walk = SourceWalk(parsed) if feed else None
+        feeds = _FedSources(_feeds_of(walk.sources, feed) if walk and feed else {})
+        repeats = walk.endless_repeats if walk else set()
         self.component_specs = output_specs(parsed.dataset)
         self.calls_functions = calls_functions(parsed)
         del parsed  # constants may be large, and TensorFlow makes copies of its own

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.executors import SplitRange
-from forebay.service.graphs import Source
+from forebay.service.split_sources import Source
 
 Dataset = Any
 Point = namedtuple("Point", ["x", "label"])

@@ -14,16 +14,14 @@ from tensorflow.core.framework import graph_pb2
 
 from forebay.service.client.tf_elements import graph_of
 from forebay.service.executors.evaluate import evaluate
-from forebay.service.graphs import (
-    InvalidGraph,
+from forebay.service.graphs import InvalidGraph, fingerprint, sanitize
+from forebay.service.proto import graph_pb2 as pb
+from forebay.service.split_sources import (
     NotSplittable,
     TensorFacts,
     evaluate_in_subprocess,
-    fingerprint,
-    sanitize,
     split_sources,
 )
-from forebay.service.proto import graph_pb2 as pb
 
 from .pipelines import Dataset, count, slices
 

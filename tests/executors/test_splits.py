@@ -21,7 +21,7 @@ from forebay.service.errors import PipelineError
 from forebay.service.executors import SplitRange
 from forebay.service.executors.evaluate import evaluate
 from forebay.service.executors.tf_data import TfDataExecutor
-from forebay.service.graphs import NotSplittable, split_sources
+from forebay.service.split_sources import NotSplittable, split_sources
 
 from .pipelines import (
     Dataset,
