@@ -168,7 +168,7 @@ class DispatcherClient:
                 raise Unavailable("the connection to the dispatcher was closed") from error
             raise _ChannelReplaced from error
         if "journal" in answer.DESCRIPTOR.fields_by_name:
-            self._learn(answer.journal)  # type: ignore[attr-defined]
+            self.learn(answer.journal)  # type: ignore[attr-defined]
         return answer
 
     @property
@@ -176,7 +176,8 @@ class DispatcherClient:
         """The newest event of the journal that an answer has told of."""
         return self._known
 
-    def _learn(self, position: pb.JournalPosition) -> None:
+    def learn(self, position: pb.JournalPosition) -> None:
+        """What another client was told of the journal, by which a wrong one is known."""
         with self._lock:
             known = self._known
             if position.journal_id != known.journal_id or position.sequence > known.sequence:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..journal.proto import events_pb2 as ev
+from ..journal.splits import source_size
 from .errors import Unimplemented
 from .graphs import Graph, InvalidGraph
 from .proto import graph_pb2 as pb
@@ -102,20 +103,20 @@ _INT32, _INT64 = 3, 9
 class SourceWalk:
     """One pass over a graph's datasets, from its result down to the sources.
 
-    `sources` are in the order of their split providers; below the nodes `endless_repeats`, which
-    have no end, there are some that are leased. Raises NotSplittable at a node that cannot pass
-    splits on, InvalidGraph.
+    `sources` are in the order of their split providers; `endless_repeats` are nodes that have no
+    end, and those of the sources below each that are leased again and again. Raises NotSplittable
+    at a node that cannot pass splits on, InvalidGraph.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.sources: list[SourceNode] = []
-        self.endless_repeats: set[str] = set()
+        self.endless_repeats: dict[str, list[int]] = {}
         self._graph = graph
         self._below: list[tuple[pb.NodeDef, list[int]]] = []  # endless repeats, and their sources
         self._walk()
         for node, numbers in self._below:
-            leased = [self.sources[n] for n in numbers if not self.sources[n].whole]
-            for source in leased:
+            leased = [n for n in numbers if not self.sources[n].whole]
+            for source in (self.sources[n] for n in leased):
                 source.endless = True
                 if node.op.startswith("ShuffleAndRepeat"):
                     source.unleasable = (
@@ -123,7 +124,7 @@ class SourceWalk:
                         "in a repetition: write shuffle(…).repeat() instead"
                     )
             if leased:
-                self.endless_repeats.add(node.name)
+                self.endless_repeats[node.name] = leased
 
     def _walk(self) -> None:
         """Depth first, with a stack of its own: TensorFlow's graphs may be of any depth."""
@@ -179,7 +180,8 @@ class SourceWalk:
             facts.value if (facts := _constant(self._graph.producer(name))) else name
             for name in node.input[_EXTENT.get(kind, slice(0))]
         ]
-        if _is_endless(kind, node, self._graph):
+        # What a cache has is repeated without a lease, on each worker its own.
+        if _is_endless(kind, node, self._graph) and not _has_cache(changes):
             self._below.append((node, [n for group in sources for n in group]))
         return _Reading(sources, (*changes, (kind, *extent)))
 
@@ -192,7 +194,7 @@ class SourceWalk:
         first, *others = leased
         changes = first.changes
         for other in others:
-            if other.changes != changes:
+            if other.changes != changes or len(other.sources) != len(first.sources):
                 why = (
                     f"{node.name!r} ({node.op}) zips a dataset that {_said(changes)} with one that "
                     f"{_said(other.changes)}: on several workers, elements would be paired that "
@@ -243,6 +245,10 @@ def _is_endless(kind: str, node: pb.NodeDef, graph: Graph) -> bool:
     return times is not None and times.value is not None and times.value < 0
 
 
+def _has_cache(changes: Any) -> bool:
+    return isinstance(changes, tuple) and ("Cache" in changes or any(map(_has_cache, changes)))
+
+
 def _said(changes: tuple[Any, ...]) -> str:
     """In words, for errors: what is done to the elements of a source."""
     if not changes:
@@ -281,7 +287,7 @@ def split_sources(graph: bytes, evaluate: Evaluate | None = None) -> list[Source
             continue
         source.splits.leased_with = known.leased_with
         first = sources[known.leased_with]
-        sizes = _size(first.splits), _size(source.splits)
+        sizes = source_size(first.splits), source_size(source.splits)
         if known.sizes_match and sizes[0] != sizes[1]:
             first.splits.unleasable = (
                 f"{first.node!r} with {sizes[0]} splits is zipped with {source.node!r} with "
@@ -324,13 +330,6 @@ def _splits(node: pb.NodeDef, facts: dict[str, TensorFacts | None]) -> ev.SplitS
             return ev.SplitSource(count=len(node.input) // max(1, components))
         case _:
             return ev.SplitSource(endless=ev.Endless())
-
-
-def _size(splits: ev.SplitSource) -> int:
-    numbers = splits.arithmetic
-    if splits.HasField("arithmetic"):
-        return max(0, -((numbers.start - numbers.stop) // numbers.step))
-    return splits.count
 
 
 def _constant(node: pb.NodeDef) -> TensorFacts | None:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...journal.proto import events_pb2 as ev
+from ...journal.splits import source_size
 from . import ranges
-from .splits import source_size
 from .state import (
     MAX_ANSWERS,
     MAX_DEPARTED,
+    MAX_LOST_TASKS,
     Answer,
     Consumer,
     Dataset,
@@ -138,8 +139,7 @@ def _providers(sources: Sequence[ev.SplitSource]) -> list[Provider]:
         if source.HasField("leased_with"):
             provider.leased_with = source.leased_with
             first = providers[source.leased_with]
-            known = first.size if first.shared_size is None else first.shared_size
-            first.shared_size = min(known, provider.size)
+            first.shared_size = min(first.size_together, provider.size)
     return providers
 
 
@@ -212,10 +212,13 @@ def _worker_lost(state: State, event: ev.WorkerLost) -> None:
         iteration.tasks.remove(task_id)
         iteration.running_tasks -= not task.completed
         iteration.version += 1
-        if task.completed or event.left or iteration.finished:
+        if event.left or iteration.finished:
             _forget_answers(state, task, iteration)
         else:
             state.lost_tasks[task_id] = LostTask(worker.uid, task)
+    if len(state.lost_tasks) > MAX_LOST_TASKS:
+        newest = set(list(state.lost_tasks)[-MAX_LOST_TASKS:])
+        _forget_lost_tasks(state, lambda lost: lost.task.task_id not in newest)
 
 
 def _task_created(state: State, event: ev.TaskCreated) -> None:
@@ -226,8 +229,10 @@ def _task_created(state: State, event: ev.TaskCreated) -> None:
         state.tasks[task_id] = Task(task_id, event.iteration_id, event.worker_id, event.sweeps)
     iteration = state.iterations[event.iteration_id]
     iteration.tasks.append(task_id)
-    iteration.running_tasks += 1
     iteration.version += 1
+    if state.tasks[task_id].completed:
+        return  # and is only read
+    iteration.running_tasks += 1
     worker = state.workers[event.worker_id]
     worker.tasks.add(task_id)
     worker.version += 1

@@ -336,17 +336,18 @@ def _register_worker(state: State, command: c.RegisterWorker, now_ms: int) -> De
         replaced_uid=known.uid if known is not None else 0,
     )
     events.append(ev.Event(time_ms=now_ms, worker_registered=registered))
-    lost = {x.task.iteration_id: x.task for x in state.lost_tasks.values() if x.uid == command.uid}
+    lost = [x.task for x in state.lost_tasks.values() if x.uid == command.uid]
     for iteration in state.iterations.values():
         if iteration.finished or iteration.iteration_id in finished:
             continue
-        task = lost.get(iteration.iteration_id)
-        if task is None and not iteration.consumers:  # until somebody joins
-            continue
-        task_id = ids.new() if task is None else task.task_id  # the process still runs it
-        created = _task_created(task_id, iteration.iteration_id, registered.worker_id, now_ms)
-        created.task_created.sweeps = task is not None and task.sweeps
-        events.append(created)
+        number, worker_id = iteration.iteration_id, registered.worker_id
+        mine = [task for task in lost if task.iteration_id == number]
+        for task in mine:  # which the process still has
+            created = _task_created(task.task_id, number, worker_id, now_ms)
+            created.task_created.sweeps = task.sweeps
+            events.append(created)
+        if not mine and iteration.consumers:  # or when somebody joins
+            events.append(_task_created(ids.new(), number, worker_id, now_ms))
     return Decision(events, registered.worker_id)
 
 
@@ -408,8 +409,11 @@ def _after_task(
 
 
 def _task(state: State, task_id: int) -> Task | None:
-    """Raises Unavailable for one whose worker was given up, and may come back."""
-    if task_id in state.lost_tasks:
+    """Raises Unavailable for one that runs, if its worker was given up and may come back."""
+    lost = state.lost_tasks.get(task_id)
+    if lost is not None and lost.task.completed:
+        return lost.task
+    if lost is not None:
         raise Unavailable(
             f"the worker of task {task_id} was given up after too long a silence; it goes on "
             "once the worker has registered again"
@@ -429,7 +433,7 @@ def _get_split(state: State, command: c.GetSplit, now_ms: int) -> Decision:
     iteration = _iteration(state, command.iteration_id)
     provider = _provider(state, iteration, command.provider)
     _require_one_way(state, iteration, command.provider, singly=True)
-    waiting = _waiting(provider, command.repetition)
+    waiting = _waiting(provider, provider.size, command.repetition)
     return _lease(state, waiting, 1, iteration, command, None, [], now_ms)
 
 
@@ -464,7 +468,8 @@ def _lease_splits(state: State, command: c.LeaseSplits, now_ms: int) -> Decision
             f"split provider {command.provider} is zipped with {provider.leased_with}, and leased "
             "with it: ask for that one's splits"
         )
-    waiting = _waiting(provider, command.repetition, command.or_later, provider.shared_size)
+    size = provider.size_together
+    waiting = _waiting(provider, size, command.repetition, command.or_later)
     _require_one_way(state, iteration, command.provider, singly=False)
     share = -(-waiting.total // (2 * max(1, iteration.running_tasks)))
     want = min(command.want, share)
@@ -481,15 +486,12 @@ class _Waiting(NamedTuple):
     starts: bool = False  # the repetition is a new one
 
 
-def _waiting(
-    provider: Provider, repetition: int, or_later: bool = False, shared_size: int | None = None
-) -> _Waiting:
-    """What a request for that repetition can have.
+def _waiting(provider: Provider, size: int, repetition: int, or_later: bool = False) -> _Waiting:
+    """What a request for that repetition of `size` splits can have.
 
     Splits of earlier repetitions that were handed back come first, whatever was asked for: who
     had them is gone, and nobody else need ask for theirs.
     """
-    size = provider.size if shared_size is None else shared_size
     left_over = provider.left_over
     if not left_over and repetition > provider.repetition and provider.returned:
         left_over = {provider.repetition: provider.returned}

@@ -17,9 +17,6 @@ import msgspec
 from ...journal.proto import events_pb2 as ev
 from .ranges import Ranges
 
-ENDLESS = 2**63 - 1
-"""The size of a provider without an end."""
-
 MAX_ANSWERS = 1 << 17
 """Answers kept for retries, one a caller; the caller that was quiet longest goes first."""
 
@@ -30,6 +27,10 @@ MAX_DEPARTED = 1000
 
 class Struct(msgspec.Struct, forbid_unknown_fields=True):
     """A part of the state."""
+
+
+MAX_LOST_TASKS = 10_000
+"""Tasks remembered of workers that were given up, and may come back."""
 
 
 class Dataset(Struct):
@@ -65,6 +66,11 @@ class Provider(Struct):
     completed: Ranges = []
     lost: Ranges = []
     left_over: dict[int, Ranges] = {}  # handed back, of earlier repetitions: leased before all else
+
+    @property
+    def size_together(self) -> int:
+        """Of what is leased together."""
+        return self.size if self.shared_size is None else self.shared_size
 
 
 class Lease(Struct):
@@ -152,7 +158,7 @@ class State(Struct):
     worker_at: dict[str, int] = {}  # address → worker id
     departed: list[int] = []  # uids of workers that said goodbye, the latest last
     tasks: dict[int, Task] = {}
-    lost_tasks: dict[int, LostTask] = {}  # of unfinished iterations, not completed
+    lost_tasks: dict[int, LostTask] = {}  # of unfinished iterations, the latest lost last
     leases: dict[int, Lease] = {}
     answers: dict[str, Answer] = {}  # by caller, least recently answered first
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ...journal.proto import events_pb2 as ev
+from ...journal.splits import ENDLESS
 from . import ranges
-from .state import ENDLESS, Iteration, Provider, State
+from .state import Iteration, Provider, State
 
 
 class Stranger(NamedTuple):
@@ -71,19 +72,19 @@ def _iteration(iteration: Iteration) -> dict[str, Any]:
         "running_tasks": iteration.running_tasks,
         "completed_tasks": iteration.completed_tasks,
         "providers": [
-            _provider(p)
+            _provider(p, p.size if iteration.leased_singly else p.size_together)
             for p in iteration.providers
             if p.leased_with is None or iteration.leased_singly
         ],
     }
 
 
-def _provider(provider: Provider) -> dict[str, Any]:
+def _provider(provider: Provider, size: int) -> dict[str, Any]:
     completed, lost = ranges.total(provider.completed), ranges.total(provider.lost)
     returned = ranges.total(provider.returned)
     return {
         "repetition": provider.repetition,
-        "splits": None if provider.size == ENDLESS else provider.size,
+        "splits": None if size == ENDLESS else size,
         "leased": provider.next - returned - completed - lost,
         "completed": completed,
         "lost": lost,

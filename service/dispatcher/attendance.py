@@ -38,6 +38,9 @@ TensorFlow's wait longer and longer between their attempts."""
 REFUSED_GRACE_S = 1.0
 """For a worker whose connection has broken, and at whose address nobody listens."""
 
+EXPECTED_S = 3600.0
+"""For a stock client to begin to read."""
+
 SILENT = "no sign of life"
 GONE = "its connection broke, and its address refuses consumers"
 
@@ -71,7 +74,8 @@ class Attendance:
     def expects(self, consumer_id: int) -> None:
         """It will give signs of life once it begins to read, whenever that is. TensorFlow's do so:
         a trainer may make its iterator long before its first step."""
-        self._present(consumer_id).until_s = math.inf
+        until_s = time.monotonic() + max(EXPECTED_S, self._timeout_s(consumer_id))
+        self._present(consumer_id).until_s = until_s
 
     def heard_of(self, task_id: int) -> None:
         """A task's worker has asked something else: it lives, though its heartbeat be late."""
@@ -115,8 +119,8 @@ class Attendance:
         if member is None:
             found_s, worker = REDISCOVERIES * self._grace_s, self._worker(member_id)
             timeout_s = max(self._timeout_s(member_id), found_s)
-            if worker is not None and not worker.stock:  # it looks for us all the time
-                timeout_s = found_s
+            if worker is not None and not worker.stock and timeout_s < math.inf:
+                timeout_s = found_s  # it looks for us all the time
             member = self._members[member_id] = _Presence(time.monotonic() + timeout_s)
         return member
 
@@ -217,7 +221,7 @@ class Attendance:
         most = self._dispatcher.options.max_idle_iterations
         if most >= 0:
             of_jobs: dict[int, list[Iteration]] = {}
-            for iteration in self._idle_iterations():
+            for iteration in filter(lambda i: i.tasks, self._idle_iterations()):
                 of_jobs.setdefault(iteration.job_id, []).append(iteration)
             for idle in of_jobs.values():
                 idle.sort(key=lambda i: (i.idle_since_ms, i.iteration_id), reverse=True)

@@ -198,7 +198,9 @@ class ForebayFace:
     ) -> pb.WorkerHeartbeatResponse:
         dispatcher, state = self._dispatcher, self._dispatcher.state
         worker = state.workers.get(state.worker_at.get(request.address, 0))
+        wait_ms = _wait_ms(request.wait_ms, dispatcher.options.worker_timeout_ms)
         if worker is None or worker.uid != request.uid:
+            wait_ms = 0  # what it says of an earlier registration is out of date
             worker_id = await dispatcher.execute(
                 c.RegisterWorker(
                     address=request.address,
@@ -214,8 +216,7 @@ class ForebayFace:
         response = pb.WorkerHeartbeatResponse(worker_id=worker_id)
         with dispatcher.attendance.poll(worker_id):
             await dispatcher.wait_until(
-                lambda: worker.version != request.version or worker_id not in state.workers,
-                _wait_ms(request.wait_ms, dispatcher.options.worker_timeout_ms),
+                lambda: worker.version != request.version or worker_id not in state.workers, wait_ms
             )
             if worker_id not in state.workers:  # "no tasks" would have it drop what it has
                 await dispatcher.settled()

@@ -68,7 +68,7 @@ class TaskPusher:
                 self._add(created.task_id)
 
     def _add(self, task_id: int) -> None:
-        if not self._waiting.full():
+        if task_id not in self._unpushed and not self._waiting.full():
             self._waiting.put_nowait(task_id)
             self._unpushed[task_id] = asyncio.get_running_loop().create_future()
 

@@ -15,8 +15,8 @@ import grpc
 from google.protobuf.message import Message
 
 from ...journal.proto import events_pb2 as ev
+from ...journal.splits import split_value
 from ..core import commands as c
-from ..core.splits import split_value
 from ..core.state import Dataset, Worker
 from ..errors import (
     FailedPrecondition,

@@ -18,7 +18,7 @@ import itertools
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -39,8 +39,8 @@ from .splits import SplitFeed, SplitRange
 Dataset = Any
 Tensor = Any
 
-GATE = "forebay/gate:0"
-"""Stands for the gate's tensor where a graph is being imported."""
+GATE = "forebay/gate/{}:0"
+"""Stands for the tensor of a repeat's gate where a graph is being imported."""
 
 
 class LoadedGraph:
@@ -52,7 +52,7 @@ class LoadedGraph:
         parsed = Graph(graph)
         walk = SourceWalk(parsed) if feed else None
         feeds = _FedSources(_feeds_of(walk.sources, feed) if walk and feed else {})
-        repeats = walk.endless_repeats if walk else set()
+        repeats = walk.endless_repeats if walk else {}
         self.component_specs = output_specs(parsed.dataset)
         self.calls_functions = calls_functions(parsed)
         del parsed  # constants may be large, and TensorFlow makes copies of its own
@@ -62,8 +62,8 @@ class LoadedGraph:
         self._tables: list[Tensor] = []
 
         def build() -> list[Tensor]:
-            gate = {GATE: _gate(feed)._variant_tensor} if feed and repeats else {}
-            return _import(isolated, feeds, gate, [result, *tables])
+            gates = {GATE.format(n): _gate(feed, own) for n, own in repeats.items()} if feed else {}
+            return _import(isolated, feeds, gates, [result, *tables])
 
         try:
             for function in isolated.library.function:
@@ -171,26 +171,26 @@ def _tensor_name(name: str) -> str:
     return name if ":" in name else f"{name}:0"
 
 
-def _gate(feed: SplitFeed) -> Dataset:
-    """Something for each opening, until there will be no further split."""
+def _gate(feed: SplitFeed, providers: list[int]) -> Tensor:
+    """The variant of something for each opening, until these will have no further split."""
 
     def pass_one() -> int:
-        if feed.is_over():
+        if feed.is_over(providers):
             raise StopIteration
         return 0
 
-    return until_stopped(lambda: _integers(pass_one, 1))
+    return until_stopped(lambda: _integers(pass_one, 1))._variant_tensor
 
 
-def _replace_repeats(graph: pb.GraphDef, repeats: set[str], function: str) -> None:
-    """Replace the nodes `repeats` by flat_maps over the gate, each item of which opens their
+def _replace_repeats(graph: pb.GraphDef, repeats: Collection[str], function: str) -> None:
+    """Replace the nodes `repeats` by flat_maps over their gates, each item of which opens their
     input. Adds the `function` that does it to the library.
     """
     for node in graph.node:
         if node.name in repeats:
             dataset, _, *control = node.input
             node.op = "FlatMapDataset"
-            node.input[:] = [GATE, dataset, *control]
+            node.input[:] = [GATE.format(node.name), dataset, *control]
             node.attr["f"].func.name = function
             node.attr["Targuments"].list.type.append(tf.variant.as_datatype_enum)
     if repeats:
@@ -219,7 +219,7 @@ def _feeds_of(sources: list[SourceNode], feed: SplitFeed) -> dict[str, _Feed]:
         if source.unleasable or source.leased_with != together:
             raise NotSplittable(
                 "the dataset zips several sources, and was registered by a version that did not "
-                "keep their pairs together: register it again"
+                "keep their pairs together: register it again, under another id if you choose it"
             )
         if source.whole:
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,6 +37,6 @@ class SplitFeed(Protocol):
         """
         ...
 
-    def is_over(self) -> bool:
-        """Whether no opening that begins now or later will have a split."""
+    def is_over(self, providers: Iterable[int]) -> bool:
+        """Whether no opening of these that begins now or later will have a split."""
         ...

@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 from ...journal.proto import events_pb2 as ev
+from ...journal.splits import source_size
 from ..dispatcher_client import DispatcherClient
 from ..errors import ForebayError, NotFound, Unavailable
 from ..executors import SplitRange
@@ -39,7 +40,14 @@ class LeaseFeed:
         self.given_up = False  # the dispatcher leases to this task no more
         self._closed = threading.Event()
         self._draining = threading.Event()
-        self._empty = all(_is_empty(source) for source in sources)
+        sizes = [source_size(source) for source in sources]
+        for source, size in zip(sources, sizes, strict=True):
+            if source.HasField("leased_with"):
+                sizes[source.leased_with] = min(sizes[source.leased_with], size)
+        self._sizes = [
+            sizes[source.leased_with] if source.HasField("leased_with") else size
+            for source, size in zip(sources, sizes, strict=True)
+        ]
         self._pool = ThreadPoolExecutor(
             max(1, len(sources)), thread_name_prefix=f"forebay-lease-{task_id}"
         )
@@ -66,21 +74,26 @@ class LeaseFeed:
             self.failed = error
             raise
 
-    def is_over(self) -> bool:
-        """Whether no opening that begins now or later will have a split."""
-        return self._empty or self.given_up or self._draining.is_set()
+    def is_over(self, providers: Iterable[int]) -> bool:
+        """Whether no opening of these that begins now or later will have a split."""
+        ended = self.given_up or self._draining.is_set()
+        return ended or not any(self._sizes[provider] for provider in providers)
 
     def begun_last(self) -> list[str]:
         """Which splits were given last, for people."""
         return [found for p in self._providers if (found := p.begun_last)]
 
-    def drain(self) -> None:
-        """End the splits here, and hand back what was leased and not begun."""
+    def drain(self, give_up_s: float) -> None:
+        """End the splits here, and hand back what was leased and not begun.
+
+        Until `give_up_s` of the monotonic clock, or a little longer if that is about now.
+        """
         self._draining.set()
         for provider in self._providers:
             provider.draining.set()
+        give_up_s = max(give_up_s, time.monotonic() + LEASE_S)
         for provider in self._providers:
-            provider.hand_back()
+            provider.hand_back(min(HAND_BACK_S, give_up_s - time.monotonic()))
 
     def close(self) -> None:
         """Stop leasing, and end whoever waits for a lease. Idempotent."""
@@ -151,18 +164,18 @@ class _Provider:
             self._ahead = self._ask()
             return SplitRange(lease.first, lease.count, lease.repetition)
 
-    def hand_back(self) -> None:
+    def hand_back(self, within_s: float) -> None:
         """Return the lease ahead, unless no dispatcher answers: then it is lost with us."""
         # If the pipeline is waiting for a lease, it hands that back itself once it has it.
-        if self._lock.acquire(timeout=HAND_BACK_S):
+        if within_s > 0 and self._lock.acquire(timeout=within_s):
             try:
-                self._return_ahead()
+                self._return_ahead(within_s)
             finally:
                 self._lock.release()
 
-    def _return_ahead(self) -> None:
+    def _return_ahead(self, within_s: float = HAND_BACK_S) -> None:
         try:
-            lease = None if self._ahead is None else self._ahead.result(HAND_BACK_S)
+            lease = None if self._ahead is None else self._ahead.result(within_s)
         except (TimeoutError, CancelledError, ForebayError) as error:
             # Perhaps it comes yet, while the pipeline works on what it has begun.
             log.warning("task %d cannot hand splits back: %r", self._task_id, error)
@@ -210,12 +223,3 @@ class _Provider:
         """Aim at LEASE_S of work, but trust one measurement only so far."""
         ideal = splits * LEASE_S / max(seconds, 1e-6)
         self._want = int(max(1, min(ideal, self._want * MAX_GROWTH, MAX_WANT)))
-
-
-def _is_empty(source: ev.SplitSource) -> bool:
-    match source.WhichOneof("source"):
-        case "arithmetic":
-            return (source.arithmetic.stop - source.arithmetic.start) * source.arithmetic.step <= 0
-        case "explicit":
-            return not source.explicit.splits
-    return not (source.count or source.HasField("endless"))

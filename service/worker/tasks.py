@@ -36,6 +36,7 @@ class TaskRunner:
         self._starting = starting
         self._cancelled = threading.Event()
         self._draining = False
+        self._drain_give_up_s = 0.0
         self._executor: Executor | None = None
         self._feed: LeaseFeed | None = None
         self._thread = threading.Thread(
@@ -55,15 +56,17 @@ class TaskRunner:
         if executor is not None:
             executor.cancel()
 
-    def drain(self) -> None:
+    def drain(self, give_up_s: float) -> None:
         """Begin no further split, hand back those leased ahead, and deliver what was begun.
 
-        The task does not complete: other workers go on with the iteration.
+        The task does not complete: other workers go on with the iteration. What cannot be handed
+        back by `give_up_s`, of the monotonic clock, is lost.
         """
+        self._drain_give_up_s = give_up_s
         self._draining = True
         try:
             if self._feed is not None:
-                self._feed.drain()
+                self._feed.drain(give_up_s)
             elif (executor := self._executor) is not None:
                 executor.cancel()
         except ForebayError as error:
@@ -150,7 +153,7 @@ class TaskRunner:
         if self._cancelled.is_set():
             self.cancel()
         elif self._draining:
-            self.drain()
+            self.drain(self._drain_give_up_s)
         for block in executor.blocks():
             self.output.put(block)
         self.output.finish()

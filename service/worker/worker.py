@@ -195,14 +195,14 @@ class Worker:
             runners = list(self._tasks.values())
         if runners:
             with ThreadPoolExecutor(len(runners), thread_name_prefix="forebay-drain") as pool:
-                list(pool.map(TaskRunner.drain, runners))
+                list(pool.map(lambda runner: runner.drain(give_up_s), runners))
         for runner in runners:
             if self._is_read(runner.task.task_id):
                 runner.join(max(0.0, give_up_s - time.monotonic()))
         # Of completed tasks, too, blocks may be on their way.
         lacking = self._blocks.wait_until_received(max(0.0, give_up_s - time.monotonic()))
         delivered = True
-        for runner in [*runners, *self._completed.values()]:
+        for runner in dict.fromkeys([*runners, *self._completed.values()]):
             task_id = runner.task.task_id
             if what := runner.undelivered(lacking.get(task_id, 0)):
                 is_read = self._is_read(task_id)
@@ -245,6 +245,7 @@ class Worker:
 
     def _obey(self, response: pb.WorkerHeartbeatResponse) -> None:
         """Run what the dispatcher lists, and nothing else."""
+        self._dispatcher.learn(response.journal)
         journal_id = response.journal.journal_id
         if self._journal_id not in ("", journal_id):
             log.warning(

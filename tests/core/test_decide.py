@@ -511,3 +511,32 @@ def test_zipped_sources_are_not_leased_to_both_kinds_of_workers(ours_first: bool
     first()
     with pytest.raises(FailedPrecondition, match="workers of one kind"):
         second()
+
+
+def test_a_completed_task_of_a_worker_that_comes_back_is_not_run_again() -> None:
+    given = Given()
+    first, second = given.worker(1), given.worker(2)
+    job_id = given.when(c.GetOrCreateJob(dataset_id="d", name="off", sharding=ev.OFF))
+    joined = given.when(c.JoinIteration(job_id=job_id, repetition=0))
+    done, other = given.task_of(first), given.task_of(second)
+    given.when(c.CompleteTask(task_id=done))
+    given.when(c.LoseWorker(worker_id=first, reason="no sign of life"))
+    given.when(c.CompleteTask(task_id=done))  # a retry whose answer was lost
+    assert given.then == []
+    again = given.worker(1)
+    iteration = given.state.iterations[joined.iteration_id]
+    assert sorted(iteration.tasks) == sorted([done, other])
+    assert not given.state.workers[again].tasks
+    given.when(c.JoinIteration(job_id=job_id, repetition=0))
+    assert given.then == ["consumer_joined"]
+    given.when(c.CompleteTask(task_id=other))
+    assert given.then == ["task_completed", "iteration_finished"]
+
+
+def test_lost_tasks_are_not_remembered_without_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.service.core.apply.MAX_LOST_TASKS", 3)
+    given = Given()
+    given.iteration()
+    for number in range(5):
+        given.when(c.LoseWorker(worker_id=given.worker(number), reason="no sign of life"))
+    assert [lost.uid for lost in given.state.lost_tasks.values()] == [2, 3, 4]

@@ -6,7 +6,7 @@ import itertools
 import pathlib
 import threading
 from collections import Counter, namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Optional
 
@@ -170,7 +170,7 @@ class OneSource:
 
     sources = (ev.SplitSource(count=10),)
 
-    def is_over(self) -> bool:
+    def is_over(self, providers: Iterable[int]) -> bool:
         return False
 
 
@@ -205,8 +205,12 @@ class Leases:
             self._next[provider] = min(end, first + self._size)
             return SplitRange(first, self._next[provider] - first, repetition)
 
-    def is_over(self) -> bool:
-        return not any(self._ends)
+    def is_over(self, providers: Iterable[int]) -> bool:
+        return not any(self._ends[self._first(provider)] for provider in providers)
+
+    def _first(self, provider: int) -> int:
+        splits = self.sources[provider]
+        return splits.leased_with if splits.HasField("leased_with") else provider
 
 
 def _length(splits: ev.SplitSource) -> int:

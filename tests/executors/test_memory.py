@@ -105,7 +105,7 @@ def test_a_pipeline_on_leased_splits_keeps_its_large_buffers() -> None:
         from forebay.service.executors import SplitRange
 
         class Feed:
-            def is_over(self):
+            def is_over(self, providers):
                 return False
 
             sources = [ev.SplitSource(count=100)]

@@ -7,7 +7,7 @@ import pathlib
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -90,6 +90,12 @@ MISPAIRED: dict[str, Callable[[], Dataset]] = {
     "cached and not": lambda: zipped((count(40).cache(), count(40))).repeat(2),
     "concatenated and not": lambda: zipped((count(20).concatenate(count(20)), count(40))),
     "counted": lambda: zipped((count(40), tf.data.Dataset.counter())),
+    "concatenated with what is read whole": lambda: zipped(
+        (
+            count(3).concatenate(tf.data.Dataset.random(seed=1).take(5)),
+            count(3).concatenate(count(5).take(5)),
+        )
+    ),
     "sampled": lambda: zipped(
         (tf.data.Dataset.sample_from_datasets([count(20), count(20)]), count(40))
     ),
@@ -247,9 +253,30 @@ def test_a_repeat_without_an_end_goes_on_on_every_worker(name: str) -> None:
     assert set(seen) == wanted
 
 
-def test_a_repeat_of_nothing_ends() -> None:
-    dataset = count(0).repeat()
+NOTHING: dict[str, Callable[[], Dataset]] = {
+    "repeat": lambda: count(0).repeat(),
+    "one of two": lambda: zipped((count(0), count(10))).repeat(),
+    "sampled": lambda: tf.data.Dataset.sample_from_datasets(
+        [count(0).repeat(), count(3).repeat()], seed=1
+    ).take(20),
+    "cached": lambda: count(0).cache().repeat(),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_a_repeat_of_nothing_ends(name: str) -> None:
+    dataset = NOTHING[name]()
     leases = Leases(split_sources(graph_of(dataset), evaluate))
+    got = [plain(e) for e in read(dataset, executor_of(dataset, leases))]
+    assert got == [plain(e) for e in dataset]
+
+
+def test_a_repeated_cache_ends_for_a_worker_whose_share_is_empty() -> None:
+    """It has nothing to repeat, and leases nothing again."""
+    dataset = count(4).cache().repeat()
+    leases = Leases(split_sources(graph_of(dataset), evaluate))
+    while leases.next_range(0, 0, False) is not None:
+        pass
     assert list(executor_of(dataset, leases).blocks()) == []
 
 
@@ -266,7 +293,7 @@ def test_a_repeat_without_an_end_ends_when_its_splits_are_over() -> None:
                 over.set()
             return None if over.is_set() else leases.next_range(provider, opening, endless)
 
-        def is_over(self) -> bool:
+        def is_over(self, providers: Iterable[int]) -> bool:
             return over.is_set()
 
     executor = TfDataExecutor(graph_of(dataset), Draining(), element_spec=dataset.element_spec)

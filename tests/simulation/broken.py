@@ -114,7 +114,7 @@ def forgets_what_an_earlier_repetition_handed_back() -> AbstractContextManager[N
 def takes_the_end_of_a_repetition_for_the_end() -> AbstractContextManager[None]:
     """A worker that ends its endless pipeline when others had all splits of a repetition."""
 
-    def is_over(self: LeaseFeed) -> bool:
+    def is_over(self: LeaseFeed, _: object) -> bool:
         return any(p._working is None and p._opening >= 0 for p in self._providers)
 
     return replaced(LeaseFeed, is_over=is_over)

@@ -97,7 +97,7 @@ class Executor:
             yield from range(self._pipeline.repetitions)
             return
         for opening in itertools.count():
-            if self._feed is not None and self._feed.is_over():
+            if self._feed is not None and self._feed.is_over(range(self._pipeline.providers)):
                 return
             yield opening
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from ...journal.proto import events_pb2 as ev
-from .state import ENDLESS
+from .proto import events_pb2 as ev
+
+ENDLESS = 2**63 - 1
+"""The size of a source without an end."""
 
 
 def source_size(source: ev.SplitSource) -> int:
