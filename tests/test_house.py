@@ -20,7 +20,12 @@ PACKAGES = ("storage", "journal", "service", "benchmarks")
 # What each layer may import besides itself: a layer, or a module with all below it. A module's
 # layer is the longest name here that it begins with; LOOSE are the modules right in service/.
 LOOSE = "service.*"
-WORDS = {"storage.errors", "journal.proto", "journal.splits", "service.proto"}  # of the system: almost anybody's
+WORDS = {
+    "storage.errors",
+    "journal.proto",
+    "journal.splits",
+    "service.proto",
+}  # of the system: almost anybody's
 LAYERS: dict[str, set[str]] = {
     "storage": set(),
     "journal": {"storage"},

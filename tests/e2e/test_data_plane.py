@@ -6,6 +6,7 @@ import collections
 import os
 import random
 import socket
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
@@ -107,6 +108,7 @@ class Job:
     def __init__(self, target: str, dataset: Any, policy: Any) -> None:
         self._target = target
         self._policy = policy
+        self._name = uuid.uuid4().hex  # pipelines that are built alike are one dataset
         self._dataset_id = service.register_dataset(target, dataset)
         self._got: list[int] = []
 
@@ -131,14 +133,14 @@ class Job:
 
     def _in_numpy(self) -> Iterator[tuple[int, list[Any], int]]:
         with service.read(
-            self._target, self._dataset_id, processing_mode=self._policy, job_name="shared"
+            self._target, self._dataset_id, processing_mode=self._policy, job_name=self._name
         ) as elements:
             for number, content, checksum in elements:
                 yield int(number), leaves_of(content), int(checksum)
 
     def _in_tensorflow(self) -> Iterator[tuple[int, list[Any], int]]:
         for number, content, checksum in service.from_dataset_id(
-            self._policy, self._target, self._dataset_id, job_name="shared"
+            self._policy, self._target, self._dataset_id, job_name=self._name
         ):
             tensors = tf.nest.flatten(content, expand_composites=True)
             yield int(number), [tensor.numpy() for tensor in tensors], int(checksum)
