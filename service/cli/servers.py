@@ -77,7 +77,7 @@ def dispatcher(
         envvar="FOREBAY_ALLOW_VOLATILE",
     ),
     job_gc_check_interval_ms: int = typer.Option(
-        DEFAULTS.job_gc_check_interval_ms, min=1, help="How often it looks for those.",
+        DEFAULTS.job_gc_check_interval_ms, min=1, help="How often it looks for iterations that nobody reads.",
         envvar="FOREBAY_JOB_GC_CHECK_INTERVAL_MS",
     ),
     job_gc_timeout_ms: int = typer.Option(
@@ -86,7 +86,7 @@ def dispatcher(
         envvar="FOREBAY_JOB_GC_TIMEOUT_MS",
     ),
     dynamic_gc_timeout_ms: int = typer.Option(
-        DEFAULTS.dynamic_gc_timeout_ms,
+        DEFAULTS.dynamic_gc_timeout_ms, min=-1,
         help="The same with DYNAMIC sharding. If somebody joins such an iteration again, it goes "
         "on with the splits that are left.",
         envvar="FOREBAY_DYNAMIC_GC_TIMEOUT_MS",
@@ -101,6 +101,12 @@ def dispatcher(
         DEFAULTS.worker_timeout_ms, min=-1,
         help="Give up a worker that is silent for so long; -1: never.",
         envvar="FOREBAY_WORKER_TIMEOUT_MS",
+    ),
+    reconnect_grace_ms: int = typer.Option(
+        DEFAULTS.reconnect_grace_ms, min=100,
+        help="How long a worker has to come back whose connection broke; three times that after a "
+        "change of dispatchers.",
+        envvar="FOREBAY_RECONNECT_GRACE_MS",
     ),
     client_timeout_ms: int = typer.Option(
         DEFAULTS.client_timeout_ms, min=-1,
@@ -138,6 +144,7 @@ def dispatcher(
         max_idle_iterations=max_idle_iterations,
         worker_timeout_ms=worker_timeout_ms,
         client_timeout_ms=client_timeout_ms,
+        reconnect_grace_ms=reconnect_grace_ms,
         snapshot_events=snapshot_events,
         retention_hours=retention_hours,
     )
