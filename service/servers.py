@@ -36,9 +36,9 @@ class DispatcherConfig:
     `work_dir` together with `fault_tolerant_mode` means "file://<work_dir>". It listens on `host`.
     `allow_volatile` takes a Redis whose settings can lose acknowledged events. A consumer that is
     silent for `client_timeout_ms` is given up. Of the iterations of a job that nobody reads,
-    workers keep the latest `max_idle_iterations`; `dynamic_gc_timeout_ms` is `job_gc_timeout_ms` for
-    those with DYNAMIC sharding, which go on with the splits that are left if somebody joins them
-    again. `worker_addresses` is for static sharding, which this version refuses. Times are in
+    workers keep the latest `max_idle_iterations`; `dynamic_gc_timeout_ms` is `job_gc_timeout_ms`
+    for those with DYNAMIC sharding, which go on with the splits that are left if somebody joins
+    them again. `worker_addresses` is for static sharding, which this version refuses. Times are in
     milliseconds; None is the default, −1 never.
     """
 

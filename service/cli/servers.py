@@ -77,7 +77,8 @@ def dispatcher(
         envvar="FOREBAY_ALLOW_VOLATILE",
     ),
     job_gc_check_interval_ms: int = typer.Option(
-        DEFAULTS.job_gc_check_interval_ms, min=1, help="How often it looks for iterations that nobody reads.",
+        DEFAULTS.job_gc_check_interval_ms, min=1,
+        help="How often it looks for iterations that nobody reads.",
         envvar="FOREBAY_JOB_GC_CHECK_INTERVAL_MS",
     ),
     job_gc_timeout_ms: int = typer.Option(
