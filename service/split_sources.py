@@ -68,6 +68,7 @@ class _Reading(NamedTuple):
 
     sources: list[list[int]]
     changes: tuple[Any, ...]
+    once: str = ""  # why pairs are kept only as long as nothing repeats it
 
 
 _REFUSED = {
@@ -88,16 +89,26 @@ _ONE_TO_ONE = {
     *("PrivateThreadPool", "Scan", "SetStatsAggregator", "Shuffle"),
 }
 
-# The inputs, by their places, that say how much an op changes.
-_EXTENT = {
-    **dict.fromkeys(("Batch", "PaddedBatch", "Repeat", "Skip", "Take"), slice(1, 2)),
-    "Shard": slice(1, 3),
-    "Window": slice(1, 4),
+# What changes the number or order of elements by a rule that does not look at them: the places of
+# the inputs that say how (after the functions' arguments, where there are any). Elements decide
+# what all other ops let through, so those keep no pairs.
+_RULES = {
+    "Batch": (1, -1),
+    "Cache": (),
+    "FlatMap": (),  # as far as each split yields equally many, which nobody can see
+    "Interleave": (1, 2),
+    "PaddedBatch": (1, -1),
+    "Repeat": (1,),
+    "Shard": (1, 2),
+    "Skip": (1,),
+    "Take": (1,),
+    "Unbatch": (),
+    "Window": (1, 2, 3),
 }
 
 _AGAIN_AND_AGAIN = (("Repeat", -1),)
 
-_INT32, _INT64 = 3, 9
+_INT32, _INT64, _BOOL = 3, 9, 10
 
 
 class SourceWalk:
@@ -172,18 +183,32 @@ class SourceWalk:
             # One that chooses between its inputs is like no other.
             name = "" if kind == "Concatenate" else node.name
             sources = [group for reading in inputs for group in reading.sources]
-            return _Reading(sources, ((kind, name, changes),))
-        ((sources, changes),) = inputs
+            once = next((reading.once for reading in inputs if reading.once), "")
+            return _Reading(sources, ((kind, name, changes),), once)
+        ((sources, changes, once),) = inputs
         if kind in _ONE_TO_ONE and not (kind == "Scan" and changes == _AGAIN_AND_AGAIN):
             return inputs[0]  # a scan of the same element counts: it is not the same any more
-        extent = [
-            facts.value if (facts := _constant(self._graph.producer(name))) else name
-            for name in node.input[_EXTENT.get(kind, slice(0))]
-        ]
+        if once and kind in ("Repeat", "ShuffleAndRepeat"):
+            self._refuse(sources, once)
+        extent = [node.name]  # like no other
+        if kind in _RULES:
+            arguments = len(node.attr["Targuments"].list.type)
+            data = [name for name in node.input if not name.startswith("^")]
+            places = [place + arguments * (place > 0) for place in _RULES[kind]]
+            extent = [self._fact(data[place]) for place in places]
         # What a cache has is repeated without a lease, on each worker its own.
         if _is_endless(kind, node, self._graph) and not _has_cache(changes):
             self._below.append((node, [n for group in sources for n in group]))
-        return _Reading(sources, (*changes, (kind, *extent)))
+        return _Reading(sources, (*changes, (kind, *extent)), once)
+
+    def _fact(self, tensor: str) -> Any:
+        facts = _constant(self._graph.producer(tensor))
+        return tensor if facts is None or facts.value is None else facts.value
+
+    def _refuse(self, sources: list[list[int]], why: str) -> None:
+        for group in sources:
+            for number in group:
+                self.sources[number].unleasable = why
 
     def _zip(self, node: pb.NodeDef, inputs: list[_Reading]) -> _Reading:
         leased = [reading for reading in inputs if reading.sources]
@@ -192,29 +217,33 @@ class SourceWalk:
         if not leased:
             return _Reading([], ())
         first, *others = leased
-        changes = first.changes
+        once = next((reading.once for reading in leased if reading.once), "")
         for other in others:
-            if other.changes != changes or len(other.sources) != len(first.sources):
-                why = (
-                    f"{node.name!r} ({node.op}) zips a dataset that {_said(changes)} with one that "
-                    f"{_said(other.changes)}: on several workers, elements would be paired that "
-                    "do not belong together. Treat its inputs alike, or do after the zip what is "
-                    "done before"
-                )
+            one, two = first.changes, other.changes
+            if one == two and len(first.sources) == len(other.sources):
+                continue
+            # Until it is repeated, a cache is only a copy.
+            copied = [tuple(change for change in c if change != ("Cache",)) for c in (one, two)]
+            repeated = any(change[0] == "Repeat" for change in one)
+            why = (
+                f"{node.name!r} ({node.op}) zips a dataset that {_said(one)} with one that "
+                f"{_said(two)}: on several workers, elements would be paired that do not belong "
+                "together. Treat its inputs alike, or do after the zip what is done before"
+            )
+            if copied[0] != copied[1] or repeated or len(first.sources) != len(other.sources):
                 for reading in leased:
-                    for group in reading.sources:
-                        for number in group:
-                            self.sources[number].unleasable = why
+                    self._refuse(reading.sources, why)
                 return first
+            once = why
         merged = []
         for groups in zip(*(reading.sources for reading in leased), strict=True):
             together = [number for group in groups for number in group]
             for number in together[1:]:
                 self.sources[number].leased_with = together[0]
             for number in together:
-                self.sources[number].sizes_match |= bool(changes)
+                self.sources[number].sizes_match |= bool(first.changes)
             merged.append(together)
-        return _Reading(merged, changes)
+        return _Reading(merged, first.changes, once)
 
     def _is_constant(self, reading: _Reading) -> bool:
         """One element again and again, which every worker can have: it goes with everything."""
@@ -251,13 +280,11 @@ def _has_cache(changes: Any) -> bool:
 
 def _said(changes: tuple[Any, ...]) -> str:
     """In words, for errors: what is done to the elements of a source."""
-    if not changes:
-        return "has an element for each split"
-    return "does " + ", ".join(
-        f"{kind}({', '.join(map(str, extent))})" if not any(isinstance(e, tuple) for e in extent)
-        else kind
+    done = [
+        f"{kind}({', '.join(map(str, extent))})" if extent and kind in _RULES else str(kind)
         for kind, *extent in changes
-    )  # fmt: skip
+    ]
+    return f"does {', '.join(done)}" if done else "has an element for each split"
 
 
 def split_sources(graph: bytes, evaluate: Evaluate | None = None) -> list[Source]:
@@ -339,12 +366,14 @@ def _constant(node: pb.NodeDef) -> TensorFacts | None:
         return None
     tensor = node.attr["value"].tensor
     shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
-    if shape or tensor.dtype not in (_INT32, _INT64):
+    if shape or tensor.dtype not in (_INT32, _INT64, _BOOL):
         return TensorFacts(shape, None)
     if tensor.tensor_content:
         return TensorFacts((), int.from_bytes(tensor.tensor_content, "little", signed=True))
-    values = tensor.int64_val if tensor.dtype == _INT64 else tensor.int_val
-    return TensorFacts((), values[0] if values else 0)
+    values: Sequence[int] = tensor.int64_val if tensor.dtype == _INT64 else tensor.int_val
+    if tensor.dtype == _BOOL:
+        values = tensor.bool_val
+    return TensorFacts((), int(values[0]) if values else 0)
 
 
 def _not_splittable(node: pb.NodeDef, reason: str) -> NotSplittable:

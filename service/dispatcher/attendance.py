@@ -237,6 +237,12 @@ class Attendance:
         for iteration in iterations:
             current = self._dispatcher.state.iterations.get(iteration.iteration_id)
             if current is iteration and not iteration.consumers:  # nobody has joined meanwhile
+                if iteration.providers:
+                    log.warning(
+                        "repetition %d of job %s is paused, since nobody reads it: who joins it "
+                        "gets the splits that are left, not what workers have begun",
+                        iteration.repetition, self._dispatcher.state.jobs[iteration.job_id].name,
+                    )  # fmt: skip
                 await self._dispatcher.execute(
                     c.CollectIteration(iteration_id=iteration.iteration_id)
                 )

@@ -22,7 +22,7 @@ from typing import Any
 from ...journal import Journal, Retention, replay
 from ...journal.journal import FLUSH_S
 from ...journal.proto import events_pb2 as ev
-from ...storage import Fenced, Storage, StorageError, Writer
+from ...storage import Corrupt, Fenced, Missing, Storage, StorageError, Writer
 from .. import graphs
 from ..core import commands as c
 from ..core.apply import apply, fingerprint
@@ -220,6 +220,9 @@ class Dispatcher:
         else:
             reference.fingerprint = await asyncio.to_thread(graphs.fingerprint, graph)
             known = fingerprint(definition) in self.state.dataset_by_fingerprint
+        if known and not dataset_id and await self._is_damaged(definition):
+            reference.fingerprint = ""  # another dataset, if its bytes differ
+            known = False
         if not known:
             try:
                 reference.blob = await asyncio.to_thread(self._writer.write_blob, graph)
@@ -229,6 +232,16 @@ class Dispatcher:
             c.RegisterDataset(dataset_id=dataset_id, definition=definition)
         )
         return answer
+
+    async def _is_damaged(self, definition: ev.DatasetDefinition) -> bool:
+        """Whether the graph of the dataset that is known by this fingerprint cannot be read."""
+        known = self.state.datasets[self.state.dataset_by_fingerprint[fingerprint(definition)]]
+        try:
+            await self.read_blob(known.definition.tf_data_graph.blob)
+        except (Corrupt, Missing) as error:
+            log.error("dataset %s is registered anew: %s", known.dataset_id, error)
+            return True
+        return False
 
     async def read_blob(self, digest: str) -> bytes:
         """A stored graph."""

@@ -20,7 +20,7 @@ class DispatcherOptions:
     job_gc_check_interval_ms: int = 60_000
     job_gc_timeout_ms: int = 300_000  # without consumers, before an iteration is collected
     dynamic_gc_timeout_ms: int = 300_000  # the same with DYNAMIC sharding: it can be joined again
-    max_idle_iterations: int = 2  # of a job, without consumers, that workers keep; −1: no bound
+    max_idle_iterations: int = 16  # of a job, without consumers, that workers keep; −1: no bound
     worker_timeout_ms: int = 60_000  # without a heartbeat, before a worker is lost; at least …
     client_timeout_ms: int = 120_000  # the same for a consumer
     reconnect_grace_ms: int = 5_000  # … what a worker has whose connection has broken

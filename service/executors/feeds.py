@@ -29,6 +29,7 @@ from tensorflow.python.data.util import structure
 from tensorflow.python.eager import context
 from tensorflow.python.ops import gen_dataset_ops
 
+from ...journal.splits import ENDLESS, source_size
 from ..element_specs import plain, until_stopped
 from ..graphs import Graph, isolate
 from ..proto import graph_pb2 as pb
@@ -53,6 +54,10 @@ class LoadedGraph:
         walk = SourceWalk(parsed) if feed else None
         feeds = _FedSources(_feeds_of(walk.sources, feed) if walk and feed else {})
         repeats = walk.endless_repeats if walk else {}
+        # An endless repeat begins anew, with a lease, for each so many elements.
+        again = [n for own in repeats.values() for n in own]
+        sizes = [source_size(feed.sources[n]) for n in again] if feed else []
+        self.most_at_once = max(1, min(sizes, default=ENDLESS))
         self.component_specs = output_specs(parsed.dataset)
         self.calls_functions = calls_functions(parsed)
         del parsed  # constants may be large, and TensorFlow makes copies of its own

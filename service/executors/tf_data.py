@@ -66,7 +66,7 @@ class TfDataExecutor:
             raw = dataset.element_spec
             specs = list(raw) if element_spec is None else component_specs(element_spec)
             alone = compressed or self._graph.calls_functions
-            pack = 1 if alone else elements_per_pack(specs)
+            pack = 1 if alone else min(elements_per_pack(specs), self._graph.most_at_once)
             self._run = _Run(dataset, element_spec, specs, block_bytes, pack)
         except BaseException:
             self._graph.close()

@@ -8,7 +8,7 @@ import threading
 from ...journal.proto import events_pb2 as ev
 from .. import malloc
 from ..dispatcher_client import DispatcherClient
-from ..errors import ForebayError, NotFound, PipelineError, Unavailable
+from ..errors import ForebayError, NotFound, PipelineError, Unavailable, status_of
 from ..executors import Executor, make_executor
 from ..proto import forebay_pb2 as pb
 from ..transport import OutputCancelled, TaskOutput
@@ -115,7 +115,7 @@ class TaskRunner:
             self._end_early(error)
         except ForebayError as error:
             log.error("task %d failed: %s", task_id, error)
-            self.output.fail("INTERNAL", str(error))
+            self.output.fail(status_of(error), str(error))
         except BaseException as error:  # a bug: whoever reads the task must not wait for ever
             self.output.fail("INTERNAL", f"the worker failed: {error!r}")
             raise

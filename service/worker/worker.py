@@ -286,6 +286,8 @@ class Worker:
                 runner.start()
         for runner in gone:
             if runner.task.task_id not in self._completed:
+                if what := runner.undelivered(0):
+                    log.info("task %d is given up, with %s", runner.task.task_id, what)
                 runner.cancel()
                 self._blocks.remove_task(runner.task.task_id)
                 self._ending.append(runner)  # its thread may be in an element for long

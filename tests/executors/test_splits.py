@@ -73,6 +73,11 @@ ZIPPED: dict[str, Callable[[], Dataset]] = {
     "zip of concatenated": lambda: zipped((
         count(9).concatenate(count(10, 30)), count(9).concatenate(count(-30, -10)),
     )),
+    "zip of batches": lambda: zipped((
+        count(40).batch(4, drop_remainder=True).unbatch(),
+        count(40).batch(4, drop_remainder=True, num_parallel_calls=2).unbatch(),
+    )),
+    "zip with a cache": lambda: zipped((count(40).cache(), count(40).map(lambda i: -i))),
     "zip with a constant": lambda: zipped((count(40), again("label").repeat())),
     "enumerated zip": lambda: zipped((count(40), count(40))).batch(1),
 }  # fmt: skip
@@ -89,6 +94,33 @@ MISPAIRED: dict[str, Callable[[], Dataset]] = {
     "repeated, unequally long": lambda: zipped((count(40).repeat(), count(7).repeat())),
     "cached and not": lambda: zipped((count(40).cache(), count(40))).repeat(2),
     "concatenated and not": lambda: zipped((count(20).concatenate(count(20)), count(40))),
+    "filtered in two ways": lambda: zipped(
+        (
+            count(40).filter(lambda i: i % 2 == 0),
+            count(40).filter(lambda i: i % 10 > 4),
+        )
+    ),
+    "made unique": lambda: zipped(
+        (
+            slices(tf.range(40) // 2).unique(),
+            slices(tf.range(40) // 3).unique(),
+        )
+    ),
+    "remainders dropped and not, repeated": lambda: zipped(
+        (
+            count(40).batch(8, drop_remainder=True).repeat(2),
+            count(40).batch(8).repeat(2),
+        )
+    ),
+    "interleaved in two ways": lambda: zipped(
+        (
+            count(9).interleave(lambda i: count(i, i + 3), cycle_length=1),
+            count(9).interleave(lambda i: count(-i, 3 - i), cycle_length=3),
+        )
+    ),
+    "cached and not, repeated behind": lambda: (
+        zipped((count(40).cache(), count(40))).map(lambda a, b: (a, b)).repeat()
+    ),
     "counted": lambda: zipped((count(40), tf.data.Dataset.counter())),
     "concatenated with what is read whole": lambda: zipped(
         (
