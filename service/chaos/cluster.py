@@ -8,6 +8,7 @@ they had, as on a machine of their own; the others on any, as in a new container
     terminate   SIGTERM: a worker drains, a trainer leaves
     pause       SIGSTOP, and SIGCONT a while later
     cut         its connections are reset; of a trainer, those to workers as well
+    leave       trainers leave the epoch that they read, all at once, and go on with the next
     stall       its connections stay, and nothing passes for a while
     mute        questions reach it, and answers are lost; a while later, all are reset
     silence     its network is cut for a while: packets to it vanish, and nobody is told
@@ -65,7 +66,7 @@ class Options(msgspec.Struct, frozen=True):
     dispatchers: int
     workers: int
     trainers: int
-    elements: int  # an epoch
+    elements: int  # in a pass; an epoch has several
     only: tuple[str, ...] = ()  # kinds of faults, such as "kill worker"; none: all
 
     @property
@@ -275,10 +276,11 @@ class Cluster:
             case _, "pause":
                 member.pause(fault.lasts_s)
             case "trainer", "cut":
-                # One that has not set its handlers yet would die of it.
-                able = f'"{member.life.name}"'.encode() in _content(self._records(fault.number))
-                if able:
-                    member.send(signal.SIGUSR1)
+                able = self._signal(member, signal.SIGUSR1)
+            case "trainer", "leave":
+                # All of them: what one leaves, the others read to its end.
+                reached = [self._signal(m, signal.SIGUSR2) for m in self.members["trainer"]]
+                able = any(reached)
             case _, "cut":
                 self._proxies.cut(proxy)
             case _, "stall":
@@ -290,6 +292,13 @@ class Cluster:
             case _:
                 raise AssertionError(f"no such fault: {fault}")
         self.done.append(Done(fault, at_s, at_ms, member.life.name if able else None))
+
+    def _signal(self, trainer: Member, number: signal.Signals) -> bool:
+        # One that has not set its handlers yet would die of it.
+        ready = f'"{trainer.life.name}"'.encode() in _content(self._records(trainer.number))
+        if ready:
+            trainer.send(number)
+        return ready
 
     def settle(self) -> bool:
         """End the faults, and let trainers finish the epoch that they read; whether they did."""

@@ -1,14 +1,17 @@
 """The dataset of chaos, and the process that registers it: the only one here with TensorFlow.
 
-Element i is its own split. It holds its id, and a payload of nothing but its id, so that a
-damaged one shows. Making it takes a worker `seconds`, asleep: processors are scarce where a whole
-cluster runs on one machine.
+Element i is its own split, of which there is one in each of the pipeline's PASSES passes. It holds
+its id, and a payload of nothing but its id, so that a damaged one shows. Making it takes a worker
+`seconds`, asleep: processors are scarce where a whole cluster runs on one machine.
 """
 
 from __future__ import annotations
 
 import pathlib
 import sys
+
+PASSES = 4
+"""So that what is handed back near a pass's end is leased again in the next one."""
 
 PAYLOAD_LENGTH = 2048
 ELEMENT_BYTES = 8 * (1 + PAYLOAD_LENGTH)
@@ -25,7 +28,7 @@ def main(service: str, elements: int, seconds: float, answer: pathlib.Path) -> N
         return {"id": number, "payload": tf.fill([PAYLOAD_LENGTH], number)}
 
     dataset = tf.data.Dataset.range(elements).map(element)
-    dataset = dataset.apply(testing.sleep(int(seconds * 1e6)))
+    dataset = dataset.apply(testing.sleep(int(seconds * 1e6))).repeat(PASSES)
     answer.write_text(register_dataset(service, dataset))
 
 

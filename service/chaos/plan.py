@@ -23,7 +23,7 @@ WEIGHTS: dict[str, dict[str, int]] = {
         "silence": 1,
     },
     "worker": {"kill": 3, "terminate": 2, "pause": 2},
-    "trainer": {"kill": 2, "terminate": 1, "pause": 1, "cut": 2},
+    "trainer": {"kill": 2, "terminate": 1, "pause": 1, "cut": 2, "leave": 2},
     "redis": {"kill": 2, "pause": 1, "cut": 1, "mute": 1, "silence": 1},
 }
 """How often each action is chosen, by role. Of what each means, cluster.py has the table."""

@@ -11,6 +11,7 @@ import msgspec
 from ...journal import decode, verify
 from ...storage import open_storage
 from .cluster import LOST_WITH_A_TRAINER, Cluster, Done, Options
+from .dataset import PASSES
 from .history import History, read_history
 from .ledger import Verdict, check
 from .recovery import Waits, deliveries, throughput, waits_by_kind
@@ -63,6 +64,7 @@ def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) ->
         records,
         lives,
         elements=options.elements,
+        passes=PASSES,
         lost_with_a_trainer=LOST_WITH_A_TRAINER,
         wall_s=time.time() - time.monotonic(),
     )
@@ -112,7 +114,7 @@ def render(report: Report) -> Any:
         f"{len(report.hits)} in {report.faults_s:.0f} s; {report.missed} more found nobody",
     )
     found.add_row("ended by themselves", "\n".join(report.ended_by_themselves) or "none")
-    found.add_row("epochs", f"{verdict.epochs} of {options.elements} elements")
+    found.add_row("epochs", f"{verdict.epochs} of {PASSES} × {options.elements} elements")
     found.add_row("delivered", str(verdict.delivered))
     found.add_row("delivered twice", str(verdict.twice))
     for excuse, count in sorted(verdict.lost.items()):
