@@ -24,11 +24,15 @@ def main(service: str, elements: int, seconds: float, answer: pathlib.Path) -> N
 
     from ..client.api import register_dataset
 
-    def element(number: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"id": number, "payload": tf.fill([PAYLOAD_LENGTH], number)}
+    sleep = testing.sleep(int(seconds * 1e6))
 
-    dataset = tf.data.Dataset.range(elements).map(element)
-    dataset = dataset.apply(testing.sleep(int(seconds * 1e6))).repeat(PASSES)
+    def element(number: tf.Tensor) -> tf.data.Dataset:
+        made = {"id": number, "payload": tf.fill([PAYLOAD_LENGTH], number)}
+        return tf.data.Dataset.from_tensors(made).apply(sleep).take(1)
+
+    # Not asleep on top of the source: while it waits for that it keeps a lock that cancelling it
+    # needs, and TensorFlow cancels with Python's global lock, which the source needs.
+    dataset = tf.data.Dataset.range(elements).flat_map(element).repeat(PASSES)
     answer.write_text(register_dataset(service, dataset))
 
 
