@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import time
 from collections import Counter
 from typing import Any
@@ -49,6 +50,7 @@ class Report(msgspec.Struct):
 
 def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) -> Report:
     """Check everything, once no dispatcher runs any more. Storage must be readable."""
+    elsewhere = [kind for path in cluster.emptied for kind in decided(path)]
     storage = open_storage(cluster.storage)
     try:
         verified = verify(storage)
@@ -69,6 +71,10 @@ def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) ->
         wall_s=time.time() - time.monotonic(),
     )
     verdict.broken += [f"the journal: {problem.message}" for problem in verified.problems]
+    if elsewhere:
+        verdict.broken.append(
+            f"members that knew the journal began on an empty one: {', '.join(elsewhere)}"
+        )
     blocks = deliveries(records)
     kinds = [(_kind(done, cluster, history), done) for done in cluster.done]
     done = [(kind, done) for kind, done in kinds if done.name is not None]
@@ -88,6 +94,17 @@ def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) ->
         journal_terms=history.terms,
         journal_sound=verified.ok,
     )
+
+
+def decided(journal: pathlib.Path) -> list[str]:
+    """The kinds of events in it, but for its dispatcher's election."""
+    storage = open_storage(str(journal))
+    try:
+        events = [decode(record.sequence, record.data) for record in storage.read()]
+    finally:
+        storage.close()
+    kinds = {event.WhichOneof("event") or "" for event in events}
+    return sorted(kinds - {"leader_elected"})
 
 
 def _kind(done: Done, cluster: Cluster, history: History) -> str:
