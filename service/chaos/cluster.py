@@ -8,14 +8,18 @@ they had, as on a machine of their own; the others on any, as in a new container
     terminate   SIGTERM: a worker drains, a trainer leaves
     pause       SIGSTOP, and SIGCONT a while later
     cut         its connections are reset; of a trainer, those to workers as well
+    leave       trainers leave the epoch that they read, all at once, and go on with the next
     stall       its connections stay, and nothing passes for a while
     mute        questions reach it, and answers are lost; a while later, all are reset
     silence     its network is cut for a while: packets to it vanish, and nobody is told
+    empty       dispatchers are killed, and one serves an empty storage for a while, as if a disk
+                had not been mounted; then the storage is back
 """
 
 from __future__ import annotations
 
 import pathlib
+import re
 import signal
 import socket
 import time
@@ -30,7 +34,7 @@ from .dataset import ELEMENT_BYTES
 from .members import Life, Member
 from .plan import Fault
 from .proxy import Proxies
-from .records import Record, read_records
+from .records import Joined, Record, Started, read_records
 from .trainer import CREDIT_BYTES, Task
 
 ELEMENT_S = 0.004
@@ -43,9 +47,17 @@ LOST_WITH_A_TRAINER = -(-(CREDIT_BYTES + BLOCK_BYTES) // ELEMENT_BYTES)
 """Elements of one worker that a consumer can hold unrecorded: its credit, and one block."""
 
 TICK_S = 0.02
+KNOWN_S = 20.0
+"""For all members to know the journal, before it may go away: who begins then begins on another."""
 START_S = 180.0
 SETTLE_S = 120.0
 """For the epoch that is being read when the faults end, and for workers to stop."""
+
+LEADS = "leads journal"
+"""A dispatcher's log says so."""
+
+_ADDRESS = re.compile(r"^[\d.]+:\d+$", re.MULTILINE)
+"""A worker says it once it is registered."""
 
 DISPATCHER_OPTIONS = [
     "--snapshot-events=200",  # so that recovery uses snapshots
@@ -65,7 +77,7 @@ class Options(msgspec.Struct, frozen=True):
     dispatchers: int
     workers: int
     trainers: int
-    elements: int  # an epoch
+    elements: int  # in a pass; an epoch has several
     only: tuple[str, ...] = ()  # kinds of faults, such as "kill worker"; none: all
 
     @property
@@ -76,7 +88,8 @@ class Options(msgspec.Struct, frozen=True):
             "worker": self.workers,
             "trainer": self.trainers,
         }
-        return {**counts, "redis": 1} if self.storage == "redis" else counts
+        own = {"redis": {"redis": 1}, "files": {"storage": 1}}
+        return counts | own.get(self.storage, {})
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -106,9 +119,11 @@ class Cluster:
         self._options = options
         self._directory = directory
         self._stop = directory / "stop"
+        self._journal = directory / "journal"
         self._proxies = Proxies()
         self.members: dict[str, list[Member]] = {}
         self.done: list[Done] = []
+        self.emptied: list[pathlib.Path] = []  # journals that were begun on an empty storage
         self.storage = self._make_storage()
         self._ports = [free_port() for _ in range(options.dispatchers)]
         self.addresses = [
@@ -146,7 +161,7 @@ class Cluster:
 
     def _make_storage(self) -> str:
         if self._options.storage == "files":
-            return f"file://{self._directory.absolute() / 'journal'}"
+            return f"file://{self._journal.absolute()}"
         if self._options.storage != "redis":
             return self._options.storage
         server, data = find_redis_server(), self._directory / "redis"
@@ -261,6 +276,11 @@ class Cluster:
 
     def hit(self, fault: Fault) -> None:
         """Do it, if there is somebody to do it to."""
+        if fault.role == "storage":
+            at_s, at_ms = time.monotonic(), time.time_ns() // 1_000_000
+            able = self._empty_storage(fault.lasts_s)
+            self.done.append(Done(fault, at_s, at_ms, "storage" if able else None))
+            return
         member = self.members[fault.role][fault.number]
         proxy = f"{fault.role}{fault.number}"
         able = member.running if fault.action == "kill" else member.undisturbed
@@ -275,10 +295,11 @@ class Cluster:
             case _, "pause":
                 member.pause(fault.lasts_s)
             case "trainer", "cut":
-                # One that has not set its handlers yet would die of it.
-                able = f'"{member.life.name}"'.encode() in _content(self._records(fault.number))
-                if able:
-                    member.send(signal.SIGUSR1)
+                able = self._signal(member, signal.SIGUSR1)
+            case "trainer", "leave":
+                # All of them: what one leaves, the others read to its end.
+                reached = [self._signal(m, signal.SIGUSR2) for m in self.members["trainer"]]
+                able = any(reached)
             case _, "cut":
                 self._proxies.cut(proxy)
             case _, "stall":
@@ -290,6 +311,52 @@ class Cluster:
             case _:
                 raise AssertionError(f"no such fault: {fault}")
         self.done.append(Done(fault, at_s, at_ms, member.life.name if able else None))
+
+    def _empty_storage(self, seconds: float) -> bool:
+        """Whether it was possible: everybody has to know the journal that goes away."""
+        members = [*self.members["worker"], *self.members["trainer"]]
+        if not self.wait(lambda: all(map(self._knows_the_journal, members)), KNOWN_S):
+            return False
+        dispatchers = self.members["dispatcher"]
+        for member in dispatchers:
+            member.held = True
+            member.kill()
+        kept, begun = (self._journal.with_name(f"{name}{len(self.emptied)}")
+                       for name in ("kept", "emptied"))  # fmt: skip
+        self._journal.rename(kept)
+        alone = dispatchers[0]
+        alone.start()
+        self.wait(lambda: LEADS in alone.said or not alone.running, START_S)
+        self.wait(lambda: False, seconds)
+        alone.kill()
+        if self._journal.exists():
+            self._journal.rename(begun)
+            self.emptied.append(begun)
+        kept.rename(self._journal)
+        for member in dispatchers:
+            member.held = False
+        return True
+
+    def _knows_the_journal(self, member: Member) -> bool:
+        """It has had an answer of a dispatcher, and nobody has told it to end."""
+        if not member.undisturbed:
+            return False
+        if member.role == "worker":
+            return _ADDRESS.search(member.said) is not None
+        started, joined = "", ""
+        for record in read_records(self._records(member.number)):
+            if isinstance(record, Started):
+                started = record.name
+            elif isinstance(record, Joined):
+                joined = started
+        return joined == member.life.name
+
+    def _signal(self, trainer: Member, number: signal.Signals) -> bool:
+        # One that has not set its handlers yet would die of it.
+        ready = f'"{trainer.life.name}"'.encode() in _content(self._records(trainer.number))
+        if ready:
+            trainer.send(number)
+        return ready
 
     def settle(self) -> bool:
         """End the faults, and let trainers finish the epoch that they read; whether they did."""

@@ -1,14 +1,17 @@
 """The dataset of chaos, and the process that registers it: the only one here with TensorFlow.
 
-Element i is its own split. It holds its id, and a payload of nothing but its id, so that a
-damaged one shows. Making it takes a worker `seconds`, asleep: processors are scarce where a whole
-cluster runs on one machine.
+Element i is its own split, of which there is one in each of the pipeline's PASSES passes. It holds
+its id, and a payload of nothing but its id, so that a damaged one shows. Making it takes a worker
+`seconds`, asleep: processors are scarce where a whole cluster runs on one machine.
 """
 
 from __future__ import annotations
 
 import pathlib
 import sys
+
+PASSES = 4
+"""So that what is handed back near a pass's end is leased again in the next one."""
 
 PAYLOAD_LENGTH = 2048
 ELEMENT_BYTES = 8 * (1 + PAYLOAD_LENGTH)
@@ -21,11 +24,15 @@ def main(service: str, elements: int, seconds: float, answer: pathlib.Path) -> N
 
     from ..client.api import register_dataset
 
-    def element(number: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"id": number, "payload": tf.fill([PAYLOAD_LENGTH], number)}
+    sleep = testing.sleep(int(seconds * 1e6))
 
-    dataset = tf.data.Dataset.range(elements).map(element)
-    dataset = dataset.apply(testing.sleep(int(seconds * 1e6)))
+    def element(number: tf.Tensor) -> tf.data.Dataset:
+        made = {"id": number, "payload": tf.fill([PAYLOAD_LENGTH], number)}
+        return tf.data.Dataset.from_tensors(made).apply(sleep).take(1)
+
+    # Not asleep on top of the source: while it waits for that it keeps a lock that cancelling it
+    # needs, and TensorFlow cancels with Python's global lock, which the source needs.
+    dataset = tf.data.Dataset.range(elements).flat_map(element).repeat(PASSES)
     answer.write_text(register_dataset(service, dataset))
 
 

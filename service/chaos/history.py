@@ -13,6 +13,7 @@ class Lease:
     """The splits of a lease that were not handed back belong to a task."""
 
     task_id: int
+    in_pass: int  # of how often the pipeline repeats its source, counted from 0
     first: int
     count: int
     at_ms: int
@@ -20,11 +21,17 @@ class Lease:
 
 @dataclass
 class Epoch:
-    """An iteration of the one job that there is."""
+    """An iteration of the one job that there is.
+
+    `lease_of` is by (pass, split), without those that were handed back. `paused_ms` says of a task
+    when the dispatcher stopped it, since nobody read the epoch.
+    """
 
     repetition: int
     finished: bool = False
-    lease_of: dict[int, Lease] = field(default_factory=dict)  # by split; without those handed back
+    lease_of: dict[tuple[int, int], Lease] = field(default_factory=dict)
+    tasks: set[int] = field(default_factory=set)
+    paused_ms: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -86,12 +93,16 @@ class _Reading:
         history = self._history
         match kind:
             case "iteration_created":
-                created = event.iteration_created
-                epoch = Epoch(created.repetition)
-                self._iterations[created.iteration_id] = epoch
-                history.epochs[created.repetition] = epoch
+                begun = event.iteration_created
+                epoch = Epoch(begun.repetition)
+                self._iterations[begun.iteration_id] = epoch
+                history.epochs[begun.repetition] = epoch
             case "iteration_finished":
                 self._iterations[event.iteration_finished.iteration_id].finished = True
+            case "iteration_paused":
+                epoch = self._iterations[event.iteration_paused.iteration_id]
+                for task_id in epoch.tasks:
+                    epoch.paused_ms.setdefault(task_id, event.time_ms)
             case "worker_registered":
                 registered = event.worker_registered
                 history.workers[registered.worker_id] = Worker(",".join(registered.tags))
@@ -99,27 +110,30 @@ class _Reading:
                 if event.worker_lost.reason == "no sign of life":
                     history.workers[event.worker_lost.worker_id].given_up_ms = event.time_ms
             case "task_created":
-                history.worker_of[event.task_created.task_id] = event.task_created.worker_id
+                created = event.task_created
+                history.worker_of[created.task_id] = created.worker_id
+                self._iterations[created.iteration_id].tasks.add(created.task_id)
             case "splits_leased":
                 self._lease(sequence, event)
             case "lease_returned":
                 epoch, lease = self._leases[event.lease_returned.lease_id]
                 stop = lease.first + lease.count
                 for split in range(stop - event.lease_returned.count, stop):
-                    epoch.lease_of.pop(split, None)
+                    epoch.lease_of.pop((lease.in_pass, split), None)
 
     def _lease(self, sequence: int, event: ev.Event) -> None:
         leased = event.splits_leased
         epoch = self._iterations[leased.iteration_id]
-        lease = Lease(leased.task_id, leased.first, leased.count, event.time_ms)
+        in_pass = leased.repetition
+        lease = Lease(leased.task_id, in_pass, leased.first, leased.count, event.time_ms)
         self._leases[leased.lease_id] = epoch, lease
         splits = range(leased.first, leased.first + leased.count)
-        if again := [split for split in splits if split in epoch.lease_of]:
+        if again := [split for split in splits if (in_pass, split) in epoch.lease_of]:
             self._broken(
-                f"epoch {epoch.repetition}: {listed(again)} leased again by event {sequence}, "
-                "without having been handed back"
+                f"epoch {epoch.repetition}: {listed(again)} of pass {in_pass} leased again by "
+                f"event {sequence}, without having been handed back"
             )
-        epoch.lease_of.update(dict.fromkeys(splits, lease))
+        epoch.lease_of.update(dict.fromkeys(((in_pass, split) for split in splits), lease))
 
     def _broken(self, promise: str) -> None:
         self._history.broken.append(promise)

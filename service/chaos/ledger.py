@@ -5,12 +5,16 @@ of what does not come each element needs an excuse:
 
 - the worker that it was leased to was killed before the epoch had been read;
 - that worker was given up, after it had been paused;
-- a trainer left the epoch early, killed or told to stop, and the element may have been in its
-  buffers: that is, it was leased before, and there are no more of them than that trainer's
+- a trainer left the epoch early, killed or told to stop or to leave, and the element may have been
+  in its buffers: that is, it was leased before, and there are no more of them than that trainer's
   credit with that worker allows;
-- its worker was told to stop at a time when no trainer was there to take what it had made.
+- its worker was told to stop at a time when no trainer was there to take what it had made;
+- the dispatcher stopped its task, while nobody read the epoch;
+- every trainer left the epoch for good, so that nobody asked for the rest.
 
-Anything else is a broken promise. This is pure: it knows no process, no storage and no clock.
+Anything else is a broken promise. A pipeline passes several times over its source, so an epoch has
+each id several times: once for each lease that was not handed back, from the task that it was
+leased to. This is pure: it knows no process, no storage and no clock.
 """
 
 from __future__ import annotations
@@ -22,14 +26,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from .history import Epoch, History, listed
+from .history import Epoch, History, Lease, listed
 from .members import Life
-from .records import Ended, Got, Joined, Record, Started
+from .records import Ended, Got, Joined, Left, Record, Started
 
 WORKER_KILLED = "its worker was killed"
 WORKER_GIVEN_UP = "its worker was paused and given up"
 TRAINER_GONE = "in the buffers of a trainer that left"
 NOBODY_READ = "its worker stopped while nobody read"
+EPOCH_PAUSED = "its epoch was paused while nobody read"
+EPOCH_LEFT = "of an epoch that every trainer left"
 
 SILENT_S = 20.0
 """How long before it was given up a worker may have been paused for that to be why."""
@@ -55,6 +61,7 @@ class Reading:
     joined_s: float
     ended_s: float | None = None  # it has everything
     gone_s: float = math.inf  # it has not, and has left
+    left: bool = False  # for good
 
     @property
     def until_s(self) -> float:
@@ -67,20 +74,22 @@ def check(
     lives: Mapping[str, Life],
     *,
     elements: int,
+    passes: int,
     lost_with_a_trainer: int,
     wall_s: float = 0.0,
 ) -> Verdict:
     """Find every broken promise.
 
     `trainers` are the records of each trainer, `lives` all processes by name. Ids of elements
-    are 0 … `elements` − 1 in every epoch. `lost_with_a_trainer` bounds what one consumer can
-    hold from one worker, in elements. `wall_s` is the Unix time at which CLOCK_MONOTONIC was 0.
+    are 0 … `elements` − 1, each `passes` times in every epoch. `lost_with_a_trainer` bounds what
+    one consumer can hold from one worker, in elements. `wall_s` is the Unix time at which
+    CLOCK_MONOTONIC was 0.
     """
     ledger = _Ledger(history, lives, lost_with_a_trainer, wall_s)
     for records in trainers:
         ledger.take(records)
     for repetition, epoch in sorted(history.epochs.items()):
-        ledger.check_epoch(repetition, epoch, elements)
+        ledger.check_epoch(repetition, epoch, elements, passes)
     ledger.check_lives()
     return ledger.verdict
 
@@ -93,7 +102,8 @@ class _Ledger:
         self._lives = lives
         self._lost_with_a_trainer = lost_with_a_trainer
         self._wall_s = wall_s
-        self._got: defaultdict[int, Counter[int]] = defaultdict(Counter)  # by repetition
+        # By repetition: how often each (task, id) was delivered.
+        self._got: defaultdict[int, Counter[tuple[int, int]]] = defaultdict(Counter)
         self._readings: defaultdict[int, list[Reading]] = defaultdict(list)
         self.verdict = Verdict(list(history.broken), len(history.epochs), 0, 0, 0, {}, 0)
 
@@ -110,7 +120,7 @@ class _Ledger:
                     reading = Reading(name, record.at_s, gone_s=gone_s)
                     self._readings[record.repetition].append(reading)
                 case Got():
-                    self._got[record.repetition].update(record.ids)
+                    self._got[record.repetition].update((record.task_id, i) for i in record.ids)
                     self.verdict.delivered += len(record.ids)
                     if record.damaged:
                         self.verdict.damaged += len(record.damaged)
@@ -121,39 +131,63 @@ class _Ledger:
                 case Ended():
                     assert reading is not None, f"{name} ended what it had not joined"
                     reading.ended_s = record.at_s
+                case Left():
+                    assert reading is not None, f"{name} left what it had not joined"
+                    reading.gone_s, reading.left = record.at_s, True
 
-    def check_epoch(self, repetition: int, epoch: Epoch, elements: int) -> None:
+    def check_epoch(self, repetition: int, epoch: Epoch, elements: int, passes: int) -> None:
         got = self._got.pop(repetition, Counter())
-        twice = sorted(i for i, times in got.items() if times > 1)
-        if twice:
-            self.verdict.twice += sum(got[i] - 1 for i in twice)
-            self._broken(f"epoch {repetition}: {listed(twice)} delivered more than once")
-        unleased = sorted(got.keys() - epoch.lease_of.keys())
-        if unleased:
+        leases: defaultdict[tuple[int, int], list[Lease]] = defaultdict(list)  # by task and id
+        for (_, i), lease in epoch.lease_of.items():
+            leases[lease.task_id, i].append(lease)
+        excess = {key: times - len(leases.get(key, ())) for key, times in got.items()}
+        if twice := sorted({i for (task, i), n in excess.items() if n > 0 and (task, i) in leases}):
             self._broken(
-                f"epoch {repetition}: {listed(unleased)} delivered that were leased to nobody"
+                f"epoch {repetition}: {listed(twice)} delivered more often than they were leased"
             )
-        missing = sorted(set(range(elements)) - got.keys())
-        if not epoch.finished:
+        if unleased := sorted({i for task, i in got if (task, i) not in leases}):
             self._broken(
-                f"epoch {repetition} never finished: {listed(missing)} had not been delivered"
+                f"epoch {repetition}: {listed(unleased)} delivered by a task that had no lease of "
+                "them"
+            )
+        self.verdict.twice += sum(n for key, n in excess.items() if n > 0 and key in leases)
+        outside = [i for in_pass, i in epoch.lease_of if in_pass >= passes or i >= elements]
+        if outside:
+            self._broken(f"epoch {repetition}: {listed(outside)} leased that it does not have")
+        # Of several leases of an id to one task, nobody knows which one's element is missing.
+        missing = [
+            (i, lease)
+            for (task, i), held in leases.items()
+            for lease in sorted(held, key=lambda lease: -lease.at_ms)[got[task, i] :]
+        ]
+        leased = Counter(i for _, i in epoch.lease_of)
+        never = [i for i in range(elements) for _ in range(passes - leased[i])]
+        if self._was_left(repetition):
+            self._excused(EPOCH_LEFT, len(missing) + len(never))
+            return
+        if not epoch.finished:
+            undelivered = sorted({*never, *(i for i, _ in missing)})
+            self._broken(
+                f"epoch {repetition} never finished: {listed(undelivered)} had not been delivered"
             )
             return
-        never = [i for i in missing if i not in epoch.lease_of]
         if never:
             self._unexplained(repetition, never, "it finished without handing them out")
         by_worker = defaultdict(list)
-        for i in missing:
-            if i in epoch.lease_of:
-                by_worker[self._history.worker_of[epoch.lease_of[i].task_id]].append(i)
-        for worker_id, ids in by_worker.items():
-            self._excuse(repetition, epoch, worker_id, ids)
+        for i, lease in missing:
+            if self._was_paused_unread(repetition, epoch.paused_ms.get(lease.task_id)):
+                self._excused(EPOCH_PAUSED, 1)
+            else:
+                by_worker[self._history.worker_of[lease.task_id]].append((i, lease))
+        for worker_id, lost in by_worker.items():
+            self._excuse(repetition, worker_id, lost)
 
     def check_lives(self) -> None:
         """What no fault excuses in processes, and what came from no epoch."""
         for repetition, got in self._got.items():
+            ids = sorted({i for _, i in got})
             self._broken(
-                f"epoch {repetition}: {listed(sorted(got))} delivered, and it is not in the journal"
+                f"epoch {repetition}: {listed(ids)} delivered, and it is not in the journal"
             )
         for life in self._lives.values():
             if life.role in ("worker", "trainer") and life.ended_by_itself:
@@ -162,25 +196,41 @@ class _Ledger:
                 how = "had to be killed" if life.stuck else f"ended with {life.code}"
                 self._broken(f"{life.name} was told to stop, and {how}")
 
-    def _excuse(self, repetition: int, epoch: Epoch, worker_id: int, ids: list[int]) -> None:
+    def _was_left(self, repetition: int) -> bool:
+        """Did every trainer that read it leave it for good?"""
+        last = {self._lives[r.name].number: r for r in self._readings[repetition]}
+        return all(reading.left for reading in last.values())
+
+    def _was_paused_unread(self, repetition: int, paused_ms: int | None) -> bool:
+        if paused_ms is None:
+            return False
+        at_s = paused_ms / 1000 - self._wall_s
+        for reading in self._readings[repetition]:
+            told_s = self._lives[reading.name].terminated_s or math.inf
+            if reading.joined_s <= at_s < min(reading.until_s, told_s):
+                return False
+        return True
+
+    def _excuse(self, repetition: int, worker_id: int, lost: list[tuple[int, Lease]]) -> None:
         """Find out why elements of one worker are missing."""
         readings = self._readings[repetition]
         worker = self._history.workers[worker_id]
         life = self._lives.get(worker.name)
         read_until_s = max((reading.until_s for reading in readings), default=0.0)
         if life is not None and life.killed_s is not None and life.killed_s <= read_until_s:
-            self._excused(WORKER_KILLED, len(ids))
+            self._excused(WORKER_KILLED, len(lost))
             return
         if worker.given_up_ms is not None and self._was_paused(life, worker.given_up_ms):
-            self._excused(WORKER_GIVEN_UP, len(ids))
+            self._excused(WORKER_GIVEN_UP, len(lost))
             return
         gone = [reading for reading in readings if reading.ended_s is None]
         gone_ms = max((1000 * (r.gone_s + self._wall_s) for r in gone), default=0.0)
-        held = [i for i in ids if epoch.lease_of[i].at_ms <= gone_ms]
-        held = held[: len(gone) * self._lost_with_a_trainer]
-        if held:
+        early = [(i, lease) for i, lease in lost if lease.at_ms <= gone_ms]
+        late = [i for i, lease in lost if lease.at_ms > gone_ms]
+        most = len(gone) * self._lost_with_a_trainer
+        if held := early[:most]:
             self._excused(TRAINER_GONE, len(held))
-        rest = sorted(set(ids) - set(held))
+        rest = sorted([*late, *(i for i, _ in early[most:])])
         if rest and life is not None and _unattended(life, readings, read_until_s):
             self._excused(NOBODY_READ, len(rest))
         elif rest:

@@ -58,10 +58,17 @@ class Member:
         self.lives: list[Life] = []
         self.log = directory / f"{role}{number}.log"
         self.retired = False  # it is not started again
+        self.held = False  # for now
         self._command = command
         self._process: subprocess.Popen[str] | None = None
         self._resume_at_s = 0.0
         self._restart_at_s = 0.0
+        self._log_from = 0  # in bytes, of the present process
+
+    @property
+    def said(self) -> str:
+        """What the present process has logged."""
+        return self.log.read_bytes()[self._log_from :].decode(errors="replace")
 
     @property
     def life(self) -> Life:
@@ -80,6 +87,7 @@ class Member:
     def start(self) -> None:
         name = f"{self.role}{self.number}.{len(self.lives) + 1}"
         self.lives.append(Life(name, self.role, self.number, time.monotonic()))
+        self._log_from = self.log.stat().st_size if self.log.exists() else 0
         self._process = start(self._command(name), self.log)
 
     def kill(self) -> None:
@@ -120,7 +128,7 @@ class Member:
         if self._resume_at_s and now >= self._resume_at_s:
             self.resume()
         if self._process is None:
-            if self.lives and not self.retired and now >= self._restart_at_s:
+            if self.lives and not (self.retired or self.held) and now >= self._restart_at_s:
                 self.start()
         elif (code := self._process.poll()) is not None:
             self._process = None

@@ -23,17 +23,18 @@ WEIGHTS: dict[str, dict[str, int]] = {
         "silence": 1,
     },
     "worker": {"kill": 3, "terminate": 2, "pause": 2},
-    "trainer": {"kill": 2, "terminate": 1, "pause": 1, "cut": 2},
+    "trainer": {"kill": 2, "terminate": 1, "pause": 1, "cut": 2, "leave": 2},
     "redis": {"kill": 2, "pause": 1, "cut": 1, "mute": 1, "silence": 1},
+    "storage": {"empty": 1},
 }
 """How often each action is chosen, by role. Of what each means, cluster.py has the table."""
 
-LASTING = {"pause", "stall", "mute", "silence"}
+LASTING = {"pause", "stall", "mute", "silence", "empty"}
 LASTS_S = (0.3, 3.0)  # less than any timeout after which somebody is given up
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Something that is done to one member of the cluster."""
+    """Something that is done to one member of the cluster, or to its storage."""
 
     at_s: float  # after the faults' beginning
     role: str

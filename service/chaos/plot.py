@@ -9,7 +9,7 @@ from ..errors import ForebayError
 from .report import Report
 
 COLOURS = {"dispatcher": "tab:red", "worker": "tab:blue", "trainer": "tab:green",
-           "redis": "tab:purple"}  # fmt: skip
+           "redis": "tab:purple", "storage": "tab:brown"}  # fmt: skip
 LINES: dict[str, Any] = {"kill": "-", "terminate": "--", "pause": "-."}
 CONNECTIONS: Any = ":"  # faults of connections
 

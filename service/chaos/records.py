@@ -31,10 +31,11 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
 
 
 class Got(msgspec.Struct, frozen=True, tag="got"):
-    """A block of elements. `damaged` are those whose content is not what their id says."""
+    """A block of a task's elements. `damaged` are those whose content is not what their id says."""
 
     repetition: int
     at_s: float
+    task_id: int
     ids: list[int]
     damaged: list[int] = []
 
@@ -46,7 +47,14 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     at_s: float
 
 
-Record = Started | Joined | Got | Ended
+class Left(msgspec.Struct, frozen=True, tag="left"):
+    """It leaves the repetition before its end, for good: the next one is its next."""
+
+    repetition: int
+    at_s: float
+
+
+Record = Started | Joined | Got | Ended | Left
 
 _decode = msgspec.json.Decoder(Record).decode
 

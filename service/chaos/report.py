@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import time
 from collections import Counter
 from typing import Any
@@ -11,6 +12,7 @@ import msgspec
 from ...journal import decode, verify
 from ...storage import open_storage
 from .cluster import LOST_WITH_A_TRAINER, Cluster, Done, Options
+from .dataset import PASSES
 from .history import History, read_history
 from .ledger import Verdict, check
 from .recovery import Waits, deliveries, throughput, waits_by_kind
@@ -48,6 +50,7 @@ class Report(msgspec.Struct):
 
 def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) -> Report:
     """Check everything, once no dispatcher runs any more. Storage must be readable."""
+    elsewhere = [kind for path in cluster.emptied for kind in decided(path)]
     storage = open_storage(cluster.storage)
     try:
         verified = verify(storage)
@@ -63,10 +66,15 @@ def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) ->
         records,
         lives,
         elements=options.elements,
+        passes=PASSES,
         lost_with_a_trainer=LOST_WITH_A_TRAINER,
         wall_s=time.time() - time.monotonic(),
     )
     verdict.broken += [f"the journal: {problem.message}" for problem in verified.problems]
+    if elsewhere:
+        verdict.broken.append(
+            f"members that knew the journal began on an empty one: {', '.join(elsewhere)}"
+        )
     blocks = deliveries(records)
     kinds = [(_kind(done, cluster, history), done) for done in cluster.done]
     done = [(kind, done) for kind, done in kinds if done.name is not None]
@@ -86,6 +94,17 @@ def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) ->
         journal_terms=history.terms,
         journal_sound=verified.ok,
     )
+
+
+def decided(journal: pathlib.Path) -> list[str]:
+    """The kinds of events in it, but for its dispatcher's election."""
+    storage = open_storage(str(journal))
+    try:
+        events = [decode(record.sequence, record.data) for record in storage.read()]
+    finally:
+        storage.close()
+    kinds = {event.WhichOneof("event") or "" for event in events}
+    return sorted(kinds - {"leader_elected"})
 
 
 def _kind(done: Done, cluster: Cluster, history: History) -> str:
@@ -112,7 +131,7 @@ def render(report: Report) -> Any:
         f"{len(report.hits)} in {report.faults_s:.0f} s; {report.missed} more found nobody",
     )
     found.add_row("ended by themselves", "\n".join(report.ended_by_themselves) or "none")
-    found.add_row("epochs", f"{verdict.epochs} of {options.elements} elements")
+    found.add_row("epochs", f"{verdict.epochs} of {PASSES} × {options.elements} elements")
     found.add_row("delivered", str(verdict.delivered))
     found.add_row("delivered twice", str(verdict.twice))
     for excuse, count in sorted(verdict.lost.items()):

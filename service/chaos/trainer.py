@@ -2,8 +2,9 @@
 
 It is what `forebay.service.read` does, with less credit, so that little can be in its buffers
 when it is killed. It goes on with the epoch that its last process was in. SIGTERM makes it leave;
-SIGUSR1 cuts every connection that it has, to workers and dispatchers. Every other epoch it
-takes its time, so that workers run ahead of it, and faults find full buffers.
+SIGUSR1 cuts every connection that it has, to workers and dispatchers; SIGUSR2 makes it leave the
+epoch, and go on with the next. Every other epoch it takes its time, so that workers run ahead of
+it, and faults find full buffers.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import pathlib
 import signal
 import socket
 import sys
+import threading
 import time
 from typing import Any
 
@@ -23,9 +25,13 @@ from ..blocks import Block
 from ..client.consumer import Consumer
 from ..dispatcher_client import DispatcherClient
 from ..proto import forebay_pb2 as pb
-from .records import Ended, Got, Joined, Record, Recorder, Started, read_records
+from .records import Ended, Got, Joined, Left, Record, Recorder, Started, read_records
 
 CREDIT_BYTES = 256 << 10
+NOTHING = Block(0, ())
+
+_leave = threading.Event()
+"""Somebody wants it to leave the epoch."""
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -72,7 +78,7 @@ def next_repetition(records: list[Record]) -> Repetition:
     for record in reversed(records):
         if isinstance(record, Joined):
             return Repetition(record.repetition, begun=True)
-        if isinstance(record, Ended):
+        if isinstance(record, Ended | Left):
             return Repetition(record.repetition + 1)
     return Repetition(1)
 
@@ -83,10 +89,16 @@ def _read(
     consumer = Consumer(dispatcher, job_id, repetition, credit_bytes=CREDIT_BYTES)
     try:
         recorder.add(Joined(repetition, consumer.consumer_id, time.monotonic()))
-        for block in consumer.blocks():
-            ids, damaged = _unpack(block)
-            recorder.add(Got(repetition, time.monotonic(), ids, damaged))
-            time.sleep(pace_s * block.count)
+        _leave.clear()
+        for block in consumer.blocks(NOTHING):
+            if block is not NOTHING:
+                ids, damaged = _unpack(block)
+                task_id = consumer.last_task_id
+                recorder.add(Got(repetition, time.monotonic(), task_id, ids, damaged))
+                time.sleep(pace_s * block.count)
+            if _leave.is_set():
+                recorder.add(Left(repetition, time.monotonic()))
+                return
         recorder.add(Ended(repetition, time.monotonic()))
     finally:
         consumer.close()
@@ -113,4 +125,5 @@ def _cut_connections(*_: Any) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGUSR1, _cut_connections)
+    signal.signal(signal.SIGUSR2, lambda *_: _leave.set())
     main(msgspec.json.decode(sys.argv[1], type=Task))

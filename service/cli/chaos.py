@@ -42,7 +42,7 @@ def chaos(
         2.0, min=0.1, help="Seconds between faults, on average.", envvar="FOREBAY_KILL_EVERY"
     ),
     elements: int = typer.Option(
-        4000, min=1, help="Elements an epoch; two workers make 500 a second.",
+        1000, min=1, help="Elements in each of an epoch's 4 passes; two workers make 500 a second.",
         envvar="FOREBAY_ELEMENTS",
     ),
     only: list[str] = ONLY,

@@ -128,6 +128,7 @@ class Consumer:
             pb.JoinIterationRequest(job_id=job_id, repetition=repetition), pb.JoinIterationResponse
         )
         self.consumer_id = joined.consumer_id
+        self.last_task_id = 0  # whose block came last
         self._credit_bytes = credit_bytes
         self._budget = ElementBudget(reading.max_elements) if reading.max_elements else None
         self._inbox: _Inbox = queue.SimpleQueue()
@@ -184,6 +185,7 @@ class Consumer:
                 if link is not None and link.client is item.client:
                     self._forget(item.uid)
             elif isinstance(item.item, Block):
+                self.last_task_id = item.task_id
                 yield item.item
                 item.client.taken(item.task_id, item.item)
             else:

@@ -10,6 +10,8 @@ import pytest
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.chaos.history import read_history
 from forebay.service.chaos.ledger import (
+    EPOCH_LEFT,
+    EPOCH_PAUSED,
     NOBODY_READ,
     TRAINER_GONE,
     WORKER_GIVEN_UP,
@@ -18,7 +20,7 @@ from forebay.service.chaos.ledger import (
     check,
 )
 from forebay.service.chaos.members import Life
-from forebay.service.chaos.records import Ended, Got, Joined, Record, Started
+from forebay.service.chaos.records import Ended, Got, Joined, Left, Record, Started
 
 ELEMENTS = 10
 HELD = 2  # elements that a trainer can take with it, of one worker
@@ -26,7 +28,12 @@ JOB, ITERATION, WORKERS, TASKS = 1, 2, (10, 11), (20, 21)
 
 
 class Run:
-    """One epoch of ten elements: worker 0 has those below five, worker 1 the others."""
+    """One epoch of ten elements: worker 0 has those below five, worker 1 the others.
+
+    In every pass of it, of which there is one.
+    """
+
+    passes = 1
 
     def __init__(self) -> None:
         self.events: list[tuple[int, ev.Event]] = []  # with their term
@@ -44,7 +51,10 @@ class Run:
                 worker_id=worker, tags=[f"worker{number}.1"]))  # fmt: skip
             self.add(task_created=ev.TaskCreated(
                 task_id=task, iteration_id=ITERATION, worker_id=worker))  # fmt: skip
-        self.leases = [self.lease(0, 0, 5), self.lease(1, 5, 5)]
+        self.leases = [
+            self.lease(worker, 5 * worker, 5, in_pass=in_pass)
+            for in_pass in range(self.passes) for worker in (0, 1)
+        ]  # fmt: skip
 
     def add(self, at_s: float = 1.0, **event: Any) -> None:
         self.events.append((self.term, ev.Event(time_ms=int(at_s * 1000), **event)))
@@ -53,12 +63,17 @@ class Run:
         self.term = term
         self.add(leader_elected=ev.LeaderElected(term=term, address="d:1"))
 
-    def lease(self, worker: int, first: int, count: int, at_s: float = 1.0) -> int:
+    def lease(
+        self, worker: int, first: int, count: int, at_s: float = 1.0, in_pass: int = 0
+    ) -> int:
         lease_id = next(self.lease_ids)
         self.add(at_s, splits_leased=ev.SplitsLeased(
             lease_id=lease_id, iteration_id=ITERATION, task_id=TASKS[worker],
-            first=first, count=count))  # fmt: skip
+            repetition=in_pass, first=first, count=count))  # fmt: skip
         return lease_id
+
+    def give_back(self, lease_id: int, count: int) -> None:
+        self.add(lease_returned=ev.LeaseReturned(lease_id=lease_id, count=count))
 
     def finish(self) -> None:
         self.add(iteration_finished=ev.IterationFinished(iteration_id=ITERATION))
@@ -72,19 +87,28 @@ class Run:
             trainers,
             self.lives,
             elements=ELEMENTS,
+            passes=self.passes,
             lost_with_a_trainer=HELD,
         )
 
 
 def reader(
-    number: int, *ids: int, name: str = "", ended_s: float | None = 50.0, joined_s: float = 1.0
+    number: int,
+    *ids: int,
+    name: str = "",
+    ended_s: float | None = 50.0,
+    left_s: float | None = None,
+    joined_s: float = 1.0,
 ) -> list[Record]:
     """A trainer that got these; None: it never saw the epoch's end."""
     records: list[Record] = [
         Started(name or f"trainer{number}.1", 0.0),
         Joined(1, 30 + number, joined_s),
-        Got(1, 2.0, list(ids)),
+        Got(1, 2.0, TASKS[0], [i for i in ids if i < 5]),
+        Got(1, 2.0, TASKS[1], [i for i in ids if i >= 5]),
     ]
+    if left_s is not None:
+        return [*records, Left(1, left_s)]
     return records if ended_s is None else [*records, Ended(1, ended_s)]
 
 
@@ -107,7 +131,9 @@ def test_all_is_well(run: Run) -> None:
 class TestDelivery:
     def test_twice_at_two_trainers(self, run: Run) -> None:
         verdict = run.verdict(reader(0, *range(10)), reader(1, 4))
-        assert "epoch 1: 1 elements (4) delivered more than once" in broken(verdict)
+        assert "epoch 1: 1 elements (4) delivered more often than they were leased" in broken(
+            verdict
+        )
         assert verdict.twice == 1
 
     def test_twice_at_one_trainer(self, run: Run) -> None:
@@ -118,20 +144,26 @@ class TestDelivery:
         run.lives["trainer0.2"] = Life("trainer0.2", "trainer", 0, 10.0)
         first = reader(0, 0, 1, ended_s=None)
         verdict = run.verdict([*first, *reader(0, *range(1, 10), name="trainer0.2")])
-        assert "delivered more than once" in broken(verdict)
+        assert "delivered more often than they were leased" in broken(verdict)
 
     def test_never_leased(self, run: Run) -> None:
         verdict = run.verdict(reader(0, *range(11)))
-        assert "(10) delivered that were leased to nobody" in broken(verdict)
+        assert "(10) delivered by a task that had no lease of them" in broken(verdict)
+
+    def test_by_a_worker_that_had_handed_it_back(self, run: Run) -> None:
+        run.give_back(run.leases[0], 1)
+        run.lease(1, 4, 1)
+        verdict = run.verdict(reader(0, *range(10)))
+        assert any("(4) delivered by a task that had no lease" in b for b in verdict.broken)
 
     def test_of_no_epoch(self, run: Run) -> None:
-        stray: list[Record] = [Joined(2, 77, 1.0), Got(2, 2.0, [3]), Ended(2, 3.0)]
+        stray: list[Record] = [Joined(2, 77, 1.0), Got(2, 2.0, TASKS[0], [3]), Ended(2, 3.0)]
         verdict = run.verdict([*reader(0, *range(10)), *stray])
         assert "epoch 2" in broken(verdict) and "not in the journal" in broken(verdict)
 
     def test_damaged(self, run: Run) -> None:
         records = reader(0, *range(10))
-        records[2] = Got(1, 2.0, list(range(10)), [7])
+        records[3] = Got(1, 2.0, TASKS[1], list(range(5, 10)), [7])
         verdict = run.verdict(records)
         assert "(7) damaged" in broken(verdict) and verdict.damaged == 1
 
@@ -188,7 +220,7 @@ class TestLosses:
         assert run.verdict(*trainers).lost == {TRAINER_GONE: 2 * HELD}
 
     def test_a_trainer_that_left_before_the_lease_is_no_excuse(self, run: Run) -> None:
-        run.add(lease_returned=ev.LeaseReturned(lease_id=run.leases[1], count=1))
+        run.give_back(run.leases[1], 1)
         run.lease(0, 9, 1, at_s=40.0)
         run.lives["trainer1.1"].ended_s = 30.0
         trainers = reader(0, *range(9)), reader(1, ended_s=None)
@@ -209,27 +241,147 @@ class TestLosses:
         assert run.verdict(reader(0, *range(9)), finished=False).lost == {WORKER_GIVEN_UP: 1}
 
     def test_never_handed_out(self, run: Run) -> None:
-        run.add(lease_returned=ev.LeaseReturned(lease_id=run.leases[1], count=2))
+        run.give_back(run.leases[1], 2)
         run.lives["worker1.1"].killed_s = 20.0  # which has nothing to do with it
         verdict = run.verdict(reader(0, *range(8)))
         assert "finished without handing them out" in broken(verdict)
         assert verdict.lost_unexplained == 2
 
 
+class TwoPasses(Run):
+    passes = 2
+
+
+class TestPasses:
+    """Each element comes as often as the pipeline passes over it."""
+
+    @pytest.fixture
+    def run(self) -> Run:
+        return TwoPasses()
+
+    def test_each_comes_twice(self, run: Run) -> None:
+        verdict = run.verdict(reader(0, *range(10)), reader(1, *range(10)))
+        assert verdict == Verdict([], 1, 20, 0, 0, {}, 0)
+
+    def test_more_often_than_there_are_passes(self, run: Run) -> None:
+        verdict = run.verdict(reader(0, *range(10)), reader(1, *range(10), 7))
+        assert "(7) delivered more often than they were leased" in broken(verdict)
+        assert verdict.twice == 1
+
+    def test_twice_of_one_pass_when_the_other_was_lost_with_its_worker(self, run: Run) -> None:
+        """As often as it should come, but not from whom."""
+        run.give_back(run.leases[2], 1)
+        run.lease(1, 4, 1, in_pass=1)
+        run.lives["worker1.1"].killed_s = 20.0
+        verdict = run.verdict(reader(0, *range(10)), reader(1, *range(10)))
+        assert "(4) delivered more often than they were leased" in broken(verdict)
+        assert verdict.lost == {WORKER_KILLED: 1}
+
+    def test_lost_in_one_pass(self, run: Run) -> None:
+        verdict = run.verdict(reader(0, *range(10)), reader(1, *range(9)))
+        assert "(9) lost: they were leased to worker1.1" in broken(verdict)
+        assert verdict.lost_unexplained == 1
+
+    def test_a_worker_that_was_killed_excuses_it_in_no_other_ones_pass(self, run: Run) -> None:
+        run.give_back(run.leases[2], 1)
+        run.lease(1, 4, 1, in_pass=1)
+        run.lives["worker1.1"].killed_s = 20.0
+        of_both = reader(0, *range(10)), reader(1, *range(4), *range(5, 10))
+        verdict = run.verdict(*of_both)
+        assert verdict.broken == [] and verdict.lost == {WORKER_KILLED: 1}
+        of_one: list[Record] = [*of_both[0][:2], Got(1, 2.0, TASKS[1], [4])]
+        of_one += [Got(1, 2.0, TASKS[0], [0, 1, 2, 3]), *of_both[0][3:]]
+        verdict = run.verdict(of_one, of_both[1], finished=False)
+        assert "(4) lost: they were leased to worker0.1" in broken(verdict)
+
+    def test_handed_back_at_the_end_of_a_pass_and_leased_in_the_next(self, run: Run) -> None:
+        run.give_back(run.leases[1], 1)
+        run.lease(1, 9, 1, at_s=3.0)
+        assert run.verdict(reader(0, *range(10)), reader(1, *range(10))).broken == []
+
+    def test_handed_back_at_the_end_of_a_pass_and_forgotten(self, run: Run) -> None:
+        run.give_back(run.leases[1], 1)
+        verdict = run.verdict(reader(0, *range(10)), reader(1, *range(9)))
+        assert "(9) lost: it finished without handing them out" in broken(verdict)
+
+    def test_leased_again_in_the_next_pass_without_having_been_handed_back(self, run: Run) -> None:
+        run.lease(1, 9, 1, at_s=3.0)
+        verdict = run.verdict(reader(0, *range(10)), reader(1, *range(10)))
+        assert "(9) of pass 0 leased again" in broken(verdict)
+
+    def test_a_pass_too_many(self, run: Run) -> None:
+        run.lease(1, 9, 1, in_pass=2)
+        verdict = run.verdict(reader(0, *range(10)), reader(1, *range(10), 9))
+        assert "(9) leased that it does not have" in broken(verdict)
+
+
+class TestLeaving:
+    """Trainers leave an epoch for good, and nobody asks for its rest."""
+
+    def test_all_of_them(self, run: Run) -> None:
+        verdict = run.verdict(reader(0, 0, left_s=3.0), reader(1, 5, left_s=3.0), finished=False)
+        assert verdict == Verdict([], 1, 2, 0, 0, {EPOCH_LEFT: 8}, 0)
+
+    def test_all_of_them_and_nothing_comes_twice(self, run: Run) -> None:
+        verdict = run.verdict(reader(0, 0, left_s=3.0), reader(1, 0, left_s=3.0), finished=False)
+        assert "(0) delivered more often than they were leased" in broken(verdict)
+
+    def test_one_and_the_other_is_owed_the_rest(self, run: Run) -> None:
+        trainers = reader(0, 0, left_s=3.0), reader(1, 1, 2, 3, 4, *range(7, 10))
+        verdict = run.verdict(*trainers)
+        assert verdict.broken == [] and verdict.lost == {TRAINER_GONE: HELD}
+        trainers = reader(0, 0, left_s=3.0), reader(1, 1, 2, 3, 4, 8, 9)
+        assert run.verdict(*trainers, finished=False).lost_unexplained == 1
+
+    def test_one_and_the_other_sees_no_end(self, run: Run) -> None:
+        trainers = reader(0, 0, left_s=3.0), reader(1, 1, ended_s=None)
+        assert "epoch 1 never finished" in broken(run.verdict(*trainers, finished=False))
+
+    def test_who_was_killed_and_left_after_that(self, run: Run) -> None:
+        run.lives["trainer0.2"] = Life("trainer0.2", "trainer", 0, 10.0)
+        again = reader(0, 1, name="trainer0.2", left_s=12.0)
+        verdict = run.verdict([*reader(0, 0, ended_s=None), *again], finished=False)
+        assert verdict.broken == [] and verdict.lost == {EPOCH_LEFT: 8}
+
+    def test_a_pause_while_nobody_read(self, run: Run) -> None:
+        run.lives["trainer0.1"].ended_s = 30.0
+        run.lives["trainer0.2"] = Life("trainer0.2", "trainer", 0, 32.0)
+        run.add(31.0, iteration_paused=ev.IterationPaused(iteration_id=ITERATION))
+        again = reader(0, 9, name="trainer0.2", joined_s=35.0)
+        verdict = run.verdict([*reader(0, 0, ended_s=None), *again])
+        assert verdict.broken == [] and verdict.lost == {EPOCH_PAUSED: 8}
+
+    def test_a_pause_while_somebody_read(self, run: Run) -> None:
+        run.add(31.0, iteration_paused=ev.IterationPaused(iteration_id=ITERATION))
+        assert run.verdict(reader(0, *range(9))).lost_unexplained == 1
+
+    def test_a_pause_is_no_excuse_for_later_tasks(self, run: Run) -> None:
+        run.add(0.5, iteration_paused=ev.IterationPaused(iteration_id=ITERATION))
+        later = TASKS[1] + 10
+        run.add(task_created=ev.TaskCreated(
+            task_id=later, iteration_id=ITERATION, worker_id=WORKERS[1]))  # fmt: skip
+        run.give_back(run.leases[1], 1)
+        run.add(2.0, splits_leased=ev.SplitsLeased(
+            lease_id=999, iteration_id=ITERATION, task_id=later, first=9, count=1))  # fmt: skip
+        assert run.verdict(reader(0, *range(9))).lost_unexplained == 1
+
+
 class TestJournal:
     def test_a_split_leased_twice(self, run: Run) -> None:
-        run.lease(0, 9, 1)
-        assert "(9) leased again" in broken(run.verdict(reader(0, *range(10))))
+        run.lease(1, 9, 1)
+        assert "(9) of pass 0 leased again" in broken(run.verdict(reader(0, *range(10))))
 
     def test_a_split_handed_back_may_be_leased_again(self, run: Run) -> None:
-        run.add(lease_returned=ev.LeaseReturned(lease_id=run.leases[1], count=1))
-        run.lease(0, 9, 1)
+        run.give_back(run.leases[1], 1)
+        run.lease(1, 9, 1)
         assert run.verdict(reader(0, *range(10))).broken == []
 
     def test_what_was_begun_was_not_handed_back(self, run: Run) -> None:
-        run.add(lease_returned=ev.LeaseReturned(lease_id=run.leases[1], count=1))
+        run.give_back(run.leases[1], 1)
         run.lease(0, 8, 1)
-        assert any("(8) leased again" in b for b in run.verdict(reader(0, *range(10))).broken)
+        assert any(
+            "(8) of pass 0 leased again" in b for b in run.verdict(reader(0, *range(10))).broken
+        )
 
     def test_an_epoch_that_never_finished(self, run: Run) -> None:
         verdict = run.verdict(reader(0, *range(4), ended_s=None), finished=False)

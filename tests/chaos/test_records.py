@@ -10,6 +10,7 @@ from forebay.service.chaos.records import (
     Ended,
     Got,
     Joined,
+    Left,
     Record,
     Recorder,
     Started,
@@ -20,7 +21,7 @@ from forebay.service.chaos.trainer import Repetition, next_repetition
 RECORDS: tuple[Record, ...] = (
     Started("trainer0.1", 1.0),
     Joined(1, 30, 2.0),
-    Got(1, 3.0, [4, 5], [5]),
+    Got(1, 3.0, 20, [4, 5], [5]),
     Ended(1, 4.0),
 )
 
@@ -62,3 +63,7 @@ def test_cut_at_every_byte(tmp_path: pathlib.Path) -> None:
 )  # fmt: skip
 def test_where_a_trainer_goes_on(count: int, expected: Repetition) -> None:
     assert next_repetition(list(RECORDS[:count])) == expected
+
+
+def test_it_goes_on_behind_what_it_has_left() -> None:
+    assert next_repetition([*RECORDS[:3], Left(1, 4.0)]) == Repetition(2)

@@ -60,8 +60,8 @@ def test_percentiles() -> None:
 
 def test_throughput() -> None:
     records: list[Record] = [
-        Started("trainer0.1", 9.0), Got(1, 10.1, [1, 2]), Got(1, 10.9, [3]),
-        Started("trainer0.2", 11.0), Got(1, 12.0, [4]),
+        Started("trainer0.1", 9.0), Got(1, 10.1, 20, [1, 2]), Got(1, 10.9, 20, [3]),
+        Started("trainer0.2", 11.0), Got(1, 12.0, 20, [4]),
     ]  # fmt: skip
     blocks = deliveries([records])
     assert blocks == {"trainer0.1": [(10.1, 2), (10.9, 1)], "trainer0.2": [(12.0, 1)]}
