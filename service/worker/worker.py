@@ -11,6 +11,7 @@ right one to come back.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 import time
@@ -43,6 +44,9 @@ STOP_S = 3.0
 STARTING = 2
 """Tasks that load their graphs at a time: hundreds at once would leave the interpreter to nobody
 else for long."""
+
+COME_BACK_S = 5.0
+"""For consumers to find a worker that had been given up, before what they do not read is let go."""
 
 KEPT_COMPLETED = 64
 """Completed tasks that late consumers may still ask for."""
@@ -92,6 +96,7 @@ class Worker:
         )
         self._registration = pb.WorkerHeartbeatRequest()
         self._worker_id = 0
+        self._came_back_s = -math.inf
         self._journal_id = ""
         self.address = ""
         self._face = TensorFlowFace(self.runner_of)
@@ -257,7 +262,9 @@ class Worker:
                 runner.cancel()
                 self._ending.append(runner)
         # Given up, we were perhaps stopped, and what consumers have told us lies in the sockets.
-        came_back = self._worker_id not in (0, response.worker_id)
+        if self._worker_id not in (0, response.worker_id):
+            self._came_back_s = time.monotonic()
+        came_back = time.monotonic() - self._came_back_s < COME_BACK_S
         self._worker_id, self._journal_id = response.worker_id, journal_id
         self._registration.version = response.version
         listed = {task.task_id: task for task in response.tasks}

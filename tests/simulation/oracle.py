@@ -82,6 +82,7 @@ class Oracle:
         self.hand_back_may_fail = False  # because the dispatcher may be out of reach for long
         self.readers_may_be_cut_off = False  # from a worker, when the dispatcher gives that up
         self.not_handed_back: set[int] = set()  # tasks whose drained worker could not
+        self.heard: set[int] = set()  # leases of which their workers know
         self.unread: set[int] = set()  # tasks that nobody read yet as their worker was drained
         self.excused_consumers = 0  # that were killed, or given up, with elements on their way
         self._kernel = this
@@ -291,6 +292,8 @@ class Oracle:
     def believed(self, call: Call) -> None:
         """A client has got an answer."""
         self.counts["believed"] += 1
+        if call.method.endswith("/LeaseSplits") and call.reply is not None:
+            self.heard.add(pb.LeaseSplitsResponse.FromString(call.reply).lease_id)
 
     def check_state(self, server: Process) -> None:
         """If the dispatcher's state is wholly in the journal, it must be what the journal says."""
@@ -353,6 +356,8 @@ class Oracle:
                     continue
                 if lease is not None and lease.lease_id in self.books.paused:
                     continue
+                if lease is not None and lease.lease_id not in self.heard and self._lost(task_of):
+                    continue  # when it came back, the iteration was finished
                 if dynamic and lease is None:
                     raise Violation(f"nobody was ever given the split {key}")
                 with_consumers += 1
@@ -376,8 +381,12 @@ class Oracle:
         worker_id = self.books.tasks[task_id][1]
         if self.books.workers[worker_id] in self.dead_uids:
             return True
-        given_up = self.books.lost_workers.get(worker_id, GOODBYE) != GOODBYE
-        return given_up and self.readers_may_be_cut_off
+        return self._lost(task_id) and self.readers_may_be_cut_off
+
+    def _lost(self, task_id: int) -> bool:
+        """Whether the task's worker was given up."""
+        worker_id = self.books.tasks[task_id][1]
+        return self.books.lost_workers.get(worker_id, GOODBYE) != GOODBYE
 
 
 class Elsewhere(Oracle):
