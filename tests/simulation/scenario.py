@@ -156,6 +156,8 @@ def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
             key=lambda fault: fault.at_s,
         )
         for fault in scenario.faults:
-            if fault.kind == "freeze worker":  # for long enough that it is given up
+            if fault.kind == "freeze worker":
+                # For long enough that it is given up, and not so long that readers let it go.
+                scenario.worker_timeout_ms = min(scenario.worker_timeout_ms, 20_000)
                 fault.for_s = scenario.worker_timeout_ms / 1000 + chances.uniform(0.5, MUTE_S / 2)
     return scenario
