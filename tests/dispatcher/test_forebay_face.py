@@ -250,7 +250,7 @@ def tasks_of(client: DispatcherClient, worker: pb.WorkerHeartbeatRequest) -> int
 
 @pytest.mark.parametrize("sharding", ["OFF", "DYNAMIC"])
 def test_workers_keep_only_the_latest_epochs_that_were_left_early(sharding: str) -> None:
-    with DispatcherProcess("memory:") as dispatcher:
+    with DispatcherProcess("memory:", max_idle_iterations=2) as dispatcher:
         client = DispatcherClient(dispatcher.target)
         worker = pb.WorkerHeartbeatRequest(address="epochs:1", uid=1)
         assert tasks_of(client, worker) == 0

@@ -29,6 +29,8 @@ END_S = 900.0
 that anything waits is a consumer's timeout."""
 
 STOP_S = 120.0
+MAX_IDLE = 2
+"""Epochs without a reader that workers keep."""
 IDLE_S = 30.0
 MEMORY = Path("/dev/shm")
 
@@ -81,6 +83,7 @@ class Run:
     def _options(self, i: int, hosts: list[str]) -> DispatcherOptions:
         scenario = self.scenario
         return DispatcherOptions(
+            max_idle_iterations=MAX_IDLE,
             storage="simulated:",
             host=hosts[0 if scenario.files else i],
             port=5050 + i,
@@ -144,7 +147,7 @@ class Run:
         return [i for i in iterations if i.tasks and not i.consumers]
 
     def _few_are_idle(self) -> bool:
-        return len(self._idle()) <= DispatcherOptions.max_idle_iterations
+        return len(self._idle()) <= MAX_IDLE
 
     def _account(self) -> int:
         scenario, pipeline = self.scenario, self.scenario.pipeline
