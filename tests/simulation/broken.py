@@ -200,7 +200,7 @@ BROKEN: dict[str, Variant] = {
         Variant(keeps_splits_at_drain, "was never delivered", ("drain worker",)),
         Variant(
             forgets_what_an_earlier_repetition_handed_back, "nobody was ever given",
-            ("drain worker",),
+            ("drain worker",), 200,
         ),
         Variant(takes_the_end_of_a_repetition_for_the_end, "that has none", ("kill worker",)),
         Variant(cuts_consumers_off_at_drain, "was never delivered", ("drain worker",)),
