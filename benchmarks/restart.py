@@ -105,8 +105,8 @@ async def fill_journal(url: str, splits: int) -> int:
     job_id = await dispatcher.execute(
         c.GetOrCreateJob(dataset_id=dataset_id, name="", sharding=ev.DYNAMIC)
     )
-    joined = await dispatcher.execute(c.JoinIteration(job_id=job_id, repetition=0))
-    command = c.GetSplit(iteration_id=joined.iteration_id, repetition=0, provider=0)
+    joined = await dispatcher.execute(c.JoinIteration(job_id=job_id, epoch=0))
+    command = c.GetSplit(iteration_id=joined.iteration_id, pass_number=0, source=0)
     tail = options.snapshot_events - SPARE_EVENTS if splits > options.snapshot_events else 0
     for done in range(0, splits + tail, AT_ONCE):
         count = min(AT_ONCE, splits + tail - done)

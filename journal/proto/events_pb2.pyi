@@ -88,20 +88,22 @@ class Request(_message.Message):
     def __init__(self, caller: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class LeaderElected(_message.Message):
-    __slots__ = ("term", "address", "format", "version", "journal_id", "after_repair")
+    __slots__ = ("term", "address", "format", "version", "journal_id", "after_repair", "next_id")
     TERM_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_ID_FIELD_NUMBER: _ClassVar[int]
     AFTER_REPAIR_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ID_FIELD_NUMBER: _ClassVar[int]
     term: int
     address: str
     format: int
     version: str
     journal_id: str
     after_repair: bool
-    def __init__(self, term: _Optional[int] = ..., address: _Optional[str] = ..., format: _Optional[int] = ..., version: _Optional[str] = ..., journal_id: _Optional[str] = ..., after_repair: bool = ...) -> None: ...
+    next_id: int
+    def __init__(self, term: _Optional[int] = ..., address: _Optional[str] = ..., format: _Optional[int] = ..., version: _Optional[str] = ..., journal_id: _Optional[str] = ..., after_repair: bool = ..., next_id: _Optional[int] = ...) -> None: ...
 
 class SplitSource(_message.Message):
     __slots__ = ("arithmetic", "count", "explicit", "endless", "leased_with", "unleasable")
@@ -274,14 +276,16 @@ class WorkerRegistered(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[TransferServer, _Mapping]]] = ..., stock: bool = ..., replaced_uid: _Optional[int] = ...) -> None: ...
 
 class WorkerLost(_message.Message):
-    __slots__ = ("worker_id", "reason", "left")
+    __slots__ = ("worker_id", "reason", "left", "for_good")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
+    FOR_GOOD_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     reason: str
     left: bool
-    def __init__(self, worker_id: _Optional[int] = ..., reason: _Optional[str] = ..., left: bool = ...) -> None: ...
+    for_good: bool
+    def __init__(self, worker_id: _Optional[int] = ..., reason: _Optional[str] = ..., left: bool = ..., for_good: bool = ...) -> None: ...
 
 class TaskCreated(_message.Message):
     __slots__ = ("task_id", "iteration_id", "worker_id", "sweeps")

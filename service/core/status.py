@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS
 from . import ranges
-from .state import Iteration, Provider, State
+from .ledger import Ledger
+from .state import Iteration, State
 
 
 class Stranger(NamedTuple):
@@ -66,27 +67,25 @@ def status(state: State, strangers: Iterable[Stranger] = ()) -> dict[str, Any]:
 def _iteration(iteration: Iteration) -> dict[str, Any]:
     return {
         "iteration_id": iteration.iteration_id,
-        "repetition": iteration.repetition,
+        "repetition": iteration.epoch,
         "finished": iteration.finished,
         "consumers": len(iteration.consumers),
         "running_tasks": iteration.running_tasks,
         "completed_tasks": iteration.completed_tasks,
         "providers": [
-            _provider(p, p.size if iteration.leased_singly else p.size_together)
-            for p in iteration.providers
-            if p.leased_with is None or iteration.leased_singly
+            _ledger(x, x.size if iteration.leased_singly else x.size_together)
+            for x in iteration.ledgers
+            if x.leased_with is None or iteration.leased_singly
         ],
     }
 
 
-def _provider(provider: Provider, size: int) -> dict[str, Any]:
-    completed, lost = ranges.total(provider.completed), ranges.total(provider.lost)
-    returned = ranges.total(provider.returned)
+def _ledger(ledger: Ledger, size: int) -> dict[str, Any]:
     return {
-        "repetition": provider.repetition,
+        "repetition": ledger.pass_number,
         "splits": None if size == ENDLESS else size,
-        "leased": provider.next - returned - completed - lost,
-        "completed": completed,
-        "lost": lost,
-        "returned": returned,
+        "leased": ledger.leased,
+        "completed": ranges.total(ledger.begun),
+        "lost": ranges.total(ledger.lost),
+        "returned": ranges.total(ledger.returned),
     }

@@ -211,7 +211,7 @@ class Attendance:
         timeouts_ms = (options.job_gc_timeout_ms, options.dynamic_gc_timeout_ms)
         over = []
         for iteration in self._idle_iterations():
-            timeout_ms = timeouts_ms[bool(iteration.providers)]
+            timeout_ms = timeouts_ms[bool(iteration.ledgers)]
             if 0 <= timeout_ms <= now_ms - iteration.idle_since_ms:
                 over.append(iteration)
         await self._collect(over)
@@ -230,18 +230,18 @@ class Attendance:
     def _idle_iterations(self) -> Iterator[Iteration]:
         """Those without consumers that anything can be taken from."""
         for iteration in self._dispatcher.state.iterations.values():
-            if not iteration.consumers and (iteration.tasks or not iteration.providers):
+            if not iteration.consumers and (iteration.tasks or not iteration.ledgers):
                 yield iteration
 
     async def _collect(self, iterations: list[Iteration]) -> None:
         for iteration in iterations:
             current = self._dispatcher.state.iterations.get(iteration.iteration_id)
             if current is iteration and not iteration.consumers:  # nobody has joined meanwhile
-                if iteration.providers:
+                if iteration.ledgers:
                     log.warning(
                         "repetition %d of job %s is paused, since nobody reads it: who joins it "
                         "gets the splits that are left, not what workers have begun",
-                        iteration.repetition, self._dispatcher.state.jobs[iteration.job_id].name,
+                        iteration.epoch, self._dispatcher.state.jobs[iteration.job_id].name,
                     )  # fmt: skip
                 await self._dispatcher.execute(
                     c.CollectIteration(iteration_id=iteration.iteration_id)

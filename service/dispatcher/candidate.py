@@ -26,7 +26,7 @@ from ...storage import (
     StorageUnusable,
     Writer,
 )
-from ..core.apply import apply
+from ..core.machine import apply
 from ..core.state import State
 from ..errors import Unavailable
 from ..proto import forebay_pb2 as pb

@@ -25,9 +25,10 @@ from ...journal.proto import events_pb2 as ev
 from ...storage import Corrupt, Fenced, Missing, Storage, StorageError, Writer
 from .. import graphs
 from ..core import commands as c
-from ..core.apply import apply, fingerprint
-from ..core.decide import decide
-from ..core.state import State, decode_state, encode_state
+from ..core.datasets import fingerprint
+from ..core.encoding import decode_state, encode_state
+from ..core.machine import apply, decide
+from ..core.state import State
 from ..core.status import Stranger
 from ..errors import AnotherJournal, ForebayError, Unavailable
 from ..proto import forebay_pb2 as pb
@@ -139,10 +140,10 @@ class Dispatcher:
             await self.settled()
             raise
         if events:
-            journal.append(events)
             try:
                 for event in events:
                     apply(self.state, event)
+                journal.append(events)  # not before: what cannot be applied must not be journaled
                 self._tell(events)
             except BaseException:  # a bug: the state is not what the journal says any more
                 log.critical("an event could not be applied, so this dispatcher stops serving")

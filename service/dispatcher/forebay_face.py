@@ -128,7 +128,7 @@ class ForebayFace:
             c.JoinIteration(
                 request=_numbered(request.request),
                 job_id=request.job_id,
-                repetition=request.repetition,
+                epoch=request.repetition,
             )
         )
         self._dispatcher.attendance.saw(joined.consumer_id)
@@ -232,7 +232,7 @@ class ForebayFace:
                         iteration_id=iteration.iteration_id,
                         dataset_id=job.dataset_id,
                         sharding=ev.Sharding.Name(job.sharding),
-                        num_providers=len(iteration.providers),
+                        num_providers=len(iteration.ledgers),
                     )
                 )
             await dispatcher.settled()
@@ -249,8 +249,8 @@ class ForebayFace:
                     else None
                 ),
                 task_id=request.task_id,
-                provider=request.provider,
-                repetition=request.repetition,
+                source=request.provider,
+                pass_number=request.repetition,
                 want=request.want,
                 or_later=request.or_later,
                 completed=tuple(request.completed),

@@ -168,7 +168,7 @@ class TensorFlowFace:
         self, request: pb.GetOrCreateIterationRequest
     ) -> pb.GetOrCreateIterationResponse:
         joined: ev.ConsumerJoined = await self._dispatcher.execute(
-            c.JoinIteration(job_id=request.job_id, repetition=request.repetition)
+            c.JoinIteration(job_id=request.job_id, epoch=request.repetition)
         )
         self._dispatcher.attendance.expects(joined.consumer_id)
         iteration = self._dispatcher.state.iterations.get(joined.iteration_id)
@@ -283,7 +283,7 @@ class TensorFlowFace:
             dataset_id=job.dataset_id,
             task_id=task_id,
             iteration_id=iteration.iteration_id,
-            num_split_providers=len(iteration.providers),
+            num_split_providers=len(iteration.ledgers),
             worker_address=state.workers[task.worker_id].address,
             processing_mode_def=pb.ProcessingModeDef(
                 sharding_policy=job.sharding  # type: ignore[arg-type]
@@ -301,8 +301,8 @@ class TensorFlowFace:
         leased: ev.SplitsLeased = await self._dispatcher.execute(
             c.GetSplit(
                 iteration_id=request.iteration_id,
-                repetition=request.repetition,
-                provider=request.split_provider_index,
+                pass_number=request.repetition,
+                source=request.split_provider_index,
             )
         )
         if not leased.count:

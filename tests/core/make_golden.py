@@ -17,7 +17,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from forebay.service.core.state import SCHEMA, State, encode_state
+from forebay.service.core.encoding import SCHEMA, encode_state
+from forebay.service.core.state import State
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -11,10 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
-from forebay.service.core import ranges
-from forebay.service.core.apply import apply
-from forebay.service.core.decide import Decision, decide
-from forebay.service.core.state import State, decode_state, encode_state
+from forebay.service.core import lifecycles, ranges
+from forebay.service.core.base import Decision
+from forebay.service.core.encoding import decode_state, encode_state
+from forebay.service.core.machine import apply, decide
+from forebay.service.core.state import State
 from forebay.service.core.status import status
 from forebay.service.errors import ForebayError
 
@@ -25,6 +26,28 @@ SOURCES = [
     ev.SplitSource(endless=ev.Endless()),
     ev.SplitSource(count=SIZE - 4, leased_with=0),
 ]
+
+
+Arrival = tuple[lifecycles.Entity, int, str | None]
+
+
+def transitions(state: State, event: ev.Event) -> list[Arrival]:
+    """Whom the event takes to which state, by the tables."""
+    kind = event.WhichOneof("event") or ""
+    arrivals = []
+    for entity in lifecycles.ENTITIES:
+        entity_id = getattr(getattr(event, kind), f"{entity.name}_id", 0)
+        if kind in entity.table and entity_id:
+            to = entity.table[kind][entity.states(state, entity_id)]
+            arrivals.append((entity, entity_id, to))
+    return arrivals
+
+
+def assert_arrived(state: State, arrivals: list[Arrival]) -> None:
+    for entity, entity_id, to in arrivals:
+        found = entity.states(state, entity_id)
+        either = (lifecycles.WAITING, lifecycles.RUNNING)
+        assert found in ((to,) if to is not lifecycles.EITHER else either), (entity.name, entity_id)
 
 
 class Dispatcher(RuleBasedStateMachine):
@@ -50,7 +73,9 @@ class Dispatcher(RuleBasedStateMachine):
             decision = Decision([], None)
         assert encode_state(self.live) == before, "decide changed the state"
         for event in decision.events:
+            expected = transitions(self.live, event)
             apply(self.live, event)
+            assert_arrived(self.live, expected)
             apply(self.twin, ev.Event.FromString(event.SerializeToString()))
             assert self.twin == self.live
             if event.HasField("splits_leased"):
@@ -131,7 +156,7 @@ class Dispatcher(RuleBasedStateMachine):
             c.JoinIteration(
                 request=self.numbered(caller),
                 job_id=self.pick(self.live.jobs, job),
-                repetition=repetition,
+                epoch=repetition,
             )
         )
 
@@ -155,7 +180,7 @@ class Dispatcher(RuleBasedStateMachine):
     @rule(iteration=st.integers(0, 50), repetition=st.integers(0, 3), provider=st.integers(-1, 4))
     def get_split(self, iteration: int, repetition: int, provider: int) -> None:
         iteration_id = self.pick(self.live.iterations, iteration)
-        self.run(c.GetSplit(iteration_id=iteration_id, repetition=repetition, provider=provider))
+        self.run(c.GetSplit(iteration_id=iteration_id, pass_number=repetition, source=provider))
 
     @rule(
         task=st.integers(0, 50),
@@ -174,12 +199,12 @@ class Dispatcher(RuleBasedStateMachine):
         repetition = 0
         if held:
             iteration = self.live.iterations[self.live.tasks[task_id].iteration_id]
-            repetition = iteration.providers[provider].repetition + later
+            repetition = iteration.ledgers[provider].pass_number + later
         command = c.LeaseSplits(
             request=self.numbered(f"task/{task_id}/{provider}"),
             task_id=task_id,
-            provider=provider,
-            repetition=repetition,
+            source=provider,
+            pass_number=repetition,
             want=want,
             or_later=or_later,
             completed=tuple(held[:done]),
@@ -216,23 +241,23 @@ class Dispatcher(RuleBasedStateMachine):
             running = [i for i in iteration.tasks if not state.tasks[i].completed]
             assert iteration.running_tasks == len(running)
             assert not (iteration.finished and running)
-            for number, provider in enumerate(iteration.providers):
+            for number, ledger in enumerate(iteration.ledgers):
                 leased = [
                     (lease.first, lease.first + lease.count)
                     for lease in state.leases.values()
                     if lease.iteration_id == iteration.iteration_id
-                    and (lease.provider, lease.repetition) == (number, provider.repetition)
+                    and (lease.source, lease.pass_number) == (number, ledger.pass_number)
                 ]
-                parts = [*leased, *provider.returned, *provider.completed, *provider.lost]
+                parts = [*leased, *ledger.returned, *ledger.begun, *ledger.lost]
                 covered = sorted(n for part in parts for n in range(*part))
-                assert covered == list(range(provider.next))
-                assert provider.next <= provider.size
-                for repetition, left in provider.left_over.items():
+                assert covered == list(range(ledger.next))
+                assert ledger.next <= ledger.size
+                for pass_number, left in ledger.left_over.items():
                     assert left
-                    assert repetition < provider.repetition
+                    assert pass_number < ledger.pass_number
                     assert not any(
                         lease.iteration_id == iteration.iteration_id
-                        and (lease.provider, lease.repetition) == (number, repetition)
+                        and (lease.source, lease.pass_number) == (number, pass_number)
                         and lease.first < stop
                         and start < lease.first + lease.count
                         for lease in state.leases.values()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import pytest
 from forebay.journal import encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.snapshots import encode_snapshot
-from forebay.service.core.state import SCHEMA, State, decode_state, encode_state
+from forebay.service.core.encoding import SCHEMA, decode_state, encode_state
+from forebay.service.core.state import State
 from forebay.service.dispatcher.dispatcher import recover
-from forebay.storage import Corrupt, MemoryStorage
+from forebay.storage import Corrupt, FileStorage, MemoryStorage
 
+from .make_fold import FOLDS, LIVES, Cluster
 from .make_golden import GOLDEN, described, filled
 
 STATES = sorted(GOLDEN.glob("*.state"))
@@ -49,6 +52,30 @@ def test_the_state_of_today_is_a_golden_one() -> None:
     )
 
 
+FOLDS_MADE = sorted(FOLDS.iterdir())
+
+
+@pytest.mark.parametrize("path", FOLDS_MADE, ids=lambda path: path.name)
+@pytest.mark.parametrize("snapshot", [True, False], ids=["from the snapshot", "from the events"])
+def test_a_golden_journal_leads_to_its_state(path: Path, snapshot: bool, tmp_path: Path) -> None:
+    journal = shutil.copytree(path / "journal", tmp_path / "journal")
+    if not snapshot:
+        shutil.rmtree(journal / "snapshots")
+        (journal / "snapshots").mkdir()
+    state, replayed = recover(FileStorage(journal))
+    assert (replayed < state.sequence) == snapshot
+    expect_all(described(state), json.loads((path / "state.json").read_text()))
+
+
+def test_the_golden_journals_hold_what_a_cluster_decides() -> None:
+    """Each kind of event is in the lives that they were made of."""
+    kinds = {field.name for field in ev.Event.DESCRIPTOR.oneofs_by_name["event"].fields}
+    for life in LIVES.values():
+        cluster = Cluster()
+        life(cluster)
+        assert kinds == {event.WhichOneof("event") for event in cluster.events}
+
+
 STATE = filled(State, itertools.count(1))
 
 
@@ -57,14 +84,28 @@ def renamed(data: bytes, old: str, new: str) -> bytes:
     return data.replace(msgspec.msgpack.encode(old), msgspec.msgpack.encode(new))
 
 
-@pytest.mark.parametrize("field", ["journal_id", "next_id", "leases", "completed", "repetition"])
-@pytest.mark.parametrize("today", [True, False], ids=["today's", "an earlier one"])
-def test_a_field_of_another_name_is_refused(field: str, today: bool) -> None:
-    body = msgspec.msgpack.encode(STATE)
-    assert body in encode_state(STATE)
-    data = renamed(encode_state(STATE) if today else body, field, f"{field}_before")
+def expect_refused(data: bytes, field: str) -> None:
+    other = renamed(data, field, f"{field}_before")
+    assert other != data
     with pytest.raises(ValueError, match=f"{field}_before"):
-        decode_state(data)
+        decode_state(other)
+
+
+@pytest.mark.parametrize("field", ["journal_id", "next_id", "leases", "begun", "pass_number"])
+def test_a_field_of_another_name_is_refused(field: str) -> None:
+    expect_refused(encode_state(STATE), field)
+
+
+@pytest.mark.parametrize("schema", ["unnamed", "b2931630d57eaaaf"])
+@pytest.mark.parametrize("field", ["journal_id", "next_id", "leases", "completed", "repetition"])
+def test_a_field_of_another_name_is_refused_in_an_earlier_schema(field: str, schema: str) -> None:
+    expect_refused((GOLDEN / f"{schema}.state").read_bytes(), field)
+
+
+@pytest.mark.parametrize("body", [7, [], {"iterations": 7}, {"iterations": {1: {"ledgers": 7}}}])
+def test_what_an_earlier_schema_does_not_allow_is_refused(body: Any) -> None:
+    with pytest.raises(ValueError):
+        decode_state(msgspec.msgpack.encode(("b2931630d57eaaaf", body)))
 
 
 def test_a_schema_that_is_not_known_is_refused() -> None:

@@ -19,7 +19,8 @@ import pytest
 from forebay.journal import encode, repair, verify
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.snapshots import encode_snapshot
-from forebay.service.core.state import State, encode_state
+from forebay.service.core.encoding import encode_state
+from forebay.service.core.state import State
 from forebay.service.dispatcher.dispatcher import needed_blobs, recover
 from forebay.storage import Corrupt, FileStorage, Locked, Storage, StorageError, Writer
 from forebay.storage.layout import Layout

@@ -16,8 +16,12 @@ import pytest
 from forebay.journal import encode, repair
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
-from forebay.service.core.apply import apply
-from forebay.service.core.state import State, encode_state
+from forebay.service.core.base import Decision
+from forebay.service.core.encoding import encode_state
+from forebay.service.core.lifecycles import WrongTransition
+from forebay.service.core.machine import apply
+from forebay.service.core.state import State
+from forebay.service.dispatcher import dispatcher as dispatching
 from forebay.service.dispatcher import server
 from forebay.service.dispatcher.candidate import Candidate, Follower
 from forebay.service.dispatcher.dispatcher import Dispatcher, continues, recover
@@ -212,6 +216,27 @@ async def until(true: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+def test_what_cannot_be_applied_is_not_journaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = MemoryStorage()
+    wrong = ev.Event(time_ms=1, task_completed=ev.TaskCompleted(task_id=7))
+
+    async def a_bug(dispatcher: Dispatcher) -> None:
+        monkeypatch.setattr(dispatching, "decide", lambda *_: Decision([wrong], None))
+        with pytest.raises(WrongTransition, match="task 7 is absent"):
+            await dispatcher.execute(c.CompleteTask(task_id=7))
+        assert dispatcher.stopped.is_set()
+        with pytest.raises(Unavailable):
+            await dispatcher.execute(c.CompleteTask(task_id=7))
+
+    run_dispatcher(storage, a_bug)
+    monkeypatch.undo()
+
+    async def the_next_one(dispatcher: Dispatcher) -> None:
+        assert dispatcher.state.term == 2
+
+    run_dispatcher(storage, the_next_one)
+
+
 def test_while_the_storage_is_away_questions_wait_and_nobody_is_given_up() -> None:
     storage = Renewals()
 
@@ -239,7 +264,7 @@ def test_members_of_a_restarted_dispatcher_have_time_to_find_it_whatever_the_tim
         definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=1)])
         await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
         job_id = await dispatcher.execute(c.GetOrCreateJob(dataset_id="d", name="", sharding=0))
-        joined = await dispatcher.execute(c.JoinIteration(job_id=job_id, repetition=0))
+        joined = await dispatcher.execute(c.JoinIteration(job_id=job_id, epoch=0))
         for n in range(2):
             worker = c.RegisterWorker(address=f"w:{n}", uid=n, stock=bool(n))
             members.append(await dispatcher.execute(worker))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from forebay.journal import encode, replay
+from forebay.journal.codec import FORMAT
 from forebay.journal.proto.events_pb2 import Event, Snapshot, SplitsLeased
 from forebay.journal.snapshots import encode_snapshot
 from forebay.storage import Corrupt, FileStorage, Missing, NewerFormat, Storage, Writer
@@ -90,8 +91,8 @@ def test_a_state_before_the_history_is_missing(storage: Storage, writer: Writer)
 
 
 def test_a_snapshot_of_a_newer_format(storage: Storage, writer: Writer) -> None:
-    writer.write_snapshot(25, Snapshot(format=2, state=b"?").SerializeToString())
-    with pytest.raises(NewerFormat, match="snapshot 25 has format 2"):
+    writer.write_snapshot(25, Snapshot(format=FORMAT + 1, state=b"?").SerializeToString())
+    with pytest.raises(NewerFormat, match=f"snapshot 25 has format {FORMAT + 1}"):
         replay(storage)
 
 

@@ -13,8 +13,9 @@ from unittest.mock import patch
 import msgspec
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.core import apply, commands, decide, ranges
-from forebay.service.core.state import State, encode_state
+from forebay.service.core import commands, machine, ranges, splits
+from forebay.service.core.encoding import encode_state
+from forebay.service.core.state import State
 from forebay.service.dispatcher import dispatcher
 from forebay.service.dispatcher.attendance import Attendance
 from forebay.service.dispatcher.dispatcher import Dispatcher
@@ -48,8 +49,8 @@ def answers_unproven() -> AbstractContextManager[None]:
 def forgets_requests() -> AbstractContextManager[None]:
     """A dispatcher that decides anew when a request comes a second time."""
 
-    def forgetful(state: Any, command: commands.Command, now_ms: int) -> Any:
-        return decide._DECIDE[type(command)](state, command, now_ms)
+    def forgetful(state: State, command: commands.Command, now_ms: int) -> Any:
+        return machine.decide(msgspec.structs.replace(state, answers={}), command, now_ms)
 
     return replaced(dispatcher, decide=forgetful)
 
@@ -100,15 +101,14 @@ def keeps_splits_at_drain() -> AbstractContextManager[None]:
 
 def forgets_what_an_earlier_repetition_handed_back() -> AbstractContextManager[None]:
     """An `apply` that drops what is handed back once the next repetition has begun."""
-    returned = apply._lease_returned
+    returned = splits.APPLY["lease_returned"]
 
     def forgets(state: State, event: ev.LeaseReturned) -> None:
-        lease = state.leases[event.lease_id]
-        provider = state.iterations[lease.iteration_id].providers[lease.provider]
+        ledger = splits.ledger_of(state, state.leases[event.lease_id])
         returned(state, event)
-        provider.left_over.clear()
+        ledger.left_over.clear()
 
-    return patch.dict(apply._APPLY, lease_returned=forgets)
+    return patch.dict(machine.APPLY, lease_returned=forgets)
 
 
 def takes_the_end_of_a_repetition_for_the_end() -> AbstractContextManager[None]:
@@ -127,21 +127,13 @@ def cuts_consumers_off_at_drain() -> AbstractContextManager[None]:
 
 def forgets_the_tasks_of_lost_workers() -> AbstractContextManager[None]:
     """An `apply` after which a worker that was given up, and comes back, begins anew."""
-    lost = apply._APPLY["worker_lost"]
+    lost = machine.APPLY["worker_lost"]
 
     def forgets(state: State, event: Any) -> None:
         lost(state, event)
         state.lost_tasks.clear()
 
-    @contextmanager
-    def put_in() -> Iterator[None]:
-        apply._APPLY["worker_lost"] = forgets
-        try:
-            yield
-        finally:
-            apply._APPLY["worker_lost"] = lost
-
-    return put_in()
+    return patch.dict(machine.APPLY, worker_lost=forgets)
 
 
 def keeps_every_epoch() -> AbstractContextManager[None]:

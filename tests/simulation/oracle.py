@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from forebay.journal.codec import decode
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.core.apply import apply
-from forebay.service.core.state import State, encode_state
+from forebay.service.core.encoding import encode_state
+from forebay.service.core.machine import apply
+from forebay.service.core.state import State
 from forebay.service.dispatcher.attendance import GONE
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import Record

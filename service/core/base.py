@@ -1,0 +1,86 @@
+"""What the topics of the core share: commands, decisions, and who is who in the state.
+
+A topic (datasets.py, jobs.py, iterations.py, consumers.py, workers.py, tasks.py, splits.py,
+terms.py) holds its commands, what each of them leads to, and what its events change, side by side.
+Topics import this file and each other, in one direction; machine.py puts them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+from ...journal.proto import events_pb2 as ev
+from ..errors import NotFound, Unavailable
+from .state import Iteration, State, Task
+
+
+class Command(Struct, frozen=True, kw_only=True):
+    """What the dispatcher can be asked to decide.
+
+    It carries all that a decision depends on besides the state: the request (caller, number), too,
+    by which a retry is recognised. Whether it was answered already is the state's knowledge.
+    """
+
+    request: tuple[str, int] | None = None
+
+
+class Decision(NamedTuple):
+    """Events to journal and apply, in order, and the answer to the command.
+
+    If the command was numbered, the last event is what a retry is answered by.
+    """
+
+    events: list[ev.Event]
+    answer: Any
+
+
+Decide = dict[type[Command], Callable[[State, Any], Decision]]
+"""What each command of a topic leads to. Reads the state, changes nothing, and may raise the
+errors of service/errors.py; then nothing has happened."""
+
+Apply = dict[str, Callable[[State, Any], None]]
+"""What each event of a topic changes, by the event's kind. Decides nothing and cannot fail."""
+
+
+class Ids:
+    """New ids for the events of one decision."""
+
+    def __init__(self, state: State) -> None:
+        self._next = state.next_id
+
+    def new(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+
+def taken(state: State, number: int) -> int:
+    """An event has used this id, so that no other one does."""
+    state.next_id = max(state.next_id, number + 1)
+    return number
+
+
+def find_iteration(state: State, iteration_id: int) -> Iteration:
+    """Raises NotFound."""
+    iteration = state.iterations.get(iteration_id)
+    if iteration is None:
+        raise NotFound(
+            f"Iteration id {iteration_id} not found: it was collected, or this dispatcher lost its "
+            "state; read the dataset again"
+        )
+    return iteration
+
+
+def find_task(state: State, task_id: int) -> Task | None:
+    """Raises Unavailable for one that runs, if its worker was given up and may come back."""
+    lost = state.lost_tasks.get(task_id)
+    if lost is not None and lost.task.completed:
+        return lost.task
+    if lost is not None:
+        raise Unavailable(
+            f"the worker of task {task_id} was given up after too long a silence; it goes on "
+            "once the worker has registered again"
+        )
+    return state.tasks.get(task_id)

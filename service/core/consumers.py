@@ -1,0 +1,95 @@
+"""Consumers: the readers of an iteration."""
+
+from __future__ import annotations
+
+from ...journal.proto import events_pb2 as ev
+from ..errors import InvalidArgument, NotFound
+from . import tasks
+from .base import Apply, Command, Decide, Decision, Ids, taken
+from .iterations import collected, forget_tasks_nobody_reads
+from .state import Consumer, State
+
+
+class JoinIteration(Command, frozen=True, kw_only=True):
+    """→ (IterationCreated,) TaskCreated …, ConsumerJoined. Answers the ConsumerJoined event.
+
+    Each worker that has no task of the iteration gets one, if that has not finished.
+    """
+
+    job_id: int
+    epoch: int
+
+
+class LeaveIteration(Command, frozen=True, kw_only=True):
+    """→ ConsumerLeft, and IterationCollected if the job has no name and nobody is left.
+
+    A consumer that is not known has left already.
+    """
+
+    consumer_id: int
+    reason: str
+
+
+def _join_iteration(state: State, command: JoinIteration) -> Decision:
+    job = state.jobs.get(command.job_id)
+    if job is None:
+        raise NotFound(
+            f"Job id {command.job_id} not found: it was collected, or this dispatcher lost its "
+            "state; read the dataset again"
+        )
+    if command.epoch < 0:
+        raise InvalidArgument(f"repetition {command.epoch} is negative; the first one is 0")
+    ids = Ids(state)
+    events = []
+    iteration = state.iterations.get(job.iterations.get(command.epoch, -1))
+    if iteration is None:
+        iteration_id = ids.new()
+        begun = ev.IterationCreated(
+            iteration_id=iteration_id, job_id=job.job_id, repetition=command.epoch
+        )
+        events.append(ev.Event(iteration_created=begun))
+        having = set()
+    else:
+        iteration_id = iteration.iteration_id
+        having = {state.tasks[task_id].worker_id for task_id in iteration.tasks}
+    if iteration is None or not iteration.finished:
+        events += [
+            tasks.created(ids.new(), iteration_id, worker_id)
+            for worker_id in state.workers
+            if worker_id not in having
+        ]
+    joined = ev.ConsumerJoined(consumer_id=ids.new(), iteration_id=iteration_id)
+    return Decision([*events, ev.Event(consumer_joined=joined)], joined)
+
+
+def _consumer_joined(state: State, event: ev.ConsumerJoined) -> None:
+    consumer_id = taken(state, event.consumer_id)
+    state.consumers[consumer_id] = Consumer(consumer_id, event.iteration_id)
+    state.iterations[event.iteration_id].consumers.add(consumer_id)
+
+
+def _leave_iteration(state: State, command: LeaveIteration) -> Decision:
+    if command.consumer_id not in state.consumers:
+        return Decision([], None)
+    events = [left(command.consumer_id, command.reason)]
+    iteration = state.iterations[state.consumers[command.consumer_id].iteration_id]
+    if len(iteration.consumers) == 1 and not state.jobs[iteration.job_id].name:
+        events += collected(state, iteration)  # nobody can find it again
+    return Decision(events, None)
+
+
+def left(consumer_id: int, reason: str) -> ev.Event:
+    """By its own word, or because it was given up."""
+    return ev.Event(consumer_left=ev.ConsumerLeft(consumer_id=consumer_id, reason=reason))
+
+
+def _consumer_left(state: State, event: ev.ConsumerLeft) -> None:
+    consumer = state.consumers.pop(event.consumer_id)
+    iteration = state.iterations[consumer.iteration_id]
+    iteration.consumers.discard(consumer.consumer_id)
+    iteration.idle_since_ms = state.time_ms
+    forget_tasks_nobody_reads(state, iteration)
+
+
+DECIDE: Decide = {JoinIteration: _join_iteration, LeaveIteration: _leave_iteration}
+APPLY: Apply = {"consumer_joined": _consumer_joined, "consumer_left": _consumer_left}

@@ -1,0 +1,87 @@
+"""States as bytes: what a snapshot holds.
+
+A snapshot says of which structs it is (SCHEMA). Those of another schema are decoded only if it is
+known how (EARLIER): a state whose fields mean something else must not pass for one of today's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from .ledger import Ledger
+from .state import State, Struct
+
+MEANING = 1
+"""Grows when a field comes to mean something else under its old name and type."""
+
+
+def _schema() -> str:
+    kinds: list[type[msgspec.Struct]] = [Ledger, *Struct.__subclasses__()]
+    structs = {kind.__name__: dict(sorted(kind.__annotations__.items())) for kind in kinds}
+    text = f"{MEANING} {sorted(structs.items())}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+SCHEMA = _schema()
+"""What these structs' names, and their fields' names and types, are known by."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(State).decode
+_decode_named = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw]).decode
+_NAMED = b"\x92"  # an array of two; the state alone is a map
+
+
+def encode_state(state: State) -> bytes:
+    """The schema and the state, as msgpack."""
+    return _encode((SCHEMA, state))
+
+
+def decode_state(data: bytes) -> State:
+    """The state of a snapshot; raises ValueError for bytes that are none of a known schema."""
+    named: tuple[str, Any] = _decode_named(data) if data[:1] == _NAMED else ("unnamed", data)
+    schema, state = named
+    if schema == SCHEMA:
+        return _decode(state)
+    if schema not in EARLIER:
+        raise ValueError(
+            f"its state has the schema {schema}, which this version of Forebay does not know: "
+            "another one wrote it, and reads it"
+        )
+    try:
+        converted = EARLIER[schema](msgspec.msgpack.decode(state))
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ValueError(f"it holds no state of the schema {schema}: {error!r}") from error
+    return msgspec.convert(converted, State)
+
+
+def _providers_to_ledgers(state: Any) -> Any:
+    """A source of splits was a provider, what was begun was completed, and a pass a repetition."""
+    lost = [entry["task"] for entry in state.get("lost_tasks", {}).values()]
+    leases = list(state.get("leases", {}).values())
+    for task in (*state["tasks"].values(), *lost):
+        leases += task.get("lost", ())
+    for iteration in state["iterations"].values():
+        _rename(iteration, repetition="epoch", providers="ledgers")
+        for ledger in iteration["ledgers"]:
+            _rename(ledger, repetition="pass_number", completed="begun")
+    for lease in leases:
+        _rename(lease, provider="source", repetition="pass_number")
+    return state
+
+
+def _rename(fields: dict[str, Any], **names: str) -> None:
+    for old, new in names.items():
+        if old in fields:
+            fields[new] = fields.pop(old)
+
+
+EARLIER = {"unnamed": _providers_to_ledgers, "b2931630d57eaaaf": _providers_to_ledgers}
+"""Schemas of which a snapshot is read as well, and what makes a state of today's fields of it.
+
+All that they lack may have its default. Without the schema before it here, no dispatcher could
+begin on snapshots of it once the events from before them are trimmed. "unnamed" is the schema of
+before snapshots said theirs.
+"""

@@ -1,0 +1,95 @@
+"""Iterations: one epoch of the trainers over a job's dataset."""
+
+from __future__ import annotations
+
+from ...journal.proto import events_pb2 as ev
+from ..errors import FailedPrecondition
+from . import tasks
+from .base import Apply, Command, Decide, Decision, find_iteration, taken
+from .splits import ledgers, lost_leases
+from .state import Iteration, State
+
+
+class CollectIteration(Command, frozen=True, kw_only=True):
+    """Nobody has read it for long. → LeaseLost …, IterationCollected, or IterationPaused if its
+    splits must not be given out again, should somebody join it later.
+    """
+
+    iteration_id: int
+
+
+def _collect_iteration(state: State, command: CollectIteration) -> Decision:
+    iteration = find_iteration(state, command.iteration_id)
+    if iteration.consumers:
+        raise FailedPrecondition(
+            f"iteration {iteration.iteration_id} has {len(iteration.consumers)} consumers; "
+            "only an iteration that nobody reads is collected"
+        )
+    if not iteration.ledgers:
+        return Decision(collected(state, iteration), None)
+    if not iteration.tasks:
+        return Decision([], None)
+    paused = ev.IterationPaused(iteration_id=iteration.iteration_id)
+    events = [*lost_leases(state, iteration.tasks), ev.Event(iteration_paused=paused)]
+    return Decision(events, None)
+
+
+def collected(state: State, iteration: Iteration) -> list[ev.Event]:
+    """The iteration goes, with all that it has."""
+    event = ev.IterationCollected(iteration_id=iteration.iteration_id)
+    return [*lost_leases(state, iteration.tasks), ev.Event(iteration_collected=event)]
+
+
+def _iteration_created(state: State, event: ev.IterationCreated) -> None:
+    iteration_id = taken(state, event.iteration_id)
+    job = state.jobs[event.job_id]
+    sources = state.datasets[job.dataset_id].definition.sources
+    state.iterations[iteration_id] = Iteration(
+        iteration_id,
+        event.job_id,
+        event.repetition,
+        ledgers(sources) if job.sharding == ev.DYNAMIC else [],
+        idle_since_ms=state.time_ms,
+    )
+    job.iterations[event.repetition] = iteration_id
+
+
+def _iteration_finished(state: State, event: ev.IterationFinished) -> None:
+    iteration = state.iterations[event.iteration_id]
+    iteration.finished = True
+    iteration.version += 1
+    tasks.forget_lost(state, lambda lost: lost.task.iteration_id == iteration.iteration_id)
+    forget_tasks_nobody_reads(state, iteration)
+
+
+def _iteration_collected(state: State, event: ev.IterationCollected) -> None:
+    iteration = state.iterations[event.iteration_id]
+    tasks.forget(state, iteration)
+    del state.iterations[event.iteration_id]
+    job = state.jobs[iteration.job_id]
+    del job.iterations[iteration.epoch]
+    if not job.name and not job.iterations:
+        del state.jobs[job.job_id]
+
+
+def _iteration_paused(state: State, event: ev.IterationPaused) -> None:
+    iteration = state.iterations[event.iteration_id]
+    tasks.forget(state, iteration)
+    iteration.version += 1
+
+
+def forget_tasks_nobody_reads(state: State, iteration: Iteration) -> None:
+    """All of them have ended, and nobody is there to whom they could give what they have."""
+    if iteration.finished and not iteration.consumers:
+        for task_id in iteration.tasks:
+            del state.tasks[task_id]
+        iteration.tasks.clear()
+
+
+DECIDE: Decide = {CollectIteration: _collect_iteration}
+APPLY: Apply = {
+    "iteration_created": _iteration_created,
+    "iteration_finished": _iteration_finished,
+    "iteration_collected": _iteration_collected,
+    "iteration_paused": _iteration_paused,
+}

@@ -1,0 +1,100 @@
+"""Jobs: a dataset read under one processing mode. A name is shared, and is the whole identity."""
+
+from __future__ import annotations
+
+from ...journal.proto import events_pb2 as ev
+from ..errors import InvalidArgument, NotFound, Unimplemented
+from .base import Apply, Command, Decide, Decision, taken
+from .state import Job, State
+
+
+class GetOrCreateJob(Command, frozen=True, kw_only=True):
+    """→ JobCreated, unless a job of that name exists, of whatever dataset. Answers its id."""
+
+    dataset_id: str
+    name: str  # empty: a new anonymous job
+    sharding: int  # ev.Sharding
+    num_consumers: int | None = None
+    cross_trainer_cache: bool = False
+    target_workers: int = 0
+
+
+def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
+    if command.name and command.name in state.job_by_name:
+        job = state.jobs[state.job_by_name[command.name]]
+        _require_same_parameters(job, command)
+        return Decision([], job.job_id)
+    dataset = state.datasets.get(command.dataset_id)
+    if dataset is None:
+        raise NotFound(
+            f"Dataset id {command.dataset_id} not found; register it with this dispatcher first"
+        )
+    if command.sharding not in (ev.OFF, ev.DYNAMIC) or command.num_consumers is not None:
+        what = (
+            f"static sharding ({_sharding(command.sharding)})"
+            if command.num_consumers is None
+            else "a coordinated read (num_consumers)"
+        )
+        raise Unimplemented(f"this version does not do {what}; use sharding OFF or DYNAMIC")
+    if command.sharding == ev.DYNAMIC and (why := dataset.definition.unsplittable):
+        raise Unimplemented(f"dataset {command.dataset_id} cannot be sharded dynamically: {why}")
+    created = ev.JobCreated(
+        job_id=state.next_id,
+        name=command.name,
+        dataset_id=command.dataset_id,
+        sharding=ev.Sharding.Name(command.sharding),
+        num_consumers=command.num_consumers,
+        cross_trainer_cache=command.cross_trainer_cache,
+        target_workers=command.target_workers,
+    )
+    return Decision([ev.Event(job_created=created)], created.job_id)
+
+
+def _require_same_parameters(job: Job, command: GetOrCreateJob) -> None:
+    for what, existing, got in (
+        ("processing mode", _sharding(job.sharding), _sharding(command.sharding)),
+        ("number of consumers", job.num_consumers, command.num_consumers),
+        (
+            "cross-trainer cache",
+            _enabled(job.cross_trainer_cache),
+            _enabled(command.cross_trainer_cache),
+        ),
+        ("target workers", _targets(job.target_workers), _targets(command.target_workers)),
+    ):
+        if existing != got:
+            raise InvalidArgument(
+                f"Tried to create job with name {job.name}, but found an existing job with "
+                f"different parameters: Existing {what}: <{existing}>; got <{got}>"
+            )
+
+
+def _sharding(number: int) -> str:
+    known = number in ev.Sharding.values()
+    return ev.Sharding.Name(number) if known else f"policy {number}"
+
+
+def _enabled(flag: bool) -> str:
+    return "enabled" if flag else "disabled"
+
+
+def _targets(number: int) -> str:
+    return {1: "AUTO", 2: "ANY", 3: "LOCAL"}.get(number, str(number))
+
+
+def _job_created(state: State, event: ev.JobCreated) -> None:
+    job_id = taken(state, event.job_id)
+    state.jobs[job_id] = Job(
+        job_id,
+        event.name,
+        event.dataset_id,
+        event.sharding,
+        event.num_consumers if event.HasField("num_consumers") else None,
+        event.cross_trainer_cache,
+        event.target_workers,
+    )
+    if event.name:
+        state.job_by_name[event.name] = job_id
+
+
+DECIDE: Decide = {GetOrCreateJob: _get_or_create_job}
+APPLY: Apply = {"job_created": _job_created}

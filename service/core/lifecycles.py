@@ -1,0 +1,118 @@
+"""The lives of a lease, a task and an iteration, on one page: which event may follow which.
+
+`apply` asks before it changes anything. What cannot follow is a bug, or a journal that this program
+did not write; the error tells what happened to that lease, task or iteration lately.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .state import State
+
+ABSENT = "absent"  # not made yet, or over and forgotten
+LEASED, LOST = "leased", "lost"
+RUNNING, COMPLETED, COMPLETED_LOST = "running", "completed", "completed and lost"
+WAITING, FINISHED = "waiting", "finished"
+EITHER = None  # waiting or running, as its tasks say
+
+Table = dict[str, dict[str, str | None]]
+"""By the event's kind: from which state to which."""
+
+LEASE: Table = {
+    "splits_leased": {ABSENT: LEASED},
+    "lease_completed": {LEASED: ABSENT},  # all of its splits were begun
+    "lease_returned": {LEASED: ABSENT},  # the last of them were not
+    "lease_lost": {LEASED: LOST},  # kept with its task, and leased again if that comes back
+}
+
+TASK: Table = {
+    "task_created": {ABSENT: RUNNING, LOST: RUNNING, COMPLETED_LOST: COMPLETED},
+    "splits_leased": {RUNNING: RUNNING},
+    "task_completed": {RUNNING: COMPLETED},
+}  # With its worker it is lost; with its iteration, or a worker that said goodbye, absent.
+
+ITERATION: Table = {
+    "iteration_created": {ABSENT: WAITING},
+    "task_created": {WAITING: EITHER, RUNNING: RUNNING},
+    "splits_leased": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},
+    "repetition_started": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},
+    "consumer_joined": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},
+    "iteration_paused": {WAITING: WAITING, RUNNING: WAITING},
+    "iteration_finished": {WAITING: FINISHED},
+    "iteration_collected": {WAITING: ABSENT, RUNNING: ABSENT, FINISHED: ABSENT},
+}  # It waits as soon as none of its tasks runs. Stock workers may ask for splits at any time.
+
+
+class WrongTransition(Exception):
+    """An event that cannot follow what is there: a bug, or another program's journal."""
+
+
+def lease_state(state: State, lease_id: int) -> str:
+    """Leased, lost or absent."""
+    if lease_id in state.leases:
+        return LEASED
+    tasks = [*state.tasks.values(), *(lost.task for lost in state.lost_tasks.values())]
+    return LOST if any(lease.lease_id == lease_id for t in tasks for lease in t.lost) else ABSENT
+
+
+def task_state(state: State, task_id: int) -> str:
+    """Running, completed, absent, or lost from either."""
+    if (task := state.tasks.get(task_id)) is not None:
+        return COMPLETED if task.completed else RUNNING
+    if (lost := state.lost_tasks.get(task_id)) is not None:
+        return COMPLETED_LOST if lost.task.completed else LOST
+    return ABSENT
+
+
+def iteration_state(state: State, iteration_id: int) -> str:
+    """Waiting (for workers, or for somebody who reads it), running, finished or absent."""
+    iteration = state.iterations.get(iteration_id)
+    if iteration is None:
+        return ABSENT
+    return FINISHED if iteration.finished else RUNNING if iteration.running_tasks else WAITING
+
+
+class Entity(NamedTuple):
+    name: str
+    states: Callable[[State, int], str]
+    table: Table
+
+
+ENTITIES = (
+    Entity("lease", lease_state, LEASE),
+    Entity("task", task_state, TASK),
+    Entity("iteration", iteration_state, ITERATION),
+)
+
+
+def check(state: State, kind: str, body: Any) -> None:
+    """Raise WrongTransition if the event cannot follow what is there."""
+    for entity in ENTITIES:
+        transitions = entity.table.get(kind)
+        if transitions is None:
+            continue
+        field = f"{entity.name}_id"
+        entity_id = getattr(body, field)
+        if not entity_id and kind == "splits_leased":
+            continue  # through GetSplit, which names neither lease nor task
+        found = entity.states(state, entity_id)
+        if found not in transitions:
+            raise WrongTransition(
+                f"event {state.sequence + 1}, {kind}, cannot be applied: {entity.name} {entity_id} "
+                f"is {found}, and must be {' or '.join(transitions)}. "
+                f"{_story(state, field, entity_id)}"
+            )
+
+
+def _story(state: State, field: str, entity_id: int) -> str:
+    story = [
+        f"{sequence} {kind} {{{str(body).strip()}}}".replace("\n", ", ")
+        for sequence, event in state.recent
+        if (kind := event.WhichOneof("event") or "")
+        and getattr(body := getattr(event, kind), field, None) == entity_id
+    ]
+    if not story:
+        return f"None of the last {len(state.recent)} events is of it"
+    return "What happened to it: " + "; ".join(story)

@@ -1,0 +1,80 @@
+"""The state machine: `decide` what a command leads to, `apply` what has happened.
+
+    command → decide(state, command) → events → journal → apply(state, event) → state
+
+Both are pure and synchronous. `decide` reads the state, changes nothing, and returns events, with
+the answer for whoever asked. Commands that ask for what is so already lead to no event, so they can
+be repeated freely; commands that make something new carry a request number, and a retry is answered
+by the event that answered it first. `apply` is total: an event that was journaled applies, live and
+in every replay alike. An exception there is a bug, or a journal that this program did not write.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...journal.proto import events_pb2 as ev
+from ..errors import InvalidArgument
+from . import consumers, datasets, iterations, jobs, lifecycles, splits, tasks, terms, workers
+from .base import Apply, Command, Decide, Decision
+from .state import MAX_ANSWERS, Answer, State
+
+TOPICS = (terms, datasets, jobs, iterations, consumers, workers, tasks, splits)
+
+DECIDE: Decide = {command: how for topic in TOPICS for command, how in topic.DECIDE.items()}
+APPLY: Apply = {kind: how for topic in TOPICS for kind, how in topic.APPLY.items()}
+
+
+def decide(state: State, command: Command, now_ms: int) -> Decision:
+    """Decide a command. Raises the errors of service/errors.py; then nothing has happened."""
+    if command.request is not None:
+        caller, number = command.request
+        last = state.answers.get(caller)
+        if last is not None and number == last.number:
+            return Decision([], _answer(ev.Event.FromString(last.event)))
+        if last is not None and number < last.number:
+            raise InvalidArgument(
+                f"request {number} of caller {caller!r} comes after its request {last.number} "
+                "was answered; number the requests of one caller upwards, one at a time"
+            )
+    decision = DECIDE[type(command)](state, command)
+    for event in decision.events:
+        event.time_ms = now_ms
+    if command.request is not None and decision.events:
+        last_event = decision.events[-1]
+        if _answer(last_event) is not None:
+            last_event.request.caller, last_event.request.number = command.request
+    return decision
+
+
+def _answer(event: ev.Event) -> Any:
+    """The answer that an event gives to the command that led to it, if it gives one."""
+    kind = event.WhichOneof("event")
+    if kind == "job_created":
+        return event.job_created.job_id
+    if kind == "consumer_joined":
+        return event.consumer_joined
+    if kind == "splits_leased":
+        return event.splits_leased
+    return None
+
+
+def apply(state: State, event: ev.Event) -> None:
+    """Change `state` as `event`, the next one of the journal, says.
+
+    Raises WrongTransition, before anything is changed, if it cannot follow what is there.
+    """
+    kind = event.WhichOneof("event")
+    assert kind is not None, f"event {state.sequence + 1} is of no known kind"
+    body = getattr(event, kind)
+    lifecycles.check(state, kind, body)
+    state.sequence += 1
+    state.time_ms = event.time_ms
+    state.recent.append((state.sequence, event))
+    APPLY[kind](state, body)
+    if event.HasField("request"):
+        answers = state.answers
+        answers.pop(event.request.caller, None)
+        answers[event.request.caller] = Answer(event.request.number, event.SerializeToString())
+        if len(answers) > MAX_ANSWERS:
+            del answers[next(iter(answers))]

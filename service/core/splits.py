@@ -1,0 +1,224 @@
+"""Splits: who has leased which, of each source of an iteration.
+
+A task asks for splits of one source's present pass and gets the next range of them. How many is
+what it wants, but never more than half of its even share of what is left, so that the last splits
+spread over all tasks whatever their speed. What has become of them is the ledger's (ledger.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from ...journal.proto import events_pb2 as ev
+from ...journal.splits import source_size
+from ..errors import FailedPrecondition, InvalidArgument, NotFound
+from .base import Apply, Command, Decide, Decision, find_iteration, find_task, taken
+from .ledger import Ledger, Offer
+from .state import Iteration, Lease, State, Task
+
+
+class GetSplit(Command, frozen=True, kw_only=True):
+    """TensorFlow's GetSplit. → SplitsLeased of one split, or RepetitionStarted.
+
+    Answers the SplitsLeased event; at the end of the pass one without splits, of the source's
+    present pass, that is no event.
+    """
+
+    iteration_id: int
+    pass_number: int
+    source: int
+
+
+class LeaseSplits(Command, frozen=True, kw_only=True):
+    """→ LeaseCompleted …, LeaseReturned …, then SplitsLeased or RepetitionStarted.
+
+    Answers as GetSplit does; None if want is 0.
+    """
+
+    task_id: int
+    source: int
+    pass_number: int
+    want: int
+    or_later: bool = False  # if that pass is over, from the present one
+    completed: tuple[int, ...] = ()
+    returned: tuple[tuple[int, int], ...] = ()  # (lease id, count)
+
+
+def _get_split(state: State, command: GetSplit) -> Decision:
+    iteration = find_iteration(state, command.iteration_id)
+    ledger = _find_ledger(iteration, command.source)
+    _require_one_way(state, iteration, ledger, singly=True)
+    offer = ledger.offer(ledger.size, command.pass_number)
+    return _lease(state, offer, 1, iteration, command.source, None)
+
+
+def _lease_splits(state: State, command: LeaseSplits) -> Decision:
+    task = find_task(state, command.task_id)
+    if task is None or task.completed:
+        raise NotFound(f"Task {command.task_id} not found: it has ended, or its worker was lost")
+    events = [lease_completed(i) for i in dict.fromkeys(command.completed) if i in task.leases]
+    for lease_id, count in dict(command.returned).items():
+        if lease_id in task.leases and lease_id not in command.completed:
+            lease = state.leases[lease_id]
+            if not 0 < count <= lease.count:
+                raise InvalidArgument(
+                    f"lease {lease_id} holds {lease.count} splits; {count} cannot be returned"
+                )
+            if command.want > 0:
+                raise InvalidArgument("a request that returns splits cannot want others; want 0")
+            returned = ev.LeaseReturned(lease_id=lease_id, count=count)
+            events.append(ev.Event(lease_returned=returned))
+    if command.want <= 0:
+        return Decision(events, None)
+    iteration = state.iterations[task.iteration_id]
+    ledger = _find_ledger(iteration, command.source)
+    if ledger.leased_with is not None:
+        raise InvalidArgument(
+            f"split provider {command.source} is zipped with {ledger.leased_with}, and leased "
+            "with it: ask for that one's splits"
+        )
+    _require_one_way(state, iteration, ledger, singly=False)
+    offer = ledger.offer(ledger.size_together, command.pass_number, command.or_later)
+    share = -(-offer.total // (2 * max(1, iteration.running_tasks)))
+    leased = _lease(state, offer, min(command.want, share), iteration, command.source, task)
+    return Decision([*events, *leased.events], leased.answer)
+
+
+def _lease(
+    state: State, offer: Offer, want: int, iteration: Iteration, source: int, task: Task | None
+) -> Decision:
+    """Lease up to `want` of what is offered, to `task` or (GetSplit) to nobody known."""
+    events = []
+    if offer.starts:
+        started = ev.RepetitionStarted(
+            iteration_id=iteration.iteration_id, provider=source, repetition=offer.pass_number
+        )
+        events.append(ev.Event(repetition_started=started))
+    count = min(want, offer.stop - offer.first)
+    if count <= 0:
+        return Decision(events, ev.SplitsLeased(repetition=offer.pass_number))
+    leased = ev.SplitsLeased(
+        lease_id=0 if task is None else state.next_id,
+        iteration_id=iteration.iteration_id,
+        task_id=0 if task is None else task.task_id,
+        provider=source,
+        repetition=offer.pass_number,
+        first=offer.first,
+        count=count,
+    )
+    return Decision([*events, ev.Event(splits_leased=leased)], leased)
+
+
+def _find_ledger(iteration: Iteration, source: int) -> Ledger:
+    if not iteration.ledgers:
+        raise FailedPrecondition(
+            f"iteration {iteration.iteration_id} hands out no splits: its job is not sharded "
+            "dynamically"
+        )
+    if not 0 <= source < len(iteration.ledgers):
+        raise InvalidArgument(
+            f"iteration {iteration.iteration_id} has {len(iteration.ledgers)} split providers; "
+            f"there is no number {source}"
+        )
+    return iteration.ledgers[source]
+
+
+def _require_one_way(state: State, iteration: Iteration, ledger: Ledger, *, singly: bool) -> None:
+    """Zipped sources are leased together by our workers, and each on its own by TensorFlow's."""
+    known = iteration.leased_singly
+    if ledger.is_zipped and known is not None and known != singly:
+        job = state.jobs[iteration.job_id]
+        raise FailedPrecondition(
+            f"dataset {job.dataset_id} zips several sources, and iteration "
+            f"{iteration.iteration_id} reads it on Forebay's workers and on tf.data service's own: "
+            "together they would pair what does not belong together. Run workers of one kind"
+        )
+
+
+def lease_completed(lease_id: int) -> ev.Event:
+    """All of its splits have been begun."""
+    return ev.Event(lease_completed=ev.LeaseCompleted(lease_id=lease_id))
+
+
+def lost_leases(state: State, task_ids: Iterable[int]) -> Iterator[ev.Event]:
+    """Of tasks whose end nobody has heard of."""
+    for task_id in task_ids:
+        for lease_id in state.tasks[task_id].leases:
+            yield ev.Event(lease_lost=ev.LeaseLost(lease_id=lease_id))
+
+
+def ledgers(sources: Sequence[ev.SplitSource]) -> list[Ledger]:
+    """Of an iteration that begins."""
+    kept = [Ledger(source_size(source)) for source in sources]
+    for ledger, source in zip(kept, sources, strict=True):
+        if source.HasField("leased_with"):
+            ledger.leased_with = source.leased_with
+            first = kept[source.leased_with]
+            first.shared_size = min(first.size_together, ledger.size)
+    return kept
+
+
+def _splits_leased(state: State, event: ev.SplitsLeased) -> None:
+    iteration = state.iterations[event.iteration_id]
+    ledger = iteration.ledgers[event.provider]
+    if ledger.is_zipped:
+        iteration.leased_singly = event.lease_id == 0
+    first, stop = event.first, event.first + event.count
+    ledger.lease(event.repetition, first, stop)
+    if event.lease_id == 0:  # nobody will say what becomes of it
+        ledger.begin(event.repetition, first, stop)
+        return
+    lease_id = taken(state, event.lease_id)
+    state.leases[lease_id] = Lease(
+        lease_id,
+        event.iteration_id,
+        event.task_id,
+        event.provider,
+        event.repetition,
+        first,
+        event.count,
+    )
+    state.tasks[event.task_id].leases.append(lease_id)
+
+
+def _lease_completed(state: State, event: ev.LeaseCompleted) -> None:
+    lease = _end_lease(state, event.lease_id)
+    ledger_of(state, lease).begin(lease.pass_number, lease.first, lease.stop)
+
+
+def _lease_returned(state: State, event: ev.LeaseReturned) -> None:
+    lease = _end_lease(state, event.lease_id)
+    kept = lease.stop - event.count
+    ledger_of(state, lease).begin(lease.pass_number, lease.first, kept)
+    ledger_of(state, lease).give_back(lease.pass_number, kept, lease.stop)
+
+
+def _lease_lost(state: State, event: ev.LeaseLost) -> None:
+    lease = _end_lease(state, event.lease_id)
+    state.tasks[lease.task_id].lost.append(lease)
+    ledger_of(state, lease).lose(lease.pass_number, lease.first, lease.stop)
+
+
+def _end_lease(state: State, lease_id: int) -> Lease:
+    lease = state.leases.pop(lease_id)
+    state.tasks[lease.task_id].leases.remove(lease_id)
+    return lease
+
+
+def ledger_of(state: State, lease: Lease) -> Ledger:
+    """Where its splits are kept."""
+    return state.iterations[lease.iteration_id].ledgers[lease.source]
+
+
+def _repetition_started(state: State, event: ev.RepetitionStarted) -> None:
+    state.iterations[event.iteration_id].ledgers[event.provider].start(event.repetition)
+
+
+DECIDE: Decide = {GetSplit: _get_split, LeaseSplits: _lease_splits}
+APPLY: Apply = {
+    "splits_leased": _splits_leased,
+    "lease_completed": _lease_completed,
+    "lease_returned": _lease_returned,
+    "lease_lost": _lease_lost,
+    "repetition_started": _repetition_started,
+}

@@ -1,0 +1,150 @@
+"""Tasks: one worker's part of one iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...journal.proto import events_pb2 as ev
+from .base import Apply, Command, Decide, Decision, Ids, find_task, taken
+from .splits import lease_completed, ledger_of
+from .state import MAX_LOST_TASKS, Iteration, LostTask, State, Task, lease_caller
+
+
+class CompleteTask(Command, frozen=True, kw_only=True):
+    """→ LeaseCompleted …, TaskCompleted, (IterationFinished or TaskCreated).
+
+    Unknown tasks are ignored.
+    """
+
+    task_id: int
+
+
+def _complete_task(state: State, command: CompleteTask) -> Decision:
+    task = find_task(state, command.task_id)
+    if task is None or task.completed:
+        return Decision([], None)
+    events = [lease_completed(lease_id) for lease_id in task.leases]
+    events.append(ev.Event(task_completed=ev.TaskCompleted(task_id=task.task_id)))
+    iteration = state.iterations[task.iteration_id]
+    workers = None if task.sweeps else list(state.workers)  # it swept what it could
+    return Decision([*events, *what_follows(iteration, True, workers, Ids(state))], None)
+
+
+def what_follows(
+    iteration: Iteration, seen_the_end: bool, workers: list[int] | None, ids: Ids
+) -> list[ev.Event]:
+    """What follows when one of an iteration's running tasks completes or is lost.
+
+    The iteration ends with its last task, unless splits were handed back that nobody is left
+    to ask for: then one of `workers` gets another task, once (None: that was it), or, if there
+    are none, the next worker. Somebody must have seen the end of the data, too: an iteration
+    whose workers are all lost waits for the next worker.
+    """
+    if iteration.finished or iteration.running_tasks > 1:
+        return []
+    if workers is not None and any(ledger.owes for ledger in iteration.ledgers):
+        if not workers:
+            return []
+        return [created(ids.new(), iteration.iteration_id, workers[0], sweeps=True)]
+    finished = ev.IterationFinished(iteration_id=iteration.iteration_id)
+    return [ev.Event(iteration_finished=finished)] if seen_the_end else []
+
+
+def created(task_id: int, iteration_id: int, worker_id: int, sweeps: bool = False) -> ev.Event:
+    """A task, or one that its worker still has."""
+    return ev.Event(
+        task_created=ev.TaskCreated(
+            task_id=task_id, iteration_id=iteration_id, worker_id=worker_id, sweeps=sweeps
+        )
+    )
+
+
+def _task_created(state: State, event: ev.TaskCreated) -> None:
+    task_id = taken(state, event.task_id)
+    if (lost := state.lost_tasks.pop(task_id, None)) is not None:
+        task = lost.task
+        _find_leases(state, task)
+        task.worker_id = event.worker_id
+    else:
+        task = Task(task_id, event.iteration_id, event.worker_id, event.sweeps)
+    state.tasks[task_id] = task
+    iteration = state.iterations[event.iteration_id]
+    iteration.tasks.append(task_id)
+    iteration.version += 1
+    if task.completed:
+        return  # and is only read
+    iteration.running_tasks += 1
+    worker = state.workers[event.worker_id]
+    worker.tasks.add(task_id)
+    worker.version += 1
+
+
+def _find_leases(state: State, task: Task) -> None:
+    """The task's worker has come back, and has what it had leased."""
+    for lease in task.lost:
+        state.leases[lease.lease_id] = lease
+        task.leases.append(lease.lease_id)
+        ledger_of(state, lease).find(lease.pass_number, lease.first, lease.stop)
+    task.lost = []
+
+
+def _task_completed(state: State, event: ev.TaskCompleted) -> None:
+    task = state.tasks[event.task_id]
+    task.completed = True
+    iteration = state.iterations[task.iteration_id]
+    iteration.running_tasks -= 1
+    iteration.completed_tasks += 1
+    iteration.version += 1
+    _take_from_worker(state, task)
+    _forget_answers(state, task)
+
+
+def lose(state: State, worker_id: int, uid: int, comes_back: bool) -> None:
+    """The tasks of a worker that is lost: kept, with their leases, if it may come back."""
+    for task_id in [t.task_id for t in state.tasks.values() if t.worker_id == worker_id]:
+        task = state.tasks.pop(task_id)
+        iteration = state.iterations[task.iteration_id]
+        iteration.tasks.remove(task_id)
+        iteration.running_tasks -= not task.completed
+        iteration.version += 1
+        if comes_back and not iteration.finished:
+            state.lost_tasks[task_id] = LostTask(uid, task)
+        else:
+            _forget_answers(state, task)
+    if len(state.lost_tasks) > MAX_LOST_TASKS:
+        newest = set(list(state.lost_tasks)[-MAX_LOST_TASKS:])
+        forget_lost(state, lambda lost: lost.task.task_id not in newest)
+
+
+def forget_lost(state: State, which: Callable[[LostTask], bool]) -> None:
+    """If their worker comes back, it does not get these again."""
+    for lost in [lost for lost in state.lost_tasks.values() if which(lost)]:
+        del state.lost_tasks[lost.task.task_id]
+        _forget_answers(state, lost.task)
+
+
+def forget(state: State, iteration: Iteration) -> None:
+    """All of the iteration's tasks: its workers need not run them any more."""
+    forget_lost(state, lambda lost: lost.task.iteration_id == iteration.iteration_id)
+    for task_id in iteration.tasks:
+        task = state.tasks.pop(task_id)
+        _take_from_worker(state, task)
+        _forget_answers(state, task)
+    iteration.tasks.clear()
+    iteration.running_tasks = 0
+
+
+def _take_from_worker(state: State, task: Task) -> None:
+    worker = state.workers[task.worker_id]
+    if task.task_id in worker.tasks:
+        worker.tasks.discard(task.task_id)
+        worker.version += 1
+
+
+def _forget_answers(state: State, task: Task) -> None:
+    for source in range(len(state.iterations[task.iteration_id].ledgers)):
+        state.answers.pop(lease_caller(task.task_id, source), None)
+
+
+DECIDE: Decide = {CompleteTask: _complete_task}
+APPLY: Apply = {"task_created": _task_created, "task_completed": _task_completed}

@@ -1,0 +1,95 @@
+"""Terms: who leads, and what a leader finds when the journal is new or was repaired."""
+
+from __future__ import annotations
+
+import hashlib
+
+from ...journal.codec import FORMAT
+from ...journal.proto import events_pb2 as ev
+from . import consumers, splits, tasks, workers
+from .base import Apply, Command, Decide, Decision
+from .consumers import left
+from .splits import lost_leases
+from .state import State
+
+MAX_CUT_IDS = 10**12
+"""More ids than a repair can have cut off, even if the journal was corrupt at its beginning."""
+
+_REPAIRED = "a repair has cut off what it may have been told"
+
+
+class ElectLeader(Command, frozen=True, kw_only=True):
+    """A dispatcher has taken over. → LeaderElected
+
+    After a repair that cut events off: → LeaseLost …, ConsumerLeft …, WorkerLost … first. Nobody
+    who worked with the journal goes on, and no id that may have been given out is given again.
+    """
+
+    term: int
+    address: str
+    version: str
+    journal_id: str  # used if the journal has none yet
+
+
+def _elect_leader(state: State, command: ElectLeader) -> Decision:
+    journal_id = state.journal_id or command.journal_id
+    elected = ev.LeaderElected(
+        term=command.term,
+        address=command.address,
+        format=FORMAT,
+        version=command.version,
+        journal_id=journal_id,
+        next_id=_first_id(state, journal_id) if state.cut or not state.journal_id else 0,
+    )
+    events = _dismissals(state) if state.cut else []
+    return Decision([*events, ev.Event(leader_elected=elected)], elected)
+
+
+def _dismissals(state: State) -> list[ev.Event]:
+    """Of everybody who may have been told what a repair has cut off."""
+    reason = "a repair of the journal has cut events off"
+    return [
+        *lost_leases(state, state.tasks),
+        *(left(consumer_id, reason) for consumer_id in state.consumers),
+        *(
+            ev.Event(worker_lost=ev.WorkerLost(worker_id=i, reason=reason, for_good=True))
+            for i in state.workers
+        ),
+    ]
+
+
+def _first_id(state: State, journal_id: str) -> int:
+    """Journals begin at different numbers, so that the ids of one mean nothing in another."""
+    digest = hashlib.sha256(journal_id.encode()).hexdigest()
+    begin = 1000 * (1 + int(digest[:8], 16) % 10**6)
+    return max(begin, state.next_id + MAX_CUT_IDS if state.journal_id else 0)
+
+
+def _leader_elected(state: State, event: ev.LeaderElected) -> None:
+    other = event.journal_id != state.journal_id
+    if other:
+        state.born_ms = state.time_ms
+        if event.format < 2:
+            _begin_anew(state, event.journal_id)
+        if event.after_repair:
+            state.predecessors.append(state.journal_id)
+            tasks.forget_lost(state, lambda _: True)
+    state.cut = other and event.after_repair and event.format >= 2
+    state.next_id = max(state.next_id, event.next_id)
+    state.term = event.term
+    state.leader = event.address
+    state.journal_id = event.journal_id
+
+
+def _begin_anew(state: State, journal_id: str) -> None:
+    """What events of format 1 left to be concluded from another journal id."""
+    how = splits.APPLY | consumers.APPLY | workers.APPLY
+    for event in _dismissals(state):
+        kind = event.WhichOneof("event") or ""
+        how[kind](state, getattr(event, kind))
+    tasks.forget_lost(state, lambda _: True)
+    state.next_id = _first_id(state, journal_id)
+
+
+DECIDE: Decide = {ElectLeader: _elect_leader}
+APPLY: Apply = {"leader_elected": _leader_elected}

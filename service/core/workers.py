@@ -1,0 +1,124 @@
+"""Workers: who runs tasks. One that was given up and comes back has its tasks as they were."""
+
+from __future__ import annotations
+
+from ...journal.proto import events_pb2 as ev
+from ..errors import FailedPrecondition, InvalidArgument
+from . import tasks
+from .base import Apply, Command, Decide, Decision, Ids, taken
+from .splits import lost_leases
+from .state import MAX_DEPARTED, State, Worker
+
+
+class RegisterWorker(Command, frozen=True, kw_only=True):
+    """→ (WorkerLost of an earlier process there,) WorkerRegistered, TaskCreated …
+
+    It gets a task of each iteration that somebody reads, and those that it had before it was lost.
+    Answers the worker's id. A worker that is registered stays as it is.
+    """
+
+    address: str
+    uid: int
+    tags: tuple[str, ...] = ()
+    transfer_servers: tuple[ev.TransferServer, ...] = ()
+    stock: bool = False
+
+
+class LoseWorker(Command, frozen=True, kw_only=True):
+    """→ LeaseLost …, WorkerLost, then for each iteration IterationFinished or TaskCreated."""
+
+    worker_id: int
+    reason: str
+    left: bool = False  # it said goodbye, so its process does not come back
+
+
+def _register_worker(state: State, command: RegisterWorker) -> Decision:
+    if not command.address:
+        raise InvalidArgument("a worker without an address; give it one that clients can reach")
+    if command.uid in state.departed:  # a heartbeat that was overtaken by the goodbye
+        raise FailedPrecondition(
+            f"the worker process {command.uid} at {command.address} has said goodbye; start "
+            "another one"
+        )
+    events: list[ev.Event] = []
+    ids = Ids(state)
+    known = state.workers.get(state.worker_at.get(command.address, 0))
+    if known is not None:
+        if known.uid == command.uid:
+            return Decision([], known.worker_id)
+        if known.replaced_uid == command.uid:
+            raise FailedPrecondition(
+                f"another worker process has taken the address {command.address}: give each "
+                "worker a host, port and address of its own"
+            )
+        events += _lost(state, known, "another process took its address", ids)
+    finished = {event.iteration_finished.iteration_id for event in events}
+    registered = ev.WorkerRegistered(
+        worker_id=ids.new(),
+        address=command.address,
+        uid=command.uid,
+        tags=command.tags,
+        transfer_servers=command.transfer_servers,
+        stock=command.stock,
+        replaced_uid=known.uid if known is not None else 0,
+    )
+    events.append(ev.Event(worker_registered=registered))
+    lost = [x.task for x in state.lost_tasks.values() if x.uid == command.uid]
+    for iteration in state.iterations.values():
+        if iteration.finished or iteration.iteration_id in finished:
+            continue
+        number, worker_id = iteration.iteration_id, registered.worker_id
+        mine = [task for task in lost if task.iteration_id == number]  # which the process still has
+        events += [tasks.created(task.task_id, number, worker_id, task.sweeps) for task in mine]
+        if not mine and iteration.consumers:  # or when somebody joins
+            events.append(tasks.created(ids.new(), number, worker_id))
+    return Decision(events, registered.worker_id)
+
+
+def _worker_registered(state: State, event: ev.WorkerRegistered) -> None:
+    worker_id = taken(state, event.worker_id)
+    state.workers[worker_id] = Worker(
+        worker_id,
+        event.address,
+        event.uid,
+        list(event.tags),
+        [server.SerializeToString() for server in event.transfer_servers],
+        event.stock,
+        event.replaced_uid,
+    )
+    state.worker_at[event.address] = worker_id
+    if event.replaced_uid:  # which is refused from now on
+        tasks.forget_lost(state, lambda lost: lost.uid == event.replaced_uid)
+
+
+def _lose_worker(state: State, command: LoseWorker) -> Decision:
+    worker = state.workers.get(command.worker_id)
+    if worker is None:
+        return Decision([], None)
+    return Decision(_lost(state, worker, command.reason, Ids(state), left=command.left), None)
+
+
+def _lost(
+    state: State, worker: Worker, reason: str, ids: Ids, left: bool = False
+) -> list[ev.Event]:
+    lost = ev.WorkerLost(worker_id=worker.worker_id, reason=reason, left=left)
+    events = [*lost_leases(state, sorted(worker.tasks)), ev.Event(worker_lost=lost)]
+    others = [w for w in state.workers if w != worker.worker_id]
+    for task_id in sorted(worker.tasks):
+        iteration = state.iterations[state.tasks[task_id].iteration_id]
+        events += tasks.what_follows(iteration, iteration.completed_tasks > 0, others, ids)
+    return events
+
+
+def _worker_lost(state: State, event: ev.WorkerLost) -> None:
+    worker = state.workers.pop(event.worker_id)
+    if state.worker_at.get(worker.address) == worker.worker_id:
+        del state.worker_at[worker.address]
+    if event.left:
+        state.departed.append(worker.uid)
+        del state.departed[:-MAX_DEPARTED]
+    tasks.lose(state, worker.worker_id, worker.uid, not (event.left or event.for_good))
+
+
+DECIDE: Decide = {RegisterWorker: _register_worker, LoseWorker: _lose_worker}
+APPLY: Apply = {"worker_registered": _worker_registered, "worker_lost": _worker_lost}

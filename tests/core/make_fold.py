@@ -1,0 +1,174 @@
+"""Makes a golden fold: `python -m tests.core.make_fold NAME`, into golden/folds/NAME.
+
+A golden fold is a journal as some version wrote it, with a snapshot in its midst, and the state
+that it leads to. It is committed and never made again; every later version comes to that state,
+from the snapshot and from the first event. A field of the state that gets another name gets it in
+state.json, too. Make another one when events say something that none of these says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from forebay.journal import encode
+from forebay.journal.codec import FORMAT
+from forebay.journal.proto import events_pb2 as ev
+from forebay.journal.snapshots import encode_snapshot
+from forebay.service.core import commands as c
+from forebay.service.core.encoding import encode_state
+from forebay.service.core.machine import apply, decide
+from forebay.service.core.state import State
+from forebay.storage import FileStorage
+
+from .make_golden import described
+
+FOLDS = Path(__file__).parent / "golden" / "folds"
+
+
+class Cluster:
+    """Commands, decided and applied; `events` keeps what they led to."""
+
+    def __init__(self) -> None:
+        self.state = State()
+        self.events: list[ev.Event] = []
+        self._times = itertools.count(1_000, 10)
+
+    def do(self, command: c.Command) -> Any:
+        decided = decide(self.state, command, next(self._times))
+        for event in decided.events:
+            self.take(event)
+        return decided.answer
+
+    def take(self, event: ev.Event) -> None:
+        self.events.append(event)
+        apply(self.state, event)
+
+    def elect(self, term: int) -> None:
+        self.do(c.ElectLeader(term=term, address=f"d:{term}", version="1", journal_id="golden"))
+
+    def worker(self, uid: int, address: str = "") -> int:
+        where = address or f"w:{uid}"
+        worker_id: int = self.do(
+            c.RegisterWorker(address=where, uid=uid, tags=("a",), stock=uid == 9)
+        )
+        return worker_id
+
+    def task(self, worker_id: int) -> int:
+        return max(self.state.workers[worker_id].tasks)
+
+    def job(self, dataset: str, name: str = "", sharding: int = ev.DYNAMIC) -> int:
+        job_id: int = self.do(c.GetOrCreateJob(dataset_id=dataset, name=name, sharding=sharding))
+        return job_id
+
+    def join(self, job_id: int, epoch: int = 0, caller: str = "t") -> ev.ConsumerJoined:
+        request = (caller, 1 + epoch)
+        joined: ev.ConsumerJoined = self.do(
+            c.JoinIteration(request=request, job_id=job_id, epoch=epoch)
+        )
+        return joined
+
+    def lease(self, task_id: int, want: int, number: int, pass_number: int = 0, **more: Any) -> Any:
+        request = (f"task/{task_id}/0", number)
+        return self.do(
+            c.LeaseSplits(
+                request=request, task_id=task_id, source=0, pass_number=pass_number, want=want,
+                **more,
+            )
+        )  # fmt: skip
+
+    def leave(self, consumer_id: int) -> None:
+        self.do(c.LeaveIteration(consumer_id=consumer_id, reason="it said goodbye"))
+
+
+def live(cluster: Cluster) -> None:
+    """Something of everything that a cluster goes through."""
+    do, count = cluster.do, ev.SplitSource
+    cluster.elect(1)
+    for dataset_id, sources in (
+        ("plain", [count(count=100)]),
+        ("zipped", [count(count=50), count(count=40, leased_with=0)]),
+        ("", [count(endless=ev.Endless())]),
+    ):
+        definition = ev.DatasetDefinition(sources=sources, metadata=b"m", structure="s")
+        do(c.RegisterDataset(dataset_id=dataset_id, definition=definition))
+    do(c.DecideCompression(dataset_id="plain", disable=True))
+    one, two = cluster.worker(1), cluster.worker(2)
+    shared = cluster.job("plain", "shared")
+    reader = cluster.join(shared)
+    first, second = cluster.task(one), cluster.task(two)
+    a, b = cluster.lease(first, 9, 1), cluster.lease(second, 9, 1)
+    cluster.lease(first, 0, 2, completed=(a.lease_id,))
+    cluster.lease(second, 0, 2, returned=((b.lease_id, 4),))
+    c2, d2 = cluster.lease(first, 5, 3), cluster.lease(second, 30, 3)
+    do(c.LoseWorker(worker_id=one, reason="no sign of life"))  # with c2, and comes back
+    one = cluster.worker(1)
+    cluster.lease(first, 0, 4, completed=(c2.lease_id,))
+    e = cluster.lease(first, 2, 5, pass_number=1)
+    cluster.lease(second, 0, 4, returned=((d2.lease_id, 3),))  # of the pass before
+    cluster.lease(first, 9, 6, pass_number=1, or_later=True, completed=(e.lease_id,))
+    do(c.LoseWorker(worker_id=two, reason="it said goodbye", left=True))
+    two = cluster.worker(3, "w:1")  # in the place of the first
+    zipped = cluster.join(cluster.job("zipped"), caller="z")
+    cluster.lease(cluster.task(two), 7, 1)
+    stock = cluster.worker(9)
+    singly = cluster.join(cluster.job("zipped", "singly"), caller="s")
+    for source in (0, 1, 1):
+        do(c.GetSplit(iteration_id=singly.iteration_id, pass_number=0, source=source))
+    whole = cluster.join(cluster.job("plain", "whole", ev.OFF), caller="w")
+    for worker_id in (two, stock):
+        do(c.CompleteTask(task_id=cluster.task(worker_id)))
+    cluster.leave(whole.consumer_id)
+    do(c.CollectIteration(iteration_id=whole.iteration_id))
+    epoch = cluster.join(shared, 1)
+    cluster.lease(cluster.task(two), 3, 1)
+    cluster.leave(epoch.consumer_id)
+    do(c.CollectIteration(iteration_id=epoch.iteration_id))  # paused
+    cluster.join(shared, 1, "again")
+    cluster.leave(zipped.consumer_id)
+    do(c.LoseWorker(worker_id=two, reason="no sign of life"))
+    cluster.leave(reader.consumer_id)
+    cluster.elect(2)
+
+
+def repaired(cluster: Cluster) -> None:
+    """A journal that a repair has cut, and the leader after it."""
+    live(cluster)
+    cluster.worker(4)
+    cut = ev.LeaderElected(term=3, format=FORMAT, journal_id="cut", after_repair=True)
+    cluster.take(ev.Event(time_ms=5_000, leader_elected=cut))
+    cluster.elect(4)
+    cluster.worker(4)
+    cluster.join(cluster.job("plain", "shared"), 1, "later")
+
+
+LIVES: dict[str, Callable[[Cluster], None]] = {"live": live, "repaired": repaired}
+
+
+def write(cluster: Cluster, folder: Path) -> None:
+    """As a journal with a snapshot in its midst, and the state at its end."""
+    storage = FileStorage(folder / "journal")
+    writer = storage.open_writer("make_fold", lease_ms=0)
+    middle, state = len(cluster.events) // 2, State()
+    for number, event in enumerate(cluster.events, 1):
+        writer.append([encode(event)])
+        if number <= middle:
+            apply(state, event)
+    writer.write_snapshot(middle, encode_snapshot(encode_state(state), state.time_ms))
+    writer.close()
+    text = json.dumps(described(cluster.state), indent=1, ensure_ascii=False)
+    (folder / "state.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    for name, life in LIVES.items():
+        path = FOLDS / f"{sys.argv[1]}-{name}"
+        if path.exists():
+            sys.exit(f"{path} exists, and stays as it is")
+        begun = Cluster()
+        life(begun)
+        write(begun, path)
