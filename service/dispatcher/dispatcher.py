@@ -30,7 +30,7 @@ from ..core.encoding import decode_state, encode_state
 from ..core.machine import apply, decide
 from ..core.state import State
 from ..core.status import Stranger
-from ..errors import AnotherJournal, ForebayError, Unavailable
+from ..errors import AnotherJournal, Unavailable
 from ..proto import forebay_pb2 as pb
 from .attendance import Attendance
 from .leadership import Leadership
@@ -126,32 +126,26 @@ class Dispatcher:
     # -- decisions ---------------------------------------------------------------------------
 
     async def execute(self, command: c.Command) -> Any:
-        """Decide a command, and return its answer once that is durable.
+        """Decide a command, and return its answer once what it led to is durable.
 
         Raises the command's domain errors, and Unavailable when the journal has failed: then
-        the outcome is unknown, and the caller asks again with the same request number.
+        the outcome is unknown, and the caller asks again with the same request number. If nothing
+        was decided, the answer is one to a question, and waits for `settled` before it leaves.
         """
-        journal = self._journal
         if self.stopped.is_set():
             raise self._unavailable()
-        try:
-            events, answer = decide(self.state, command, time.time_ns() // 1_000_000)
-        except ForebayError:
-            await self.settled()
-            raise
+        events, answer = decide(self.state, command, time.time_ns() // 1_000_000)
         if events:
             try:
                 for event in events:
                     apply(self.state, event)
-                journal.append(events)  # not before: what cannot be applied must not be journaled
+                self._journal.append(events)  # not before: what does not apply is not journaled
                 self._tell(events)
             except BaseException:  # a bug: the state is not what the journal says any more
                 log.critical("an event could not be applied, so this dispatcher stops serving")
                 self.stopped.set()
                 raise
-            await self._durable()  # and so, as the storage took it, from the leader
-        else:
-            await self.settled()
+            await self._durable()
         return answer
 
     async def settled(self) -> None:

@@ -16,13 +16,14 @@ from ..errors import InvalidArgument, NotFound, Unavailable
 from ..graphs import sanitize
 from ..grpc_server import Method, generic_handler
 from ..proto import forebay_pb2 as pb
+from .answering import Function, answering
 from .dispatcher import Dispatcher
 
 SERVICE = "forebay.v1.Dispatcher"
 MAX_WAIT_MS = 30_000
 TARGET_WORKERS_AUTO = 1  # as stock clients say it, so that both share jobs
 
-_WHO = {
+_ASKERS = {
     "GetDataset": "a reader of dataset {0.dataset_id}",
     "GetOrCreateJob": "a trainer of dataset {0.dataset_id}",
     "JoinIteration": "a trainer of job {0.job_id}",
@@ -33,21 +34,7 @@ _WHO = {
     "CompleteTask": "task {0.task_id}",
     "LeaveService": "worker {0.worker_id}",
 }
-"""Who asks, by method: of those that name what a journal has given out, and say what they know."""
-
-_METHODS = (
-    "RegisterDataset",
-    "GetDataset",
-    "GetOrCreateJob",
-    "JoinIteration",
-    "ConsumerHeartbeat",
-    "LeaveIteration",
-    "WorkerHeartbeat",
-    "LeaseSplits",
-    "CompleteTask",
-    "LeaveService",
-    "GetStatus",
-)
+"""Who asks: of the methods that name what a journal has given out, and say which one they know."""
 
 
 class ForebayFace:
@@ -58,22 +45,24 @@ class ForebayFace:
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The service, for a grpc.aio server."""
-        return generic_handler(SERVICE, {name: self._method(name) for name in _METHODS})
+        return generic_handler(SERVICE, self.methods())
 
-    def _method(self, name: str) -> Method:
-        function = getattr(
-            self, "".join("_" + ch.lower() if ch.isupper() else ch for ch in name)[1:]
-        )
-
-        async def checked(request: Any) -> Any:
-            await self._dispatcher.check_history(_WHO[name].format(request), request.known)
-            return await function(request)
-
-        return (
-            checked if name in _WHO else function,
-            getattr(pb, f"{name}Request"),
-            getattr(pb, f"{name}Response"),
-        )
+    def methods(self) -> dict[str, Method]:
+        """By name."""
+        functions: dict[str, Function] = {
+            "RegisterDataset": self.register_dataset,
+            "GetDataset": self.get_dataset,
+            "GetOrCreateJob": self.get_or_create_job,
+            "JoinIteration": self.join_iteration,
+            "ConsumerHeartbeat": self.consumer_heartbeat,
+            "LeaveIteration": self.leave_iteration,
+            "WorkerHeartbeat": self.worker_heartbeat,
+            "LeaseSplits": self.lease_splits,
+            "CompleteTask": self.complete_task,
+            "LeaveService": self.leave_service,
+            "GetStatus": self.get_status,
+        }
+        return answering(self._dispatcher, pb, functions, _ASKERS)
 
     async def register_dataset(
         self, request: pb.RegisterDatasetRequest
@@ -93,7 +82,6 @@ class ForebayFace:
 
     async def get_dataset(self, request: pb.GetDatasetRequest) -> pb.GetDatasetResponse:
         dataset = self._dispatcher.state.datasets.get(request.dataset_id)
-        await self._dispatcher.settled()
         if dataset is None:
             raise NotFound(
                 f"Dataset id {request.dataset_id} not found; register it with this dispatcher first"
@@ -120,7 +108,6 @@ class ForebayFace:
         return pb.GetOrCreateJobResponse(
             job_id=job_id,
             dataset_id=job.dataset_id if job else "",
-            journal=self._dispatcher.position(),
         )
 
     async def join_iteration(self, request: pb.JoinIterationRequest) -> pb.JoinIterationResponse:
@@ -133,9 +120,7 @@ class ForebayFace:
         )
         self._dispatcher.attendance.saw(joined.consumer_id)
         return pb.JoinIterationResponse(
-            iteration_id=joined.iteration_id,
-            consumer_id=joined.consumer_id,
-            journal=self._dispatcher.position(),
+            iteration_id=joined.iteration_id, consumer_id=joined.consumer_id
         )
 
     async def consumer_heartbeat(
@@ -143,7 +128,7 @@ class ForebayFace:
     ) -> pb.ConsumerHeartbeatResponse:
         dispatcher, state = self._dispatcher, self._dispatcher.state
         consumer_id = request.consumer_id
-        iteration = await self._iteration_of(consumer_id)
+        iteration = self._iteration_of(consumer_id)
         for task_id in iteration.tasks:
             worker = state.workers[state.tasks[task_id].worker_id]
             if worker.uid in request.refused:
@@ -153,7 +138,7 @@ class ForebayFace:
             lambda: iteration.version != request.version or consumer_id not in state.consumers,
             _wait_ms(request.wait_ms, dispatcher.options.client_timeout_ms),
         )
-        await self._iteration_of(consumer_id)
+        self._iteration_of(consumer_id)
         dispatcher.attendance.saw(consumer_id)
         response = pb.ConsumerHeartbeatResponse(
             version=iteration.version,
@@ -173,14 +158,11 @@ class ForebayFace:
                     transfer_servers=map(ev.TransferServer.FromString, worker.transfer_servers),
                 )
             )
-        await dispatcher.settled()
-        response.journal.CopyFrom(dispatcher.position())
         return response
 
-    async def _iteration_of(self, consumer_id: int) -> Iteration:
+    def _iteration_of(self, consumer_id: int) -> Iteration:
         consumer = self._dispatcher.state.consumers.get(consumer_id)
         if consumer is None:
-            await self._dispatcher.settled()
             raise NotFound(
                 f"Consumer id {consumer_id} not found: it left, or was given up after too long a "
                 "silence, or this dispatcher lost its state (it was in memory, or was repaired)"
@@ -219,7 +201,6 @@ class ForebayFace:
                 lambda: worker.version != request.version or worker_id not in state.workers, wait_ms
             )
             if worker_id not in state.workers:  # "no tasks" would have it drop what it has
-                await dispatcher.settled()
                 raise Unavailable(f"worker {request.address} was given up meanwhile; beat again")
             response.version = worker.version
             for task_id in sorted(worker.tasks):
@@ -235,8 +216,9 @@ class ForebayFace:
                         num_providers=len(iteration.ledgers),
                     )
                 )
-            await dispatcher.settled()
-        response.journal.CopyFrom(dispatcher.position())
+            await (
+                dispatcher.settled()
+            )  # here, so that a connection that breaks meanwhile is noticed
         return response
 
     async def lease_splits(self, request: pb.LeaseSplitsRequest) -> pb.LeaseSplitsResponse:
@@ -257,7 +239,7 @@ class ForebayFace:
                 returned=tuple((r.lease_id, r.count) for r in request.returned),
             )
         )
-        response = pb.LeaseSplitsResponse(journal=self._dispatcher.position())
+        response = pb.LeaseSplitsResponse()
         if leased is not None:
             response.lease_id = leased.lease_id
             response.first, response.count = leased.first, leased.count
@@ -281,7 +263,6 @@ class ForebayFace:
 
     async def get_status(self, _: pb.GetStatusRequest) -> pb.GetStatusResponse:
         text = json.dumps(status(self._dispatcher.state, self._dispatcher.strangers()))
-        await self._dispatcher.settled()
         return pb.GetStatusResponse(status=text)
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
 
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import split_value
@@ -27,9 +26,10 @@ from ..errors import (
     Unimplemented,
 )
 from ..graphs import sanitize
-from ..grpc_server import generic_handler
+from ..grpc_server import Method, generic_handler
 from ..proto import tf_service_pb2 as pb
 from ..split_sources import Evaluate, evaluate_in_subprocess, split_sources
+from .answering import Function, answering
 from .dispatcher import Dispatcher
 from .task_pusher import TaskPusher
 
@@ -56,7 +56,11 @@ class TensorFlowFace:
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """For `grpc.aio.Server.add_generic_rpc_handlers`."""
-        functions: dict[str, Callable[[Any], Awaitable[Message | None]]] = {
+        return generic_handler(SERVICE, self.methods())
+
+    def methods(self) -> dict[str, Method]:
+        """By name."""
+        functions: dict[str, Function] = {
             "WorkerHeartbeat": self.worker_heartbeat,
             "WorkerUpdate": self.worker_update,
             "GetDatasetDef": self.get_dataset_def,
@@ -76,13 +80,7 @@ class TensorFlowFace:
             "GetSnapshotSplit": self.refuse_snapshot,
             "GetSnapshotStreams": self.refuse_snapshot,
         }
-        return generic_handler(
-            SERVICE,
-            {
-                name: (function, getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response"))
-                for name, function in functions.items()
-            },
-        )
+        return answering(self._dispatcher, pb, functions)
 
     async def close(self) -> None:
         """Stop pushing tasks to workers."""
@@ -95,7 +93,6 @@ class TensorFlowFace:
     ) -> pb.GetOrRegisterDatasetResponse:
         known = self._dispatcher.state.datasets.get(request.dataset_id)
         if known is not None:
-            await self._dispatcher.settled()
             _require_same_structure(known, request.metadata)
             return pb.GetOrRegisterDatasetResponse(dataset_id=known.dataset_id)
         graph = await asyncio.to_thread(sanitize, request.dataset.graph)
@@ -110,9 +107,8 @@ class TensorFlowFace:
         dataset_id = await self._dispatcher.register(request.dataset_id, definition, graph)
         return pb.GetOrRegisterDatasetResponse(dataset_id=dataset_id)
 
-    async def _dataset(self, dataset_id: str) -> Dataset:
+    def _dataset(self, dataset_id: str) -> Dataset:
         dataset = self._dispatcher.state.datasets.get(dataset_id)
-        await self._dispatcher.settled()
         if dataset is None:
             raise NotFound(f"Dataset id {dataset_id} not found; register it with this dispatcher")
         return dataset
@@ -122,19 +118,19 @@ class TensorFlowFace:
         return pb.DatasetDef(graph=await self._dispatcher.read_blob(blob))
 
     async def get_dataset_def(self, request: pb.GetDatasetDefRequest) -> pb.GetDatasetDefResponse:
-        dataset = await self._dataset(request.dataset_id)
+        dataset = self._dataset(request.dataset_id)
         return pb.GetDatasetDefResponse(dataset_def=await self._dataset_def(dataset))
 
     async def get_data_service_metadata(
         self, request: pb.GetDataServiceMetadataRequest
     ) -> pb.GetDataServiceMetadataResponse:
-        dataset = await self._dataset(request.dataset_id)
+        dataset = self._dataset(request.dataset_id)
         return pb.GetDataServiceMetadataResponse(metadata=dataset.definition.metadata)
 
     async def disable_compression_at_runtime(
         self, request: pb.DisableCompressionAtRuntimeRequest
     ) -> pb.DisableCompressionAtRuntimeResponse:
-        dataset = await self._dataset(request.dataset_id)
+        dataset = self._dataset(request.dataset_id)
         compression = _metadata(dataset.definition.metadata).compression
         if compression == pb.DataServiceMetadata.COMPRESSION_OFF:
             return pb.DisableCompressionAtRuntimeResponse(no_compression_to_disable=True)
@@ -190,7 +186,6 @@ class TensorFlowFace:
         state = self._dispatcher.state
         consumer = state.consumers.get(request.iteration_client_id)
         if consumer is None:
-            await self._dispatcher.settled()
             raise NotFound(
                 f"Unknown iteration client id {request.iteration_client_id}: it was released, or "
                 "was given up after too long a silence, or belongs to another dispatcher"
@@ -208,14 +203,12 @@ class TensorFlowFace:
                 worker_tags=worker.tags,
                 transfer_servers=_transfer_servers(worker),
             )
-        await self._dispatcher.settled()
         return response
 
     async def maybe_remove_task(
         self, request: pb.MaybeRemoveTaskRequest
     ) -> pb.MaybeRemoveTaskResponse:
         known = request.task_id in self._dispatcher.state.tasks
-        await self._dispatcher.settled()
         if known:
             raise FailedPrecondition(
                 f"task {request.task_id} belongs to no coordinated read, so no round removes it"
@@ -246,7 +239,6 @@ class TensorFlowFace:
         # A worker that was restarted has none of its tasks, and gets them all again.
         tasks, running = set(worker.tasks), set(request.current_tasks)
         definitions = [await self._task_def(task_id) for task_id in sorted(tasks - running)]
-        await self._dispatcher.settled()
         return pb.WorkerHeartbeatResponse(
             new_tasks=[task for task in definitions if task is not None],
             tasks_to_delete=sorted(running - tasks),
@@ -268,7 +260,6 @@ class TensorFlowFace:
             pb.WorkerInfo(address=worker.address)
             for worker in self._dispatcher.state.workers.values()
         ]
-        await self._dispatcher.settled()
         return pb.GetWorkersResponse(workers=workers)
 
     async def _task_def(self, task_id: int) -> pb.TaskDef | None:

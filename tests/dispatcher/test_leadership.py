@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pathlib
 import shutil
 import threading
@@ -31,7 +32,14 @@ from forebay.service.dispatcher.listener import Listener
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
 from forebay.service.dispatcher_client import DispatcherClient
-from forebay.service.errors import AnotherJournal, ForebayError, NotFound, Unavailable
+from forebay.service.errors import (
+    AnotherJournal,
+    ForebayError,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+    Unimplemented,
+)
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import tf_service_pb2 as tf
 from forebay.storage import (
@@ -375,18 +383,23 @@ def test_a_dispatcher_that_is_fenced_stops() -> None:
     run_dispatcher(storage, fence, leader_lease_ms=100)
 
 
-def test_a_leader_that_does_not_know_whether_it_leads_says_of_nobody_that_he_is_unknown() -> None:
+@pytest.mark.parametrize("kind", [ForebayFace, TensorFlowFace])
+def test_a_leader_that_does_not_know_whether_it_leads_answers_nobody(
+    kind: type[ForebayFace] | type[TensorFlowFace],
+) -> None:
     storage = Renewals()
 
     async def resumed(dispatcher: Dispatcher) -> None:
-        face = ForebayFace(dispatcher)
-        heartbeat = pb.ConsumerHeartbeatRequest(consumer_id=4711)
-        with pytest.raises(NotFound, match="4711"):
-            await face.consumer_heartbeat(heartbeat)
+        methods = kind(dispatcher).methods()
+        assert len(methods) >= 11
+        for answer, request, _ in methods.values():
+            with contextlib.suppress(InvalidArgument, NotFound, Unimplemented):
+                await answer(request())
         storage.error = Fenced("term 2 exists")
         await until(lambda: not dispatcher.leadership.known)
-        with pytest.raises(Unavailable):
-            await face.consumer_heartbeat(heartbeat)
+        for answer, request, _ in methods.values():
+            with pytest.raises(Unavailable):
+                await answer(request())
 
     run_dispatcher(storage, resumed, leader_lease_ms=100)
 

@@ -1,0 +1,55 @@
+"""How every method of both faces answers: nothing leaves that a crash or another leader could undo.
+
+    request → is it of our history? → the method → durable, and still the leader → answer, position
+
+So a method only translates: it reads the state, or executes a command, and returns what to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from ..errors import ForebayError, Unavailable
+from ..grpc_server import Method
+from .dispatcher import Dispatcher
+
+Function = Callable[[Any], Awaitable[Any]]
+
+
+def answering(
+    dispatcher: Dispatcher,
+    messages: ModuleType,
+    functions: Mapping[str, Function],
+    askers: Mapping[str, str] | None = None,
+) -> dict[str, Method]:
+    """The methods of a service, by name, for `generic_handler` and a grpc.aio server.
+
+    `messages` has <name>Request and <name>Response. `askers` says in words who asks, as a format of
+    the request: of the methods whose requests say what journal they know.
+    """
+
+    def method(name: str, function: Function) -> Method:
+        asker = (askers or {}).get(name)
+        response_class = getattr(messages, f"{name}Response")
+        says_position = "journal" in response_class.DESCRIPTOR.fields_by_name
+
+        async def answer(request: Any) -> Any:
+            if asker is not None:
+                await dispatcher.check_history(asker.format(request), request.known)
+            try:
+                response = await function(request)
+            except Unavailable:
+                raise
+            except ForebayError:  # what it says of the state must be so, too
+                await dispatcher.settled()
+                raise
+            await dispatcher.settled()
+            if says_position:
+                response.journal.CopyFrom(dispatcher.position())
+            return response
+
+        return answer, getattr(messages, f"{name}Request"), response_class
+
+    return {name: method(name, function) for name, function in functions.items()}
