@@ -50,14 +50,11 @@ class Report:
 
 def holds_anything(storage: Storage) -> bool:
     """Whether there is a journal in the storage, or what damage has left of one."""
-    held = storage.holdings()
-    if held.segments or held.snapshots or storage.condemned():
-        return True
     try:
         storage.check()
+        return bool(storage.extent().last or storage.condemned())
     except Corrupt:
         return True
-    return False
 
 
 def verify(
@@ -76,9 +73,6 @@ def verify(
     if reason := storage.condemned():
         report.add(f"{storage.url}: {reason}")
     _verify_beginning(storage, report, blobs, begin)
-    held = storage.holdings()
-    if report.last < report.first and held.segments and not held.torn_bytes and report.ok:
-        report.add(f"{storage.url}: the log holds no records, and a journal begins with one")
     for sequence in snapshots:
         try:
             decode_snapshot(sequence, storage.read_snapshot(sequence))
@@ -100,7 +94,7 @@ def verify(
             report.add(error)
             report.add(f"{who} needs the blob {digest}")
         report.blobs += 1
-    report.torn_bytes = held.torn_bytes
+    report.torn_bytes = storage.holdings().torn_bytes
     return report
 
 

@@ -36,6 +36,8 @@ def cut(
         aside = _make_aside(layout)
         moved_bytes = _cut(where, end, aside)
         last = end.sequence - 1
+        for blob in () if last else layout.list_blobs():
+            _move(blob, aside)  # which no record names
         if term is not None and term.last > last:
             Term(term.number, last).write(layout.term)
         if where.condemned.exists():  # at last: until here, the cut must be made again

@@ -167,7 +167,7 @@ class FileStorage(Storage):
             log = self._layout.log()
             try:
                 found = look(log)
-            except Missing:
+            except (Missing, Corrupt):
                 if self._layout.log() == log:
                     raise
             else:
@@ -252,6 +252,7 @@ def _first(segments: list[Segment]) -> int:
 
 
 def _contents(path: Path) -> tuple[Path, bytes]:
+    check_is_file(path)
     try:
         return path, path.read_bytes()
     except FileNotFoundError:

@@ -292,7 +292,7 @@ def test_a_log_of_which_nothing_is_left_but_that_it_was_there(
     for path in [*segments(storage), *(storage.path / "snapshots").iterdir()]:
         path.unlink()
     assert holds_anything(storage)
-    assert "held 22 when term 2 began" in messages(storage)
+    assert re.search(r"held \d+ in term 2", messages(storage))
     assert repair(storage, truncate_corrupt=True)
     assert verify(storage).ok
 
