@@ -97,7 +97,9 @@ def _begin_anew(state: State, journal_id: str) -> None:
 
 def _dataset_registered(state: State, event: ev.DatasetRegistered) -> None:
     definition = event.definition.SerializeToString(deterministic=True)
-    state.datasets[event.dataset_id] = Dataset(event.dataset_id, definition)
+    known = state.datasets.get(event.dataset_id)  # whose graph was lost
+    disabled = known.compression_disabled if known else None
+    state.datasets[event.dataset_id] = Dataset(event.dataset_id, definition, disabled)
     state.dataset_by_fingerprint.setdefault(fingerprint(event.definition), event.dataset_id)
     if event.dataset_id.isdecimal() and len(event.dataset_id) < 19:
         _taken(state, int(event.dataset_id))

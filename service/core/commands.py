@@ -32,6 +32,7 @@ class RegisterDataset(Command, frozen=True, kw_only=True):
 
     dataset_id: str  # empty: choose one
     definition: ev.DatasetDefinition
+    restores: bool = False  # the graph of the dataset of that id is lost: this one takes its place
 
 
 class DecideCompression(Command, frozen=True, kw_only=True):

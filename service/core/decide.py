@@ -118,7 +118,13 @@ def _register_dataset(state: State, command: c.RegisterDataset, now_ms: int) -> 
                 f"{dataset_id!r} is registered with another element_spec, compression or "
                 "cardinality; register the new one under another id"
             )
-        return Decision([], dataset_id)
+        if not command.restores or known.definition == command.definition:
+            return Decision([], dataset_id)
+        if _without_graph(known.definition) != _without_graph(command.definition):
+            raise InvalidArgument(
+                f"dataset {dataset_id!r}, whose graph is lost, has other splits or another "
+                "structure than this one; register the new one under another id"
+            )
     if not dataset_id:
         equal = state.dataset_by_fingerprint.get(fingerprint(command.definition))
         if equal is not None:
@@ -126,6 +132,13 @@ def _register_dataset(state: State, command: c.RegisterDataset, now_ms: int) -> 
         dataset_id = _free_dataset_id(state)
     registered = ev.DatasetRegistered(dataset_id=dataset_id, definition=command.definition)
     return Decision([ev.Event(time_ms=now_ms, dataset_registered=registered)], dataset_id)
+
+
+def _without_graph(definition: ev.DatasetDefinition) -> ev.DatasetDefinition:
+    rest = ev.DatasetDefinition()
+    rest.CopyFrom(definition)
+    rest.ClearField("tf_data_graph")
+    return rest
 
 
 def _free_dataset_id(state: State) -> str:

@@ -5,6 +5,7 @@ And what is said to be done about it ends it.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import re
@@ -15,16 +16,22 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import pytest
+import typer.testing
 
 from forebay.journal import encode, repair, verify
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.snapshots import encode_snapshot
+from forebay.service.cli.journal import app
 from forebay.service.core.state import State, encode_state
+from forebay.service.dispatcher.candidate import Candidate
 from forebay.service.dispatcher.dispatcher import needed_blobs, recover
+from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.storage import Corrupt, FileStorage, Locked, Storage, StorageError, Writer
 from forebay.storage.layout import Layout
 
-GRAPH = b"the bytes of a graph"
+from ..stock import GRAPH
+
+RENAMED = GRAPH.replace(b"source", b"origin")
 SNAPSHOTS = (6, 17)
 LEASE_MS = 20
 
@@ -135,7 +142,7 @@ def content(path: Path) -> Content:
     writer = open_writer(storage)
     try:
         state, _ = recover(storage)
-        for blob in needed_blobs(state):
+        for blob in needed_blobs(state).values():
             storage.read_blob(blob)
         return Content(
             state,
@@ -169,7 +176,7 @@ def problems(path: Path) -> list[str]:
         return [str(error)]
 
 
-def recover_blobs(storage: Storage) -> list[str]:
+def recover_blobs(storage: Storage) -> dict[str, str]:
     return needed_blobs(recover(storage)[0])
 
 
@@ -266,3 +273,38 @@ def end_it(path: Path, message: str, tries: int = 4) -> None:
         except StorageError as error:
             message = str(error)
     raise AssertionError(message)
+
+
+def register(path: Path, dataset_id: str, graph: bytes) -> tuple[str, bytes]:
+    """With a dispatcher on the storage; the dataset's id and the graph that it has then."""
+
+    async def run() -> tuple[str, bytes]:
+        candidate = Candidate(FileStorage(path), DispatcherOptions(), "here:1")
+        dispatcher = await candidate.take_over()
+        try:
+            definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=9)])
+            known = await dispatcher.register(dataset_id, definition, graph)
+            registered = dispatcher.state.datasets[known].definition
+            return known, await dispatcher.read_blob(registered.tf_data_graph.blob)
+        finally:
+            await dispatcher.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("damage", DAMAGES[:-1], ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("again", [GRAPH, RENAMED], ids=["the same graph", "renamed nodes"])
+@pytest.mark.parametrize("dataset_id", ["", "mine"])
+def test_a_dataset_that_lost_its_graph_is_registered_again(
+    tmp_path: Path, dataset_id: str, again: bytes, damage: Callable[[Path], None]
+) -> None:
+    registered, _ = register(tmp_path, dataset_id, GRAPH)
+    (blob,) = (tmp_path / "blobs").iterdir()
+    damage(blob)
+    repaired = typer.testing.CliRunner().invoke(app, ["repair", str(tmp_path)])
+    assert repaired.exit_code == 1
+    assert f"datasets '{registered}' can be read by nobody until" in repaired.stdout
+    assert register(tmp_path, dataset_id, again) == (registered, again)
+    assert problems(tmp_path) == []
+    repaired = typer.testing.CliRunner().invoke(app, ["repair", str(tmp_path)])
+    assert repaired.exit_code == 0, repaired.stdout
