@@ -23,11 +23,11 @@ def cut(
     """
     with opening_alone(layout):
         where = layout.log()
+        term = Term.read(layout.term)
         try:
             lock = lock_log(where, owner)
         except BlockingIOError:
             raise in_use(layout, where) from None
-        term = Term.read(layout.term)
         if term is not None:  # without a lease, so that nobody may think this one silent
             Term(term.number, term.last).write(layout.term)
     try:
