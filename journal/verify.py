@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..storage import Corrupt, Holdings, Missing, Record, Storage, StorageError
@@ -13,6 +13,8 @@ from .codec import FORMAT, decode, encode
 from .proto.events_pb2 import Event, LeaderElected
 from .replay import replay
 from .snapshots import decode_snapshot
+
+Begin = Callable[[Storage], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Report:
     blobs: int = 0
     torn_bytes: int = 0  # a crash left them; the next dispatcher removes them. No problem
     problems: list[Problem] = field(default_factory=list)
+    lost_datasets: list[str] = field(default_factory=list)  # ids, of those without their graphs
 
     @property
     def ok(self) -> bool:
@@ -50,35 +53,27 @@ class Report:
 
 def holds_anything(storage: Storage) -> bool:
     """Whether there is a journal in the storage, or what damage has left of one."""
-    held = storage.holdings()
-    if held.segments or held.snapshots or storage.condemned():
-        return True
     try:
         storage.check()
+        return bool(storage.extent().last or storage.condemned())
     except Corrupt:
         return True
-    return False
 
 
-def verify(
-    storage: Storage, begin: Callable[[Storage], Iterable[str]] = lambda storage: _begin(storage)
-) -> Report:
+def verify(storage: Storage, begin: Begin = lambda storage: _begin(storage)) -> Report:
     """Check every record, snapshot and blob, and whether a dispatcher could begin. Changes nothing.
 
-    `begin` does what a dispatcher does with what it reads, and returns the digests of the blobs
-    that it needs then; by default, only what it reads is looked at. Beside a writer, this checks
-    what was there when it began. Raises NewerFormat, StorageUnusable.
+    `begin` does what a dispatcher does with what it reads, and returns by id the digests of the
+    datasets that it has then; by default, only what it reads is looked at. Beside a writer, this
+    checks what was there when it began. Raises NewerFormat, StorageUnusable.
     """
     report = Report(first=storage.first_sequence())
     snapshots = storage.snapshots()
-    blobs: dict[str, str] = {}  # digest: what names it first
+    blobs: dict[str, str] = {}  # by dataset
     _verify_log(storage, report, blobs)
     if reason := storage.condemned():
         report.add(f"{storage.url}: {reason}")
     _verify_beginning(storage, report, blobs, begin)
-    held = storage.holdings()
-    if report.last < report.first and held.segments and not held.torn_bytes and report.ok:
-        report.add(f"{storage.url}: the log holds no records, and a journal begins with one")
     for sequence in snapshots:
         try:
             decode_snapshot(sequence, storage.read_snapshot(sequence))
@@ -93,34 +88,34 @@ def verify(
                     f"snapshot {sequence}: what follows that is missing; restore it from a backup"
                 )
         report.snapshots += 1
-    for digest, who in blobs.items():
+    for dataset_id, digest in sorted(blobs.items()):
         try:
             storage.read_blob(digest)
         except (Corrupt, Missing) as error:
             report.add(error)
-            report.add(f"{who} needs the blob {digest}")
-        report.blobs += 1
-    report.torn_bytes = held.torn_bytes
+            report.add(f"the dataset {dataset_id!r} needs the blob {digest}")
+            report.lost_datasets.append(dataset_id)
+    report.blobs = len(set(blobs.values()))
+    report.torn_bytes = storage.holdings().torn_bytes
     return report
 
 
-def _begin(storage: Storage) -> Iterable[str]:
+def _begin(storage: Storage) -> Mapping[str, str]:
     replay(storage)
-    return ()
+    return {}
 
 
 def _verify_beginning(
     storage: Storage,
     report: Report,
     blobs: dict[str, str],
-    begin: Callable[[Storage], Iterable[str]],
+    begin: Begin,
 ) -> None:
     while True:
         snapshots = storage.snapshots()
         try:
             storage.check()
-            for digest in begin(storage):
-                blobs.setdefault(digest, "the dispatcher's state")
+            blobs.update(begin(storage))
             return
         except Corrupt as error:
             if storage.snapshots() == snapshots:
@@ -151,9 +146,9 @@ def _verify_log(storage: Storage, report: Report, blobs: dict[str, str]) -> None
                         f"record {record.sequence} is the first of term {record.term}, and elects "
                         "no leader"
                     )
-                digest = event.dataset_registered.definition.tf_data_graph.blob
-                if digest:
-                    blobs.setdefault(digest, f"record {record.sequence}")
+                registered = event.dataset_registered
+                if digest := registered.definition.tf_data_graph.blob:
+                    blobs[registered.dataset_id] = digest
             term = record.term
     except Corrupt as error:
         report.add(error)
@@ -177,7 +172,7 @@ def repair(
     A torn tail is removed: nothing in it was ever acknowledged. A corrupt log is cut behind its
     last whole batch, but only if that is asked for with `truncate_corrupt`, because decisions
     that were acknowledged are lost with it; what is cut off is moved aside, never deleted.
-    Damage that a dispatcher does not need to read is left as it is, and said.
+    Damage that a dispatcher does not need to read is left as it is; `verify` has it.
 
     Raises Locked while a dispatcher runs, NewerFormat, and Corrupt if it cannot (or, without
     `truncate_corrupt`, may not) be repaired.
@@ -198,10 +193,6 @@ def repair(
                 f"removed {torn_bytes} bytes of an append that a crash cut off behind record "
                 f"{storage.extent().last}"
             )
-    done += [
-        f"left as it is, since a dispatcher does not need it: {problem.message}"
-        for problem in verify(storage).problems
-    ]
     return done
 
 

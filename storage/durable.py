@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,8 @@ _CHUNK_BYTES = 1 << 20
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _TOO_MANY_OPEN = {errno.EMFILE, errno.ENFILE}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
-_DAMAGE = {errno.EISDIR, errno.EIO}
+_MOVE_AWAY = "move it away, and then verify the journal: what follows from that is said there"
+_KINDS = (stat.S_ISDIR, "a directory"), (stat.S_ISREG, "a file")
 
 
 def remedy(error: OSError, path: Path) -> str:
@@ -31,25 +33,41 @@ def remedy(error: OSError, path: Path) -> str:
         return f"give the dispatcher's user write access to {path}"
     if error.errno == errno.ENOENT:
         return "see whether that path is right, and can be made"
-    if error.errno == errno.EISDIR:
-        return "move it away"
     return "mend the disk"
 
 
 def unreadable(path: Path, error: OSError) -> StorageError:
     """What it means that the file `path` could not be read: Corrupt, or StorageUnusable."""
     what = f"{path} cannot be read: {error.strerror}"
-    if error.errno in _DAMAGE:
-        return Corrupt(
-            f"{what}; move it away, and restore it from a backup or repair the journal", str(path)
-        )
+    if error.errno == errno.EIO:
+        return Corrupt(f"{what}; {_MOVE_AWAY}", str(path))
     return StorageUnusable(f"{what}; {remedy(error, path)}")
 
 
 def check_is_file(path: Path) -> None:
-    """Raise Corrupt if a directory stands there."""
-    if path.is_dir():
-        raise unreadable(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
+    """Raise Corrupt if something else has this name. Nothing may have it."""
+    _check_kind(path, stat.S_ISREG, "file")
+
+
+def check_is_directory(path: Path) -> None:
+    """Raise Corrupt if something else has this name. Nothing may have it."""
+    _check_kind(path, stat.S_ISDIR, "directory")
+
+
+def _check_kind(path: Path, fits: Callable[[int], bool], wanted: str) -> None:
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        if not path.is_symlink():
+            return  # nothing is there; or who reads it says what is wrong
+        raise Corrupt(
+            f"{path} is a symbolic link to nothing that can be read; bring back what it points "
+            f"to, or {_MOVE_AWAY}",
+            str(path),
+        ) from None
+    if not fits(mode):
+        found = next((what for test, what in _KINDS if test(mode)), "something else")
+        raise Corrupt(f"{path} is {found}, where a {wanted} belongs; {_MOVE_AWAY}", str(path))
 
 
 def temporary(directory: Path) -> Path:
@@ -78,6 +96,7 @@ def make_directory(path: Path) -> None:
     there = path.is_dir()
     if not there:
         make_directory(path.parent)
+        check_is_directory(path)
         path.mkdir(exist_ok=True)
     try:
         sync_directory(path.parent)  # in any case: who made it may have ended before doing so
@@ -129,7 +148,7 @@ def copy(source: Path, target: Path, step: Callable[[], None]) -> None:
 def link(source: Path, target: Path, step: Callable[[], None]) -> None:
     """Make `target` another name of `source`, or a copy on a file system that has no links."""
     try:
-        os.link(source, target)
+        os.link(os.path.realpath(source), target)
     except FileNotFoundError:
         raise
     except OSError:
@@ -187,6 +206,17 @@ class HeldFile:
         """Change its time of modification, whatever the name means now."""
         if self._fd is not None:
             os.utime(self._fd)
+
+    def overwrite(self, offset: int, data: bytes) -> None:
+        """Replace a few bytes of the file, durably, if the name still means it. Raises OSError."""
+        fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            status = os.fstat(fd)
+            if (status.st_dev, status.st_ino) == self._identity:
+                os.pwrite(fd, data, offset)
+                os.fdatasync(fd)
+        finally:
+            os.close(fd)
 
     def close(self) -> None:
         """Idempotent."""

@@ -23,11 +23,11 @@ def cut(
     """
     with opening_alone(layout):
         where = layout.log()
+        term = Term.read(layout.term)
         try:
             lock = lock_log(where, owner)
         except BlockingIOError:
             raise in_use(layout, where) from None
-        term = Term.read(layout.term)
         if term is not None:  # without a lease, so that nobody may think this one silent
             Term(term.number, term.last).write(layout.term)
     try:
@@ -36,6 +36,8 @@ def cut(
         aside = _make_aside(layout)
         moved_bytes = _cut(where, end, aside)
         last = end.sequence - 1
+        for blob in () if last else layout.list_blobs():
+            _move(blob, aside)  # which no record names
         if term is not None and term.last > last:
             Term(term.number, last).write(layout.term)
         if where.condemned.exists():  # at last: until here, the cut must be made again

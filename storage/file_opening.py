@@ -35,6 +35,7 @@ from .durable import (
     TEMPORARY,
     FileLock,
     HeldFile,
+    check_is_file,
     copy,
     link,
     make_directory,
@@ -45,7 +46,7 @@ from .durable import (
 )
 from .errors import Corrupt, Locked, StorageError
 from .file_writer import FileWriter, Place
-from .layout import FORMAT, Layout, LogDirectory
+from .layout import FORMAT, RESTORE, Layout, LogDirectory
 from .segments import Position, Scan
 from .term import Term
 
@@ -168,9 +169,14 @@ def check_end(layout: Layout, where: LogDirectory, end: Position) -> Term:
         )
     if found.last > last:
         raise Corrupt(
-            f"{where.segments}: the log ends at record {last}, and held {found.last} when term "
-            f"{found.number} began, as {path} says, so records were lost; restore the segments "
-            "from a backup, or repair the journal",
+            f"{where.segments}: the log ends at record {last}, and held {found.last} in term "
+            f"{found.number}, as {path} says, so records were lost; {RESTORE}",
+            str(where.segments),
+        )
+    if not last and layout.list_blobs():
+        raise Corrupt(
+            f"{where.segments}: the log is empty, and there are blobs in {layout.blobs}, which "
+            f"records name, so records were lost; {RESTORE}",
             str(where.segments),
         )
     return found
@@ -255,9 +261,10 @@ class _Opening:
         self._take_segments(old, new)
         for sequence in old.list_snapshots():
             try:
+                check_is_file(old.snapshot(sequence))
                 link(old.snapshot(sequence), new.snapshot(sequence), self.touch)
-            except FileNotFoundError:
-                continue  # it has just been deleted
+            except (FileNotFoundError, Corrupt):
+                continue  # it has just been deleted, or is of no use
         sync_directory(new.snapshots)
         sync_directory(new.path)
         return new
@@ -286,7 +293,12 @@ class _Opening:
         """
         where = self._log
         end = scan.position if scan else Position(1, 0, 1, 0)
-        check_end(self._layout, where, end)
+        before = check_end(self._layout, where, end)
+        if before.number and end.sequence == 1:
+            log.warning(
+                "%s holds no record, and none was acknowledged, as %s says: a new journal begins",
+                self._layout.path, self._layout.term,
+            )  # fmt: skip
         if scan:
             path = where.segment(end.segment)
             self._segment = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)

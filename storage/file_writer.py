@@ -25,6 +25,7 @@ from .batches import encode_batch
 from .durable import (
     FileLock,
     HeldFile,
+    check_is_file,
     remedy,
     remove,
     sync_directory,
@@ -34,7 +35,7 @@ from .durable import (
 from .errors import AppendFailed, Corrupt, Fenced, OutOfSequence, StorageError
 from .layout import Layout, LogDirectory
 from .segments import Position
-from .term import Term
+from .term import Term, raise_last
 from .tfrecord import frame
 
 log = logging.getLogger(__name__)
@@ -87,25 +88,31 @@ class FileWriter(Writer):
         if not records:
             return self.last_sequence
         data = encode_batch(self.term, self.last_sequence + 1, records)
+        last = self.last_sequence + len(records)
         self._failed = "it was interrupted"  # until it is known to be durable
+        durable = False
         try:
             if self._segment is None or self._is_full(len(data)):
                 self._begin_segment()
             assert self._segment is not None
             write_all(self._segment, data)
             os.fdatasync(self._segment)
+            durable = True
+            if not self._size:  # so that a segment is missed when it is gone
+                raise_last(self._place.held_term, self.term, last)
         except OSError as error:
             self._failed = f"{self._path}: {error.strerror}"
             self._check_place()
-            self._discard_partial()
+            if not durable:
+                self._discard_partial()
             raise AppendFailed(
                 f"{self._failed}; {remedy(error, self._path)}, then start the dispatcher again"
             ) from error
         self._check_place()
         self._failed = ""
         self._size += len(data)
-        self.last_sequence += len(records)
-        return self.last_sequence
+        self.last_sequence = last
+        return last
 
     def renew(self) -> None:
         with self._closing, self._acting():
@@ -151,6 +158,7 @@ class FileWriter(Writer):
         digest = blob_digest(data)
         path = self._place.layout.blobs / digest
         with self._acting():
+            check_is_file(path)
             try:
                 there = path.read_bytes() == data
             except FileNotFoundError:

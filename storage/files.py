@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from .base import LEASE_MS, REGISTER, Extent, Holdings, Record, Storage, blob_digest
 from .batches import records_above
-from .durable import check_is_file, make_directory, remedy, unreadable
+from .durable import check_is_directory, check_is_file, make_directory, remedy, unreadable
 from .errors import Corrupt, Missing, StorageUnusable
 from .file_cut import cut
 from .file_opening import Sighting, check_end, open_writer
@@ -95,6 +95,8 @@ class FileStorage(Storage):
     def _check(self, log: LogDirectory) -> None:
         for path in (self._layout.opening, log.lock):
             check_is_file(path)
+        for path in (log.segments, log.snapshots, self._layout.blobs):
+            check_is_directory(path)
         while True:  # the end that fits TERM: a writer may begin, or write a snapshot, meanwhile
             before = Term.read(self._layout.term), log.list_snapshots()
             scan = self._scan_tail(log)
@@ -167,7 +169,7 @@ class FileStorage(Storage):
             log = self._layout.log()
             try:
                 found = look(log)
-            except Missing:
+            except (Missing, Corrupt):
                 if self._layout.log() == log:
                     raise
             else:
@@ -252,6 +254,8 @@ def _first(segments: list[Segment]) -> int:
 
 
 def _contents(path: Path) -> tuple[Path, bytes]:
+    check_is_directory(path.parent)
+    check_is_file(path)
     try:
         return path, path.read_bytes()
     except FileNotFoundError:
@@ -265,6 +269,6 @@ def _bytes(paths: list[Path]) -> int:
     for path in paths:
         try:
             total += path.stat().st_size
-        except FileNotFoundError:
-            continue  # trimmed while we looked
+        except OSError:
+            continue  # trimmed while we looked, or not to be read at all
     return total

@@ -25,8 +25,10 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from .durable import unreadable
+from .durable import check_is_directory, check_is_file, unreadable
 from .errors import Corrupt, NewerFormat, StorageUnusable
+
+RESTORE = "restore the segments from a backup, or repair the journal"
 
 FORMAT = 2
 """1 knew no takeover: it would read, and write, a superseded log."""
@@ -60,11 +62,13 @@ class LogDirectory(NamedTuple):
         return self.path / "CONDEMNED"
 
     def why_condemned(self) -> str:
-        """What CONDEMNED says; "" if there is none."""
+        """What CONDEMNED says; "" if there is none. Raises Corrupt."""
+        check_is_file(self.condemned)
         try:
-            return self.condemned.read_text(errors="replace")
+            reason = self.condemned.read_text(errors="replace").strip("\0\n ")
         except FileNotFoundError:
             return ""
+        return reason or f"acknowledged records are gone; which ones, is lost as well; {RESTORE}"
 
     @property
     def segments(self) -> Path:
@@ -106,6 +110,7 @@ class Layout:
 
         Raises NewerFormat, Corrupt, StorageUnusable.
         """
+        check_is_file(self.format)
         try:
             content = self.format.read_bytes()
         except FileNotFoundError:
@@ -168,7 +173,12 @@ def _matches(directory: Path, name: re.Pattern[str]) -> list[re.Match[str]]:
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
+        check_is_directory(directory)
         return []
+    except NotADirectoryError:
+        for path in (directory.parent, directory):
+            check_is_directory(path)
+        return []  # it has just been moved away
     except OSError as error:
         raise StorageUnusable(f"{directory} cannot be read: {error.strerror}") from error
     return list(filter(None, map(name.fullmatch, names)))

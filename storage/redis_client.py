@@ -62,6 +62,13 @@ _NOTICE_CUTS: dict[str, Any] = {
 }
 
 
+TYPES = {"meta": "hash", "log": "stream", "snapshots": "hash", "blobs": "hash"}
+"""What a journal's keys are, by their names below its prefix."""
+
+RENAME = "rename that key, and then verify the journal: what follows from that is said there"
+_OWN_PREFIX = "if it is not this journal's, give the journal a prefix of its own (?prefix=name)"
+
+
 class Script:
     """A Lua script. What it does is done as a whole, or not at all."""
 
@@ -228,11 +235,16 @@ class RedisClient:
         if passing:
             return Away(f"{url}: {_PASSING[passing[1]]}")
         if str(error).startswith("WRONGTYPE"):
-            return StorageUnusable(
-                f"{url}: keys of the prefix {self.address.prefix!r} hold something else; give "
-                "the journal a prefix of its own (?prefix=name)"
-            )
+            return StorageUnusable(f"{url}: {self._wrong_type()}; or {_OWN_PREFIX}")
         return StorageUnusable(f"{url}: Redis answers: {error}")
+
+    def _wrong_type(self) -> str:
+        for name, wanted in TYPES.items():
+            key = f"{self.address.prefix}:{name}"
+            found = self.run("TYPE", key).decode()
+            if found not in (wanted, "none"):
+                return f"{key} holds a {found}, where a {wanted} belongs; {RENAME}"
+        return "a key held something else a moment ago; try again"
 
 
 def _reply(read: Callable[[], Any]) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from .batches import UnfitBatch, check_follows, decode_batch
 from .errors import Corrupt, Missing, NewerFormat
 from .proto.segment_pb2 import Batch
-from .redis_client import RedisClient
+from .redis_client import RENAME, RedisClient
 from .tfrecord import unframe
 
 FORMAT = 1
@@ -87,11 +87,13 @@ def parse_meta(reply: list[bytes], where: str) -> Meta | None:
             },
         )
     except (KeyError, ValueError) as error:
-        raise Corrupt(f"{where}: is no journal's meta ({error!r}); {RESTORE}") from None
+        raise Corrupt(
+            f"{where}: is no journal's meta ({error!r}); {RESTORE}, or {RENAME}"
+        ) from None
     if meta.term < 1 or not 1 <= meta.first <= meta.last + 1 or meta.began > meta.last:
         raise Corrupt(
             f"{where}: term {meta.term}, first {meta.first}, last {meta.last} and began "
-            f"{meta.began} do not fit; {RESTORE}"
+            f"{meta.began} do not fit; {RESTORE}, or {RENAME}"
         )
     return meta
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from .batches import UnfitBatch, check_follows, decode_batch
-from .durable import unreadable
+from .durable import check_is_file, unreadable
 from .errors import Corrupt, Missing
 from .layout import Segment
 from .proto.segment_pb2 import Batch
@@ -44,6 +44,7 @@ class Scan:
         for segment in self._segments:
             if segment.first != self.position.segment:
                 self._enter(segment)
+            check_is_file(segment.path)
             try:
                 fd = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
                 try:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from .durable import unreadable, write_atomically
+from .durable import HeldFile, check_is_file, unreadable, write_atomically
+
+_LAST_DIGITS = 20
 
 _TERM = re.compile(rb"(\d+)(?: (\d+)(?: (\d+)(?: (\S+))?)?)?\n")
 
@@ -16,15 +18,18 @@ class Term(NamedTuple):
     """What TERM says of the latest writer."""
 
     number: int
-    last: int = 0  # what the log had as the term began
+    last: int = 0  # a record that the log has: in its last segment, at least
     lease_ms: int | None = None  # None: not to be displaced as long as it lives
     place: str = ""
 
     @classmethod
     def read(cls, path: Path) -> Term | None:
         """None if there is none, or it is garbled. Raises Corrupt, StorageUnusable."""
+        check_is_file(path)
         try:
-            found = _TERM.fullmatch(path.read_bytes())
+            while (content := path.read_bytes()) != path.read_bytes():
+                pass  # `raise_last` is at it
+            found = _TERM.fullmatch(content)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -35,7 +40,15 @@ class Term(NamedTuple):
         return cls(int(found[1]), int(found[2] or 0), lease_ms, unquote((found[4] or b"").decode()))
 
     def write(self, path: Path) -> None:
-        words = [str(self.number), str(self.last)]
+        words = [str(self.number), f"{self.last:0{_LAST_DIGITS}}"]
         if self.lease_ms is not None:
             words += [str(self.lease_ms), quote(self.place)]
         write_atomically(path, f"{' '.join(words).strip()}\n".encode())
+
+
+def raise_last(held: HeldFile, number: int, last: int) -> None:
+    """Let TERM say durably that the log has the record `last`, if it still is what was held.
+
+    In its place: a file of that name that is another one says who has taken over.
+    """
+    held.overwrite(len(f"{number} "), f"{last:0{_LAST_DIGITS}}".encode())

@@ -96,10 +96,9 @@ def tail(
 def verify(storage: str = STORAGE, as_json: bool = JSON) -> None:
     """Check every record, snapshot and blob. Exits 1 and names file and offset at corruption."""
     from ...journal import verify as verify_storage
-    from ..dispatcher.dispatcher import needed_blobs, recover
 
     with _opened(storage) as opened:
-        report = verify_storage(opened, lambda storage: needed_blobs(recover(storage)[0]))
+        report = verify_storage(opened, _datasets)
     if as_json:
         print(json.dumps(asdict(report), indent=2))
     else:
@@ -124,12 +123,28 @@ def repair(
         envvar="FOREBAY_TRUNCATE_CORRUPT",
     ),
 ) -> None:
-    """Make a damaged journal usable again, as far as nothing is lost by it."""
+    """Make a damaged journal usable again, as far as nothing is lost by it.
+
+    Exits 1 if datasets have to be registered again then.
+    """
     from ...journal import repair as repair_storage
+    from ...journal import verify as verify_storage
 
     with _opened(storage) as opened:
         done = repair_storage(opened, truncate_corrupt=truncate_corrupt)
+        left = verify_storage(opened, _datasets)
+    done += [f"left as it is: {problem.message}" for problem in left.problems]
+    if left.lost_datasets:
+        names = ", ".join(map(repr, left.lost_datasets))
+        done.append(
+            f"a dispatcher can begin, but the datasets {names} can be read by nobody until "
+            "their graphs are restored from a backup, or the same datasets are registered again: "
+            "those whose ids were chosen with the same dataset_id"
+        )
+    elif left.problems:
+        done.append("a dispatcher can begin, and needs nothing of what was left")
     print("\n".join(done) if done else "nothing to repair")
+    raise typer.Exit(1 if left.lost_datasets else 0)
 
 
 @app.command()
@@ -154,6 +169,12 @@ def stats(storage: str = STORAGE, as_json: bool = JSON) -> None:
         console.print(f"from {_time(counted.first_time_ms)} to {_time(counted.last_time_ms)}")
     console.print(f"sequences {counted.first} to {counted.last} in {counted.terms} terms")
     console.print(", ".join(f"{k} {v:,}" for k, v in counted.holdings._asdict().items()))
+
+
+def _datasets(storage: Any) -> dict[str, str]:
+    from ..dispatcher.dispatcher import needed_blobs, recover
+
+    return needed_blobs(recover(storage)[0])
 
 
 def _events(storage: Any, after: int) -> Iterator[tuple[int, Any]]:

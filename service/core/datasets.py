@@ -15,6 +15,7 @@ class RegisterDataset(Command, frozen=True, kw_only=True):
 
     dataset_id: str  # empty: choose one
     definition: ev.DatasetDefinition
+    restores: bool = False  # the graph of the dataset of that id is lost: this one takes its place
 
 
 class DecideCompression(Command, frozen=True, kw_only=True):
@@ -46,7 +47,13 @@ def _register_dataset(state: State, command: RegisterDataset) -> Decision:
                 f"{dataset_id!r} is registered with another element_spec, compression or "
                 "cardinality; register the new one under another id"
             )
-        return Decision([], dataset_id)
+        if not command.restores or known.definition == command.definition:
+            return Decision([], dataset_id)
+        if _without_graph(known.definition) != _without_graph(command.definition):
+            raise InvalidArgument(
+                f"dataset {dataset_id!r}, whose graph is lost, has other splits or another "
+                "structure than this one; register the new one under another id"
+            )
     if not dataset_id:
         equal = state.dataset_by_fingerprint.get(fingerprint(command.definition))
         if equal is not None:
@@ -74,6 +81,13 @@ def _require_splits(definition: ev.DatasetDefinition) -> None:
             )
 
 
+def _without_graph(definition: ev.DatasetDefinition) -> ev.DatasetDefinition:
+    rest = ev.DatasetDefinition()
+    rest.CopyFrom(definition)
+    rest.ClearField("tf_data_graph")
+    return rest
+
+
 def _free_dataset_id(state: State) -> str:
     number = state.next_id
     while str(number) in state.datasets:
@@ -83,7 +97,9 @@ def _free_dataset_id(state: State) -> str:
 
 def _dataset_registered(state: State, event: ev.DatasetRegistered) -> None:
     definition = event.definition.SerializeToString(deterministic=True)
-    state.datasets[event.dataset_id] = Dataset(event.dataset_id, definition)
+    known = state.datasets.get(event.dataset_id)  # whose graph was lost
+    disabled = known.compression_disabled if known else None
+    state.datasets[event.dataset_id] = Dataset(event.dataset_id, definition, disabled)
     state.dataset_by_fingerprint.setdefault(fingerprint(event.definition), event.dataset_id)
     if event.dataset_id.isdecimal() and len(event.dataset_id) < 19:
         taken(state, int(event.dataset_id))

@@ -28,7 +28,7 @@ from ..core import commands as c
 from ..core.datasets import fingerprint
 from ..core.encoding import decode_state, encode_state
 from ..core.machine import apply, decide
-from ..core.state import State
+from ..core.state import Dataset, State
 from ..core.status import Stranger
 from ..errors import AnotherJournal, Unavailable
 from ..proto import forebay_pb2 as pb
@@ -206,31 +206,32 @@ class Dispatcher:
         """Register a dataset of this graph, unless it is known; return its id.
 
         Without a `dataset_id`, an equal one is known that was registered without one, too: who
-        chooses an id has it for himself. Raises what RegisterDataset does, InvalidGraph,
-        Unavailable.
+        chooses an id has it for himself. If the graph of the one that is known cannot be read,
+        this one takes its place. Raises what RegisterDataset does, InvalidGraph, Unavailable.
         """
+        state = self.state
         reference = definition.tf_data_graph
         if dataset_id:
-            known = dataset_id in self.state.datasets
+            known = state.datasets.get(dataset_id)
         else:
             reference.fingerprint = await asyncio.to_thread(graphs.fingerprint, graph)
-            known = fingerprint(definition) in self.state.dataset_by_fingerprint
-        if known and not dataset_id and await self._is_damaged(definition):
-            reference.fingerprint = ""  # another dataset, if its bytes differ
-            known = False
-        if not known:
+            equal = state.dataset_by_fingerprint.get(fingerprint(definition), "")
+            known = state.datasets.get(equal)
+        lost = known is not None and await self._is_lost(known)
+        if known is None or lost:
             try:
                 reference.blob = await asyncio.to_thread(self._writer.write_blob, graph)
             except StorageError as error:
                 raise Unavailable(f"the dataset could not be stored: {error}") from error
+        if known is not None and lost:
+            dataset_id = known.dataset_id
         answer: str = await self.execute(
-            c.RegisterDataset(dataset_id=dataset_id, definition=definition)
+            c.RegisterDataset(dataset_id=dataset_id, definition=definition, restores=lost)
         )
         return answer
 
-    async def _is_damaged(self, definition: ev.DatasetDefinition) -> bool:
-        """Whether the graph of the dataset that is known by this fingerprint cannot be read."""
-        known = self.state.datasets[self.state.dataset_by_fingerprint[fingerprint(definition)]]
+    async def _is_lost(self, known: Dataset) -> bool:
+        """Whether the dataset's graph cannot be read."""
         try:
             await self.read_blob(known.definition.tf_data_graph.blob)
         except (Corrupt, Missing) as error:
@@ -364,9 +365,9 @@ class Dispatcher:
         return Unavailable("the journal cannot be reached, so nobody knows whether this one leads")
 
 
-def needed_blobs(state: State) -> list[str]:
-    """The digests of what its datasets are kept as."""
-    return [dataset.definition.tf_data_graph.blob for dataset in state.datasets.values()]
+def needed_blobs(state: State) -> dict[str, str]:
+    """The digests of what its datasets are kept as, by their ids."""
+    return {name: known.definition.tf_data_graph.blob for name, known in state.datasets.items()}
 
 
 def continues(state: State, journal_id: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import msgspec
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
@@ -89,6 +90,30 @@ def test_datasets_of_old_journals_are_found_by_their_graphs_themselves() -> None
     digest = hashlib.sha256(definition.SerializeToString()).hexdigest()
     assert given.state.dataset_by_fingerprint.get(digest) is None
     assert given.when(dataset("a")) == given.state.dataset_by_fingerprint[digest]
+
+
+def test_a_dataset_whose_graph_is_lost_is_given_another_one_of_the_same_splits() -> None:
+    given = Given()
+    lost = dataset("a", "same", sources=[ev.SplitSource(count=9)])
+    dataset_id = given.when(lost)
+    given.when(c.DecideCompression(dataset_id=dataset_id, disable=True))
+
+    def register(blob: str, restores: bool, count: int = 9) -> c.RegisterDataset:
+        again = dataset(blob, sources=[ev.SplitSource(count=count)])
+        return msgspec.structs.replace(again, dataset_id=dataset_id, restores=restores)
+
+    assert given.when(register("b", False)) == dataset_id
+    assert given.then == []
+    with pytest.raises(InvalidArgument, match="other splits or another structure"):
+        given.when(register("b", True, count=8))
+    assert given.when(register("b", True)) == dataset_id
+    assert given.then == ["dataset_registered"]
+    restored = given.state.datasets[dataset_id]
+    assert restored.definition.tf_data_graph.blob == "b"
+    assert restored.compression_disabled, "which workers were told"
+    assert given.when(register("b", True)) == dataset_id
+    assert given.then == []
+    assert given.when(dataset("c", "same", sources=[ev.SplitSource(count=9)])) == dataset_id
 
 
 def test_a_named_job_is_found_whosever_dataset_it_is() -> None:

