@@ -16,7 +16,7 @@ import redis
 from forebay.journal import encode, repair, verify
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.snapshots import encode_snapshot
-from forebay.service.core.state import encode_state
+from forebay.service.core.encoding import encode_state
 from forebay.service.dispatcher.dispatcher import needed_blobs, recover
 from forebay.storage import Storage, StorageError, open_storage
 
