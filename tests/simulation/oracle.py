@@ -59,6 +59,7 @@ class Books:
     tasks: dict[int, tuple[int, int]] = field(default_factory=dict)  # iteration, worker
     completed: set[int] = field(default_factory=set)  # tasks
     finished: set[int] = field(default_factory=set)  # iterations
+    left_behind: set[int] = field(default_factory=set)  # tasks that these finished without
     collected: set[int] = field(default_factory=set)
     paused: set[int] = field(default_factory=set)  # leases
     leases: dict[int, Lease] = field(default_factory=dict)
@@ -152,7 +153,14 @@ class Oracle:
         self.books.jobs.add(event.job_id)
 
     def _iteration_finished(self, event: ev.IterationFinished) -> None:
-        self.books.finished.add(event.iteration_id)
+        books = self.books
+        books.finished.add(event.iteration_id)
+        there = {uid for worker, uid in books.workers.items() if worker not in books.lost_workers}
+        books.left_behind |= {
+            task
+            for task, (iteration, worker) in books.tasks.items()
+            if iteration == event.iteration_id and books.workers[worker] not in there
+        }
 
     def _iteration_collected(self, event: ev.IterationCollected) -> None:
         self.books.collected.add(event.iteration_id)
@@ -356,8 +364,9 @@ class Oracle:
                     continue
                 if lease is not None and lease.lease_id in self.books.paused:
                     continue
-                if lease is not None and lease.lease_id not in self.heard and self._lost(task_of):
-                    continue  # when it came back, the iteration was finished
+                unheard = lease is not None and lease.lease_id not in self.heard
+                if unheard and task_of in self.books.left_behind and self._lost(task_of):
+                    continue  # its worker was told of it neither then nor when it came back
                 if dynamic and lease is None:
                     raise Violation(f"nobody was ever given the split {key}")
                 with_consumers += 1
