@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -54,6 +55,7 @@ class History:
     jobs: dict[str, dict[int, Epoch]] = field(default_factory=dict)  # by name and repetition
     workers: dict[int, Worker] = field(default_factory=dict)  # by id
     worker_of: dict[int, int] = field(default_factory=dict)  # by task
+    no_worker_ms: list[tuple[int, float]] = field(default_factory=list)  # from when until when
 
     def leader_at(self, time_ms: int) -> str:
         """Whose term it was then; "" before the first."""
@@ -68,6 +70,7 @@ def read_history(records: Iterable[tuple[int, int, ev.Event]]) -> History:
 class _Reading:
     def __init__(self) -> None:
         self._history = History()
+        self._present: set[int] = set()  # workers
         self._jobs: dict[int, dict[int, Epoch]] = {}
         self._iterations: dict[int, Epoch] = {}
         self._leases: dict[int, tuple[Epoch, Lease]] = {}
@@ -112,7 +115,13 @@ class _Reading:
             case "worker_registered":
                 registered = event.worker_registered
                 history.workers[registered.worker_id] = Worker(",".join(registered.tags))
+                if not self._present and history.no_worker_ms:
+                    history.no_worker_ms[-1] = history.no_worker_ms[-1][0], event.time_ms
+                self._present.add(registered.worker_id)
             case "worker_lost":
+                self._present.discard(event.worker_lost.worker_id)
+                if not self._present:
+                    history.no_worker_ms.append((event.time_ms, math.inf))
                 if event.worker_lost.reason == "no sign of life":
                     history.workers[event.worker_lost.worker_id].given_up_ms = event.time_ms
             case "task_created":

@@ -87,6 +87,7 @@ def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) ->
             f"members that knew the journal began on an empty one: {', '.join(elsewhere)}"
         )
     blocks = deliveries(records)
+    no_worker_s = [(a / 1000 - wall_s, b / 1000 - wall_s) for a, b in history.no_worker_ms]
     kinds = [(_kind(done, cluster, history), done) for done in cluster.done]
     done = [(kind, done) for kind, done in kinds if done.name is not None]
     return Report(
@@ -100,7 +101,7 @@ def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) ->
         ],
         verdict=verdict,
         crowds=crowds,
-        waits=waits_by_kind(done, blocks),
+        waits=waits_by_kind(done, blocks, no_worker_s),
         throughput=throughput(blocks, began_s),
         journal_events=history.events,
         journal_terms=history.terms,
@@ -165,7 +166,8 @@ def render(report: Report) -> Any:
     found.add_row("journal", journal + ("sound" if report.journal_sound else "NOT SOUND"))
     waits = Table("fault", "hits", "p50", "p99", "longest", title_justify="left",
                   title="trainers' longest wait after it, seconds")  # fmt: skip
-    for kind, count in report.faults.items():
+    hits = {kind: w.faults for kind, w in report.waits.items()} | report.faults
+    for kind, count in sorted(hits.items()):
         w = report.waits.get(kind)
         times = [f"{s:.2f}" for s in (w.p50_s, w.p99_s, w.longest_s)] if w else ["–"] * 3
         waits.add_row(kind, str(count), *times)

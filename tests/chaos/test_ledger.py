@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -507,6 +508,17 @@ class TestJournal:
         run.finish()
         records = [(n, t, e) for n, (t, e) in enumerate(run.events, 1)]
         assert len(read_history([*records[:-1], (99, *records[-1][1:])]).broken) == 1
+
+
+def test_when_there_was_no_worker() -> None:
+    run = Run()
+    for at_s, worker in ((2.0, 0), (3.0, 1)):
+        lost = ev.WorkerLost(worker_id=WORKERS[worker], reason="it said goodbye", left=True)
+        run.add(at_s, worker_lost=lost)
+    run.add(5.0, worker_registered=ev.WorkerRegistered(worker_id=12))
+    run.add(6.0, worker_lost=ev.WorkerLost(worker_id=12))
+    events = [(n, term, event) for n, (term, event) in enumerate(run.events, 1)]
+    assert read_history(events).no_worker_ms == [(3000, 5000), (6000, math.inf)]
 
 
 class TestProcesses:
