@@ -79,6 +79,7 @@ class Oracle:
         self.answers: dict[tuple[str, int], tuple[Any, ...]] = {}
         self.counts: Counter[str] = Counter()
         self.dead_uids: set[int] = set()  # workers whose process was killed
+        self.mute_uids: set[int] = set()  # workers that were frozen until readers let them go
         self.leaving_uids: set[int] = set()  # workers that were told to stop
         self.hand_back_may_fail = False  # because the dispatcher may be out of reach for long
         self.readers_may_be_cut_off = False  # from a worker, when the dispatcher gives that up
@@ -380,16 +381,20 @@ class Oracle:
 
     def _died(self, task_id: int) -> bool:
         """Whether the task's worker was killed, was cut off from a consumer as the dispatcher gave
-        it up, could not reach it to hand back what it had leased, or was drained before anybody
-        read the task. That it was given up is no excuse: it comes back, and goes on.
+        it up, could not reach it to hand back what it had leased, was drained before anybody read
+        the task, or was silent for so long that its readers let it go, with all else read. That it
+        was given up is no excuse: it comes back, and goes on.
         """
         if task_id in self.not_handed_back and self.hand_back_may_fail:
             return True
         if task_id in self.unread:
             return True
         worker_id = self.books.tasks[task_id][1]
-        if self.books.workers[worker_id] in self.dead_uids:
+        uid = self.books.workers[worker_id]
+        if uid in self.dead_uids:
             return True
+        if uid in self.mute_uids and task_id in self.books.left_behind:
+            return self._lost(task_id)
         return self._lost(task_id) and self.readers_may_be_cut_off
 
     def _lost(self, task_id: int) -> bool:
