@@ -541,6 +541,17 @@ class TestProcesses:
         life.terminated_s, life.code = 20.0, 1
         assert "told to stop, and ended with 1" in broken(run.verdict(reader(0, *range(10))))
 
+    def test_a_worker_that_says_it_dropped_something(self, run: Run) -> None:
+        """Whether it may have is a matter of the elements."""
+        life = run.lives["worker0.1"]
+        life.terminated_s, life.code = 20.0, 3
+        assert run.verdict(reader(0, *range(10))).broken == []
+        assert run.verdict(reader(0, *range(1, 10)), finished=False).lost_unexplained == 1
+        run.lives["trainer0.1"].terminated_s, run.lives["trainer0.1"].code = 20.0, 3
+        assert "trainer0.1 was told to stop" in broken(
+            run.verdict(reader(0, *range(10)), finished=False)
+        )
+
     def test_one_that_does_not_stop(self, run: Run) -> None:
         life = run.lives["worker0.1"]
         life.terminated_s, life.killed_s, life.code, life.stuck = 20.0, 60.0, -9, True
