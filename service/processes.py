@@ -14,6 +14,9 @@ from collections.abc import Sequence
 from .errors import AddressInUse
 
 STOP_TIMEOUT_S = 10.0
+DROPPED = 3
+"""A worker's exit code, if its trainers did not take all that had been begun."""
+
 _ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
 
 # The kernel kills the child with the thread that started it; then it becomes the command. A

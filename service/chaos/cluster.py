@@ -2,12 +2,14 @@
 
 Everybody reaches a dispatcher through its proxy, and it is the proxy's address that a dispatcher
 announces; so do dispatchers reach Redis. Workers with an even number come back on the port that
-they had, as on a machine of their own; the others on any, as in a new container.
+they had, as on a machine of their own, and offer every way to get blocks; the others on any, as in
+a new container, and offer TCP.
 
     kill        SIGKILL; it is started again, as after any other end
     terminate   SIGTERM: a worker drains, a trainer leaves
     pause       SIGSTOP, and SIGCONT a while later
     cut         its connections are reset; of a trainer, those to workers as well
+    start       a crowd comes: many readers, for a short while (crowd.py)
     leave       trainers leave the epoch that they read, all at once, and go on with the next
     stall       its connections stay, and nothing passes for a while
     mute        questions reach it, and answers are lost; a while later, all are reset
@@ -30,6 +32,7 @@ import msgspec
 from ..blocks import BLOCK_BYTES
 from ..errors import ForebayError
 from ..processes import forebay, free_port, redis_program, tail
+from . import crowd
 from .dataset import ELEMENT_BYTES
 from .members import Life, Member
 from .plan import Fault
@@ -87,6 +90,7 @@ class Options(msgspec.Struct, frozen=True):
             "dispatcher": self.dispatchers,
             "worker": self.workers,
             "trainer": self.trainers,
+            "crowd": 1,
         }
         own = {"redis": {"redis": 1}, "files": {"storage": 1}}
         return counts | own.get(self.storage, {})
@@ -187,6 +191,8 @@ class Cluster:
         port = 0 if number % 2 else free_port()
         options = [f"--dispatcher={self.service}", f"--port={port}"]
         # By its tag the journal knows which process it was.
+        if number % 2:
+            options.append("--data-transfer-protocol=tcp")
         return lambda name: forebay("cli", "worker", *options, f"--tags={name}")
 
     def _trainer(self, number: int, dataset_id: str) -> Callable[[str], list[str]]:
@@ -214,6 +220,25 @@ class Cluster:
         """What each trainer has written down so far."""
         return [list(read_records(self._records(n))) for n in range(self._options.trainers)]
 
+    def _crowd(self, dataset_id: str) -> Callable[[str], list[str]]:
+        def command(name: str) -> list[str]:
+            records = str(self._directory / name)
+            task = crowd.Task(name, self.service, dataset_id, records)
+            return forebay("chaos.crowd", msgspec.json.encode(task).decode())
+
+        return command
+
+    def crowds(self) -> dict[str, dict[str, list[list[Record]]]]:
+        """What the readers of each crowd have written down, by process and job."""
+        found: dict[str, dict[str, list[list[Record]]]] = {}
+        for life in self.members["crowd"][0].lives:
+            jobs = found[life.name] = {}
+            for reader in range(crowd.READERS):
+                path = crowd.records_of(self._directory / life.name, reader)
+                of_job = jobs.setdefault(crowd.job_of(life.name, reader), [])
+                of_job.append(list(read_records(path)))
+        return found
+
     # -- its life ------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -233,9 +258,11 @@ class Cluster:
             if not member.running:
                 member.start()
         self.wait(lambda: not registering.running, START_S, starting=True)
-        dataset_id = answer.read_text()
+        dataset_id, of_crowds = answer.read_text().split()
         del self.members["dataset"]
         self._add("trainer", self._options.trainers, lambda n: self._trainer(n, dataset_id))
+        self._add("crowd", 1, lambda _: self._crowd(of_crowds))
+        self.members["crowd"][0].retired = True  # it comes when it is its turn
         for member in self.members["trainer"]:
             member.start()
         self.wait(self._everybody_reads, START_S, starting=True)
@@ -283,11 +310,15 @@ class Cluster:
             return
         member = self.members[fault.role][fault.number]
         proxy = f"{fault.role}{fault.number}"
-        able = member.running if fault.action == "kill" else member.undisturbed
+        able = {"kill": member.running, "start": not member.running}.get(
+            fault.action, member.undisturbed
+        )
         at_s, at_ms = time.monotonic(), time.time_ns() // 1_000_000
         match fault.role, fault.action:
             case _ if not able:
                 pass
+            case "crowd", "start":
+                member.start()
             case _, "kill":
                 member.kill()
             case _, "terminate":
@@ -315,7 +346,12 @@ class Cluster:
     def _empty_storage(self, seconds: float) -> bool:
         """Whether it was possible: everybody has to know the journal that goes away."""
         members = [*self.members["worker"], *self.members["trainer"]]
-        if not self.wait(lambda: all(map(self._knows_the_journal, members)), KNOWN_S):
+        [readers] = self.members["crowd"]
+
+        def everybody_knows() -> bool:
+            return not readers.running and all(map(self._knows_the_journal, members))
+
+        if not self.wait(everybody_knows, KNOWN_S):
             return False
         dispatchers = self.members["dispatcher"]
         for member in dispatchers:
@@ -359,7 +395,7 @@ class Cluster:
         return ready
 
     def settle(self) -> bool:
-        """End the faults, and let trainers finish the epoch that they read; whether they did."""
+        """End the faults, and let all who read finish what they read; whether they did."""
         self._stop.touch()
         for member in self._all():
             member.resume()
@@ -368,7 +404,8 @@ class Cluster:
             for member in self.members["trainer"]:
                 finished = member.life.code == 0 and member.life.terminated_s is None
                 member.retired = member.retired or finished
-            return not any(m.running or not m.retired for m in self.members["trainer"])
+            readers = [*self.members["trainer"], *self.members["crowd"]]
+            return not any(m.running or not m.retired for m in readers)
 
         return self.wait(ended, SETTLE_S)
 

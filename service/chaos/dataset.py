@@ -1,6 +1,7 @@
-"""The dataset of chaos, and the process that registers it: the only one here with TensorFlow.
+"""The datasets of chaos, and the process that registers them: the only one here with TensorFlow.
 
-Element i is its own split, of which there is one in each of the pipeline's PASSES passes. It holds
+Element i is its own split, of which there is one in each of the pipeline's PASSES passes; a crowd's
+dataset has one pass. It holds
 its id, and a payload of nothing but its id, so that a damaged one shows. Making it takes a worker
 `seconds`, asleep: processors are scarce where a whole cluster runs on one machine.
 """
@@ -10,6 +11,8 @@ from __future__ import annotations
 import pathlib
 import sys
 
+from . import crowd
+
 PASSES = 4
 """So that what is handed back near a pass's end is leased again in the next one."""
 
@@ -18,7 +21,7 @@ ELEMENT_BYTES = 8 * (1 + PAYLOAD_LENGTH)
 
 
 def main(service: str, elements: int, seconds: float, answer: pathlib.Path) -> None:
-    """Register it, and write its id to the file `answer`."""
+    """Register the trainers' and a crowd's, and write their ids to the file `answer`."""
     import tensorflow as tf
     from tensorflow.python.data.experimental.ops import testing
 
@@ -32,8 +35,10 @@ def main(service: str, elements: int, seconds: float, answer: pathlib.Path) -> N
 
     # Not asleep on top of the source: while it waits for that it keeps a lock that cancelling it
     # needs, and TensorFlow cancels with Python's global lock, which the source needs.
-    dataset = tf.data.Dataset.range(elements).flat_map(element).repeat(PASSES)
-    answer.write_text(register_dataset(service, dataset))
+    of_trainers = tf.data.Dataset.range(elements).flat_map(element).repeat(PASSES)
+    of_crowds = tf.data.Dataset.range(crowd.ELEMENTS).flat_map(element)
+    ids = [register_dataset(service, dataset) for dataset in (of_trainers, of_crowds)]
+    answer.write_text(" ".join(ids))
 
 
 if __name__ == "__main__":

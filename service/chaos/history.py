@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -21,7 +22,7 @@ class Lease:
 
 @dataclass
 class Epoch:
-    """An iteration of the one job that there is.
+    """An iteration of a job.
 
     `lease_of` is by (pass, split), without those that were handed back. `paused_ms` says of a task
     when the dispatcher stopped it, since nobody read the epoch.
@@ -31,6 +32,7 @@ class Epoch:
     finished: bool = False
     lease_of: dict[tuple[int, int], Lease] = field(default_factory=dict)
     tasks: set[int] = field(default_factory=set)
+    completed: set[int] = field(default_factory=set)  # of the tasks
     paused_ms: dict[int, int] = field(default_factory=dict)
 
 
@@ -50,9 +52,10 @@ class History:
     terms: int = 0
     broken: list[str] = field(default_factory=list)
     leaders: list[tuple[int, str]] = field(default_factory=list)  # (since when, ms; address)
-    epochs: dict[int, Epoch] = field(default_factory=dict)  # by repetition
+    jobs: dict[str, dict[int, Epoch]] = field(default_factory=dict)  # by name and repetition
     workers: dict[int, Worker] = field(default_factory=dict)  # by id
     worker_of: dict[int, int] = field(default_factory=dict)  # by task
+    no_worker_ms: list[tuple[int, float]] = field(default_factory=list)  # from when until when
 
     def leader_at(self, time_ms: int) -> str:
         """Whose term it was then; "" before the first."""
@@ -67,8 +70,11 @@ def read_history(records: Iterable[tuple[int, int, ev.Event]]) -> History:
 class _Reading:
     def __init__(self) -> None:
         self._history = History()
+        self._present: set[int] = set()  # workers
+        self._jobs: dict[int, dict[int, Epoch]] = {}
         self._iterations: dict[int, Epoch] = {}
         self._leases: dict[int, tuple[Epoch, Lease]] = {}
+        self._epoch_of: dict[int, Epoch] = {}
 
     def fold(self, records: Iterable[tuple[int, int, ev.Event]]) -> History:
         history, term = self._history, 0
@@ -92,11 +98,14 @@ class _Reading:
     def _apply(self, sequence: int, kind: str, event: ev.Event) -> None:
         history = self._history
         match kind:
+            case "job_created":
+                created_job = event.job_created
+                self._jobs[created_job.job_id] = history.jobs[created_job.name] = {}
             case "iteration_created":
                 begun = event.iteration_created
                 epoch = Epoch(begun.repetition)
                 self._iterations[begun.iteration_id] = epoch
-                history.epochs[begun.repetition] = epoch
+                self._jobs[begun.job_id][begun.repetition] = epoch
             case "iteration_finished":
                 self._iterations[event.iteration_finished.iteration_id].finished = True
             case "iteration_paused":
@@ -106,13 +115,23 @@ class _Reading:
             case "worker_registered":
                 registered = event.worker_registered
                 history.workers[registered.worker_id] = Worker(",".join(registered.tags))
+                if not self._present and history.no_worker_ms:
+                    history.no_worker_ms[-1] = history.no_worker_ms[-1][0], event.time_ms
+                self._present.add(registered.worker_id)
             case "worker_lost":
+                self._present.discard(event.worker_lost.worker_id)
+                if not self._present:
+                    history.no_worker_ms.append((event.time_ms, math.inf))
                 if event.worker_lost.reason == "no sign of life":
                     history.workers[event.worker_lost.worker_id].given_up_ms = event.time_ms
             case "task_created":
                 created = event.task_created
                 history.worker_of[created.task_id] = created.worker_id
                 self._iterations[created.iteration_id].tasks.add(created.task_id)
+                self._epoch_of[created.task_id] = self._iterations[created.iteration_id]
+            case "task_completed":
+                task_id = event.task_completed.task_id
+                self._epoch_of[task_id].completed.add(task_id)
             case "splits_leased":
                 self._lease(sequence, event)
             case "lease_returned":

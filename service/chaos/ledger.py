@@ -12,6 +12,10 @@ of what does not come each element needs an excuse:
 - the dispatcher stopped its task, while nobody read the epoch;
 - every trainer left the epoch for good, so that nobody asked for the rest.
 
+Of a crowd nobody is hit, so only what befell workers excuses what its readers miss. Those that
+share a job are held against its leases, as trainers are. Without sharding each worker's process
+gives a reader each element once; that is held against the tasks that completed.
+
 Anything else is a broken promise. A pipeline passes several times over its source, so an epoch has
 each id several times: once for each lease that was not handed back, from the task that it was
 leased to. This is pure: it knows no process, no storage and no clock.
@@ -45,12 +49,12 @@ class Verdict(msgspec.Struct):
     """What the ledger finds. No promise was broken if `broken` is empty."""
 
     broken: list[str]
-    epochs: int
-    delivered: int
-    twice: int
-    damaged: int
-    lost: dict[str, int]  # and allowed to be; by excuse
-    lost_unexplained: int
+    epochs: int = 0
+    delivered: int = 0
+    twice: int = 0
+    damaged: int = 0
+    lost: dict[str, int] = {}  # and allowed to be; by excuse
+    lost_unexplained: int = 0
 
 
 @dataclass
@@ -70,6 +74,7 @@ class Reading:
 
 def check(
     history: History,
+    job: str,
     trainers: Sequence[Iterable[Record]],
     lives: Mapping[str, Life],
     *,
@@ -80,23 +85,61 @@ def check(
 ) -> Verdict:
     """Find every broken promise.
 
-    `trainers` are the records of each trainer, `lives` all processes by name. Ids of elements
-    are 0 … `elements` − 1, each `passes` times in every epoch. `lost_with_a_trainer` bounds what
-    one consumer can hold from one worker, in elements. `wall_s` is the Unix time at which
-    CLOCK_MONOTONIC was 0.
+    `trainers` are the records of each that read the `job`, `lives` all processes by name. Ids of
+    elements are 0 … `elements` − 1, each `passes` times in every epoch. `lost_with_a_trainer`
+    bounds what one consumer can hold from one worker, in elements. `wall_s` is the Unix time at
+    which CLOCK_MONOTONIC was 0.
     """
-    ledger = _Ledger(history, lives, lost_with_a_trainer, wall_s)
+    verdict = Verdict(list(history.broken))
+    ledger = _Ledger(history, lives, lost_with_a_trainer, wall_s, verdict)
     for records in trainers:
         ledger.take(records)
-    for repetition, epoch in sorted(history.epochs.items()):
+    for repetition, epoch in ledger.enter_epochs(job):
         ledger.check_epoch(repetition, epoch, elements, passes)
+    ledger.check_strays()
     ledger.check_lives()
-    return ledger.verdict
+    return verdict
+
+
+def check_crowd(
+    history: History,
+    readers: Mapping[str, Sequence[Iterable[Record]]],
+    lives: Mapping[str, Life],
+    *,
+    elements: int,
+    wall_s: float = 0.0,
+) -> Verdict:
+    """Find every promise that was broken to a crowd.
+
+    `readers` are the records of each, by their job: a job's readers share its elements, and one
+    that is alone in its job reads all of them, unsharded. For the rest, see `check`.
+    """
+    verdict = Verdict([])
+    for job, of_job in readers.items():
+        ledger = _Ledger(history, lives, 0, wall_s, verdict, f"{job}, ")
+        for number, records in enumerate(of_job):
+            ledger.take(records)
+            ledger.check_end(number, records)
+        for repetition, epoch in ledger.enter_epochs(job):
+            if len(of_job) > 1:
+                ledger.check_epoch(repetition, epoch, elements, passes=1)
+            else:
+                ledger.check_unsharded(repetition, epoch, elements)
+        ledger.check_strays()
+    return verdict
 
 
 class _Ledger:
+    """Of one job's readers. `prefix` is what its messages begin with."""
+
     def __init__(
-        self, history: History, lives: Mapping[str, Life], lost_with_a_trainer: int, wall_s: float
+        self,
+        history: History,
+        lives: Mapping[str, Life],
+        lost_with_a_trainer: int,
+        wall_s: float,
+        verdict: Verdict,
+        prefix: str = "",
     ) -> None:
         self._history = history
         self._lives = lives
@@ -105,7 +148,8 @@ class _Ledger:
         # By repetition: how often each (task, id) was delivered.
         self._got: defaultdict[int, Counter[tuple[int, int]]] = defaultdict(Counter)
         self._readings: defaultdict[int, list[Reading]] = defaultdict(list)
-        self.verdict = Verdict(list(history.broken), len(history.epochs), 0, 0, 0, {}, 0)
+        self._prefix = prefix
+        self.verdict = verdict
 
     def take(self, records: Iterable[Record]) -> None:
         """Enter what one trainer has written down."""
@@ -134,6 +178,12 @@ class _Ledger:
                 case Left():
                     assert reading is not None, f"{name} left what it had not joined"
                     reading.gone_s, reading.left = record.at_s, True
+
+    def enter_epochs(self, job: str) -> list[tuple[int, Epoch]]:
+        """The job's, as the journal has them."""
+        epochs = sorted(self._history.jobs.get(job, {}).items())
+        self.verdict.epochs += len(epochs)
+        return epochs
 
     def check_epoch(self, repetition: int, epoch: Epoch, elements: int, passes: int) -> None:
         got = self._got.pop(repetition, Counter())
@@ -182,15 +232,49 @@ class _Ledger:
         for worker_id, lost in by_worker.items():
             self._excuse(repetition, worker_id, lost)
 
-    def check_lives(self) -> None:
-        """What no fault excuses in processes, and what came from no epoch."""
+    def check_unsharded(self, repetition: int, epoch: Epoch, elements: int) -> None:
+        """Its one reader has each element once from each worker's process."""
+        got = self._got.pop(repetition, Counter())
+        if stray := sorted({i for task, i in got if task not in epoch.tasks or i >= elements}):
+            self._broken(f"epoch {repetition}: {listed(stray)} delivered that it does not have")
+        by_process: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        for (task, i), times in got.items():
+            by_process[self._process(task)][i] += times
+        for process, counts in by_process.items():
+            if twice := sorted(i for i, times in counts.items() if times > 1):
+                self._broken(
+                    f"epoch {repetition}: {listed(twice)} of {process} delivered more than once"
+                )
+                self.verdict.twice += sum(counts[i] - 1 for i in twice)
+        if not epoch.completed:
+            self._broken(f"epoch {repetition} ended, and no worker had read it to its end")
+        for task in sorted(epoch.completed):
+            lease = Lease(task, 0, 0, elements, 0)
+            delivered = by_process[self._process(task)]
+            if lost := [(i, lease) for i in range(elements) if i not in delivered]:
+                self._excuse(repetition, self._history.worker_of[task], lost)
+
+    def _process(self, task: int) -> str:
+        worker_id = self._history.worker_of.get(task, 0)
+        return self._history.workers[worker_id].name if worker_id else ""
+
+    def check_end(self, number: int, records: Iterable[Record]) -> None:
+        """The reader came to the end."""
+        if not any(isinstance(record, Ended) for record in records):
+            self._broken(f"reader {number} did not come to the end")
+
+    def check_strays(self) -> None:
+        """Nothing came from an epoch that is not in the journal."""
         for repetition, got in self._got.items():
             ids = sorted({i for _, i in got})
             self._broken(
                 f"epoch {repetition}: {listed(ids)} delivered, and it is not in the journal"
             )
+
+    def check_lives(self) -> None:
+        """What no fault excuses in processes."""
         for life in self._lives.values():
-            if life.role in ("worker", "trainer") and life.ended_by_itself:
+            if life.role in ("worker", "trainer", "crowd") and life.ended_by_itself:
                 self._broken(f"{life.name} ended by itself, with {life.code}")
             elif life.stopped_badly:
                 how = "had to be killed" if life.stuck else f"ended with {life.code}"
@@ -234,7 +318,7 @@ class _Ledger:
         if rest and life is not None and _unattended(life, readings, read_until_s):
             self._excused(NOBODY_READ, len(rest))
         elif rest:
-            self._unexplained(repetition, rest, f"they were leased to {worker.name or worker_id}")
+            self._unexplained(repetition, rest, f"{worker.name or worker_id} had them")
 
     def _was_paused(self, life: Life | None, at_ms: int) -> bool:
         if life is None:
@@ -250,7 +334,7 @@ class _Ledger:
         self._broken(f"epoch {repetition}: {listed(ids)} lost: {what}, and nothing excuses it")
 
     def _broken(self, promise: str) -> None:
-        self.verdict.broken.append(promise)
+        self.verdict.broken.append(self._prefix + promise)
 
 
 def _unattended(life: Life, readings: list[Reading], read_until_s: float) -> bool:

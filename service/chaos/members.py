@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..processes import start, tail
+from ..processes import DROPPED, start, tail
 
 RESTART_S = 0.3
 """Between the end of a process and the start of the next one, as RestartSec= of a unit."""
@@ -43,7 +43,9 @@ class Life(msgspec.Struct):
     @property
     def stopped_badly(self) -> bool:
         """It was told to stop, and did not, or said that this failed."""
-        badly = self.code not in (None, 0, -signal.SIGTERM)
+        # What a worker dropped, and whether it may have, the ledger finds by the elements.
+        well = {None, 0, -signal.SIGTERM} | ({DROPPED} if self.role == "worker" else set())
+        badly = self.code not in well
         return self.stuck or (badly and self.terminated_s is not None and self.killed_s is None)
 
 

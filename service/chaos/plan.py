@@ -26,6 +26,7 @@ WEIGHTS: dict[str, dict[str, int]] = {
     "trainer": {"kill": 2, "terminate": 1, "pause": 1, "cut": 2, "leave": 2},
     "redis": {"kill": 2, "pause": 1, "cut": 1, "mute": 1, "silence": 1},
     "storage": {"empty": 1},
+    "crowd": {"start": 2},
 }
 """How often each action is chosen, by role. Of what each means, cluster.py has the table."""
 
@@ -34,7 +35,7 @@ LASTS_S = (0.3, 3.0)  # less than any timeout after which somebody is given up
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Something that is done to one member of the cluster, or to its storage."""
+    """Something that is done to one member of the cluster, or to its storage; or a crowd comes."""
 
     at_s: float  # after the faults' beginning
     role: str

@@ -9,8 +9,8 @@ from ..errors import ForebayError
 from .report import Report
 
 COLOURS = {"dispatcher": "tab:red", "worker": "tab:blue", "trainer": "tab:green",
-           "redis": "tab:purple", "storage": "tab:brown"}  # fmt: skip
-LINES: dict[str, Any] = {"kill": "-", "terminate": "--", "pause": "-."}
+           "redis": "tab:purple", "storage": "tab:brown", "crowd": "tab:orange"}  # fmt: skip
+LINES: dict[str, Any] = {"kill": "-", "terminate": "--", "pause": "-.", "start": "-"}
 CONNECTIONS: Any = ":"  # faults of connections
 
 

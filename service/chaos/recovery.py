@@ -4,7 +4,8 @@ The *wait* after a fault is the longest time without a new block at any trainer 
 did not hit: of the gaps between two blocks of one trainer's process that begin before WINDOW_S
 after the fault and end after it, the longest, counted from the fault at the earliest. So it
 includes the pace of an undisturbed trainer and the turn of an epoch, and where faults overlap a
-gap counts for each. It is an upper bound of what the fault has cost.
+gap counts for each. It is an upper bound of what the fault has cost. If no worker was left during
+it, it is counted apart: then it is the time in which the next process starts.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,6 +22,19 @@ from .cluster import Done
 from .records import Got, Record, Started
 
 WINDOW_S = 3.0
+NONE_LEFT = ", no worker left"
+"""Behind the kind of faults."""
+
+
+class Wait(NamedTuple):
+    """From when until when, CLOCK_MONOTONIC."""
+
+    since_s: float
+    until_s: float
+
+    @property
+    def lasted_s(self) -> float:
+        return self.until_s - self.since_s
 
 
 class Waits(msgspec.Struct, frozen=True):
@@ -44,7 +59,7 @@ def deliveries(trainers: Sequence[Iterable[Record]]) -> dict[str, list[tuple[flo
     return dict(blocks)
 
 
-def wait_after(done: Done, blocks: dict[str, list[tuple[float, int]]]) -> float | None:
+def wait_after(done: Done, blocks: dict[str, list[tuple[float, int]]]) -> Wait | None:
     """The wait after a fault; None if no other trainer got anything before it and after it."""
     waits = []
     for name, got in blocks.items():
@@ -55,18 +70,24 @@ def wait_after(done: Done, blocks: dict[str, list[tuple[float, int]]]) -> float 
         for since_s, until_s in zip(times[first - 1 :], times[first:], strict=False):
             if since_s >= done.at_s + WINDOW_S:
                 break
-            waits.append(until_s - max(since_s, done.at_s))
-    return max(waits, default=None)
+            waits.append(Wait(max(since_s, done.at_s), until_s))
+    return max(waits, key=lambda wait: wait.lasted_s, default=None)
 
 
 def waits_by_kind(
-    kinds: Iterable[tuple[str, Done]], blocks: dict[str, list[tuple[float, int]]]
+    kinds: Iterable[tuple[str, Done]],
+    blocks: dict[str, list[tuple[float, int]]],
+    no_worker_s: Sequence[tuple[float, float]] = (),
 ) -> dict[str, Waits]:
-    """The waits after all faults that hit somebody, by the kinds given with them."""
+    """The waits after all faults that hit somebody, by the kinds given with them.
+
+    `no_worker_s` is from when until when there was none.
+    """
     found: defaultdict[str, list[float]] = defaultdict(list)
     for kind, done in kinds:
-        if done.name is not None and (wait_s := wait_after(done, blocks)) is not None:
-            found[kind].append(wait_s)
+        if done.name is not None and (wait := wait_after(done, blocks)) is not None:
+            alone = any(f < wait.until_s and wait.since_s < u for f, u in no_worker_s)
+            found[kind + NONE_LEFT * alone].append(wait.lasted_s)
     return {
         kind: Waits(len(waits), percentile(waits, 50), percentile(waits, 99), max(waits))
         for kind, waits in sorted(found.items())

@@ -12,10 +12,13 @@ import msgspec
 from ...journal import decode, verify
 from ...storage import open_storage
 from .cluster import LOST_WITH_A_TRAINER, Cluster, Done, Options
+from .crowd import ELEMENTS as CROWD_ELEMENTS
+from .crowd import READERS
 from .dataset import PASSES
 from .history import History, read_history
-from .ledger import Verdict, check
+from .ledger import Verdict, check, check_crowd
 from .recovery import Waits, deliveries, throughput, waits_by_kind
+from .trainer import JOB
 
 
 class Hit(msgspec.Struct, frozen=True):
@@ -35,7 +38,8 @@ class Report(msgspec.Struct):
     faults: dict[str, int]  # by kind
     missed: int  # faults that found nobody
     ended_by_themselves: list[str]  # processes, with the end of their logs
-    verdict: Verdict
+    verdict: Verdict  # of the trainers, and all that was broken
+    crowds: dict[str, Verdict]  # by process
     waits: dict[str, Waits]  # by kind of fault
     throughput: list[int]  # elements, in each second since the faults began
     journal_events: int
@@ -61,21 +65,29 @@ def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) ->
     finally:
         storage.close()
     records, lives = cluster.records(), cluster.lives
+    wall_s = time.time() - time.monotonic()
     verdict = check(
         history,
+        JOB,
         records,
         lives,
         elements=options.elements,
         passes=PASSES,
         lost_with_a_trainer=LOST_WITH_A_TRAINER,
-        wall_s=time.time() - time.monotonic(),
+        wall_s=wall_s,
     )
+    crowds = {
+        name: check_crowd(history, readers, lives, elements=CROWD_ELEMENTS, wall_s=wall_s)
+        for name, readers in cluster.crowds().items()
+    }
+    verdict.broken += [promise for crowd in crowds.values() for promise in crowd.broken]
     verdict.broken += [f"the journal: {problem.message}" for problem in verified.problems]
     if elsewhere:
         verdict.broken.append(
             f"members that knew the journal began on an empty one: {', '.join(elsewhere)}"
         )
     blocks = deliveries(records)
+    no_worker_s = [(a / 1000 - wall_s, b / 1000 - wall_s) for a, b in history.no_worker_ms]
     kinds = [(_kind(done, cluster, history), done) for done in cluster.done]
     done = [(kind, done) for kind, done in kinds if done.name is not None]
     return Report(
@@ -88,7 +100,8 @@ def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) ->
             f"{life.name}: {life.last_words}" for life in lives.values() if life.ended_by_itself
         ],
         verdict=verdict,
-        waits=waits_by_kind(done, blocks),
+        crowds=crowds,
+        waits=waits_by_kind(done, blocks, no_worker_s),
         throughput=throughput(blocks, began_s),
         journal_events=history.events,
         journal_terms=history.terms,
@@ -105,6 +118,16 @@ def decided(journal: pathlib.Path) -> list[str]:
         storage.close()
     kinds = {event.WhichOneof("event") or "" for event in events}
     return sorted(kinds - {"leader_elected"})
+
+
+def _crowds(crowds: dict[str, Verdict]) -> str:
+    delivered = sum(crowd.delivered for crowd in crowds.values())
+    lost: Counter[str] = Counter()
+    for crowd in crowds.values():
+        lost.update(crowd.lost)
+    allowed = [f"{count} lost, as allowed: {excuse}" for excuse, count in sorted(lost.items())]
+    whole = f"{len(crowds)} of {READERS} readers; delivered {delivered} elements"
+    return "\n".join([whole, *allowed])
 
 
 def _kind(done: Done, cluster: Cluster, history: History) -> str:
@@ -137,11 +160,14 @@ def render(report: Report) -> Any:
     for excuse, count in sorted(verdict.lost.items()):
         found.add_row("lost, as allowed", f"{count}: {excuse}")
     found.add_row("lost otherwise", str(verdict.lost_unexplained))
+    if report.crowds:
+        found.add_row("crowds", _crowds(report.crowds))
     journal = f"{report.journal_events} events in {report.journal_terms} terms, "
     found.add_row("journal", journal + ("sound" if report.journal_sound else "NOT SOUND"))
     waits = Table("fault", "hits", "p50", "p99", "longest", title_justify="left",
                   title="trainers' longest wait after it, seconds")  # fmt: skip
-    for kind, count in report.faults.items():
+    hits = {kind: w.faults for kind, w in report.waits.items()} | report.faults
+    for kind, count in sorted(hits.items()):
         w = report.waits.get(kind)
         times = [f"{s:.2f}" for s in (w.p50_s, w.p99_s, w.longest_s)] if w else ["–"] * 3
         waits.add_row(kind, str(count), *times)

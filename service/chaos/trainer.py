@@ -27,6 +27,7 @@ from ..dispatcher_client import DispatcherClient
 from ..proto import forebay_pb2 as pb
 from .records import Ended, Got, Joined, Left, Record, Recorder, Started, read_records
 
+JOB = "chaos"
 CREDIT_BYTES = 256 << 10
 NOTHING = Block(0, ())
 
@@ -53,15 +54,13 @@ def main(task: Task) -> None:
     dispatcher = DispatcherClient(task.service)
     try:
         job = dispatcher.call_numbered(
-            pb.GetOrCreateJobRequest(
-                dataset_id=task.dataset_id, job_name="chaos", sharding="DYNAMIC"
-            ),
+            pb.GetOrCreateJobRequest(dataset_id=task.dataset_id, job_name=JOB, sharding="DYNAMIC"),
             pb.GetOrCreateJobResponse,
         )
         # A repetition that was begun is ended, even if it is time to stop.
         while repetition.begun or not os.path.exists(task.stop):
             pace_s = task.pace_s if repetition.number % 2 == 0 else 0.0
-            _read(dispatcher, job.job_id, repetition.number, recorder, pace_s)
+            read_epoch(dispatcher, job.job_id, repetition.number, recorder, pace_s)
             repetition = Repetition(repetition.number + 1)
     finally:
         dispatcher.close()
@@ -83,9 +82,10 @@ def next_repetition(records: list[Record]) -> Repetition:
     return Repetition(1)
 
 
-def _read(
+def read_epoch(
     dispatcher: DispatcherClient, job_id: int, repetition: int, recorder: Recorder, pace_s: float
 ) -> None:
+    """Read a repetition, and record what comes."""
     consumer = Consumer(dispatcher, job_id, repetition, credit_bytes=CREDIT_BYTES)
     try:
         recorder.add(Joined(repetition, consumer.consumer_id, time.monotonic()))

@@ -13,12 +13,10 @@ import typer
 
 from ..dispatcher.options import DispatcherOptions
 from ..errors import InvalidArgument
+from ..processes import DROPPED
 from ..protocols import SERVED, transfer_protocol
 
 DEFAULTS = DispatcherOptions()
-
-DROPPED = 3
-"""A worker's exit code, if its trainers did not take all that had been begun."""
 
 
 def _log_to_stderr() -> None:

@@ -8,6 +8,9 @@ A broken connection may be a process that died, or a network that hiccups; a wor
 `reconnect_grace_ms` to come back, so that its tasks go on undisturbed. If a consumer that has been
 connected to the worker is refused there besides, the process is gone: nobody listens at its
 address any more. That is waited for only until news that overtook each other have arrived.
+
+A consumer keeps its place for all of its timeout. But a worker that is about to end, and has lost
+its connection to the consumer as well, waits for it no longer than `reconnect_grace_ms`.
 """
 
 from __future__ import annotations
@@ -54,6 +57,7 @@ class _Presence:
     waits: bool = False  # in the newest of them
     broken: bool = True  # the newest of them was, or there is none yet
     refuses: bool = False  # consumers, since it spoke last
+    gone_from_s: float = math.inf  # a consumer that does not come back, once its poll has broken
 
 
 class Attendance:
@@ -70,6 +74,14 @@ class Attendance:
         member = self._present(member_id)
         member.until_s = time.monotonic() + self._timeout_s(member_id)
         member.refuses = False
+        member.gone_from_s = math.inf
+
+    def is_gone(self, consumer_id: int) -> bool:
+        """Whether nobody need wait for what the consumer may have to say: it has left, or its
+        connection broke and it has not come back in time."""
+        if consumer_id not in self._dispatcher.state.consumers:
+            return True
+        return time.monotonic() > self._present(consumer_id).gone_from_s
 
     def expects(self, consumer_id: int) -> None:
         """It will give signs of life once it begins to read, whenever that is. TensorFlow's do so:
@@ -105,6 +117,8 @@ class Attendance:
             if number == member.polls:  # or it has come back already
                 member.waits, member.broken = False, broken
                 member.until_s = time.monotonic() + self._timeout_s(member_id)
+                if broken:
+                    member.gone_from_s = time.monotonic() + self._grace_s
                 self._shorten(member_id, member)
 
     def refuses(self, worker_id: int) -> None:
@@ -121,7 +135,9 @@ class Attendance:
             timeout_s = max(self._timeout_s(member_id), found_s)
             if worker is not None and not worker.stock and timeout_s < math.inf:
                 timeout_s = found_s  # it looks for us all the time
-            member = self._members[member_id] = _Presence(time.monotonic() + timeout_s)
+            now = time.monotonic()
+            member = _Presence(now + timeout_s, gone_from_s=now + found_s)
+            self._members[member_id] = member
         return member
 
     def _shorten(self, member_id: int, member: _Presence) -> None:
@@ -164,6 +180,7 @@ class Attendance:
             if deaf_s >= interval_s:
                 for member in self._members.values():
                     member.until_s += deaf_s
+                    member.gone_from_s += deaf_s
             try:
                 await self._expire_members()
                 await self._bound_idle_iterations()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import grpc
@@ -33,6 +34,7 @@ _ASKERS = {
     "LeaseSplits": "task {0.task_id}",
     "CompleteTask": "task {0.task_id}",
     "LeaveService": "worker {0.worker_id}",
+    "FindGoneConsumers": "a worker that drains",
 }
 """Who asks: of the methods that name what a journal has given out, and say which one they know."""
 
@@ -60,6 +62,7 @@ class ForebayFace:
             "LeaseSplits": self.lease_splits,
             "CompleteTask": self.complete_task,
             "LeaveService": self.leave_service,
+            "FindGoneConsumers": self.find_gone_consumers,
             "GetStatus": self.get_status,
         }
         return answering(self._dispatcher, pb, functions, _ASKERS)
@@ -134,30 +137,33 @@ class ForebayFace:
             if worker.uid in request.refused:
                 dispatcher.attendance.refuses(worker.worker_id)
         dispatcher.attendance.saw(consumer_id)
-        await dispatcher.wait_until(
-            lambda: iteration.version != request.version or consumer_id not in state.consumers,
-            _wait_ms(request.wait_ms, dispatcher.options.client_timeout_ms),
-        )
-        self._iteration_of(consumer_id)
-        dispatcher.attendance.saw(consumer_id)
-        response = pb.ConsumerHeartbeatResponse(
-            version=iteration.version,
-            finished=iteration.finished,
-        )
-        for task_id in iteration.tasks:
-            task = state.tasks[task_id]
-            worker = state.workers[task.worker_id]
-            response.tasks.append(
-                pb.TaskInfo(
-                    task_id=task_id,
-                    completed=task.completed,
-                    worker_address=worker.address,
-                    worker_uid=worker.uid,
-                    worker_tags=worker.tags,
-                    stock=worker.stock,
-                    transfer_servers=map(ev.TransferServer.FromString, worker.transfer_servers),
-                )
+        wait_ms = _wait_ms(request.wait_ms, dispatcher.options.client_timeout_ms)
+        # One that does not wait comes beside one that does, and ends no earlier than that.
+        with dispatcher.attendance.poll(consumer_id) if wait_ms else nullcontext():
+            await dispatcher.wait_until(
+                lambda: iteration.version != request.version or consumer_id not in state.consumers,
+                wait_ms,
             )
+            self._iteration_of(consumer_id)
+            response = pb.ConsumerHeartbeatResponse(
+                version=iteration.version,
+                finished=iteration.finished,
+            )
+            for task_id in iteration.tasks:
+                task = state.tasks[task_id]
+                worker = state.workers[task.worker_id]
+                response.tasks.append(
+                    pb.TaskInfo(
+                        task_id=task_id,
+                        completed=task.completed,
+                        worker_address=worker.address,
+                        worker_uid=worker.uid,
+                        worker_tags=worker.tags,
+                        stock=worker.stock,
+                        transfer_servers=map(ev.TransferServer.FromString, worker.transfer_servers),
+                    )
+                )
+            await dispatcher.settled()  # within the poll, which may break meanwhile
         return response
 
     def _iteration_of(self, consumer_id: int) -> Iteration:
@@ -260,6 +266,12 @@ class ForebayFace:
             )
         )
         return pb.LeaveServiceResponse()
+
+    async def find_gone_consumers(
+        self, request: pb.FindGoneConsumersRequest
+    ) -> pb.FindGoneConsumersResponse:
+        gone = [i for i in request.consumer_ids if self._dispatcher.attendance.is_gone(i)]
+        return pb.FindGoneConsumersResponse(gone=gone)
 
     async def get_status(self, _: pb.GetStatusRequest) -> pb.GetStatusResponse:
         text = json.dumps(status(self._dispatcher.state, self._dispatcher.strangers()))

@@ -279,6 +279,22 @@ class LeaveServiceResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class FindGoneConsumersRequest(_message.Message):
+    __slots__ = ("consumer_ids", "known")
+    CONSUMER_IDS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    consumer_ids: _containers.RepeatedScalarFieldContainer[int]
+    known: JournalPosition
+    def __init__(self, consumer_ids: _Optional[_Iterable[int]] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+
+class FindGoneConsumersResponse(_message.Message):
+    __slots__ = ("gone", "journal")
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    gone: _containers.RepeatedScalarFieldContainer[int]
+    journal: JournalPosition
+    def __init__(self, gone: _Optional[_Iterable[int]] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+
 class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

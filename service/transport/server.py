@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from google.protobuf.message import DecodeError
@@ -131,6 +131,14 @@ class BlockServer:
         how many elements they lack then, by task.
         """
         return self._sessions.wait_until_received(timeout_s)
+
+    def away(self) -> list[int]:
+        """The consumers whose connection has broken, and that may come again."""
+        return self._sessions.away()
+
+    def forget_gone(self, consumer_ids: Iterable[int]) -> int:
+        """No longer keep anything for these, if they are away; how many elements they lack."""
+        return self._sessions.forget_gone(consumer_ids)
 
     def stop(self) -> None:
         """Close all connections, telling the consumers; leave no thread behind. Idempotent."""

@@ -185,6 +185,22 @@ class Sessions:
             if link.session.link is link:
                 self._drop(link.session)
 
+    def away(self) -> list[int]:
+        """The consumers that have no connection, and may come again."""
+        with self._lock:
+            return [i for i, session in self._sessions.items() if session.link is None]
+
+    def forget_gone(self, consumer_ids: Iterable[int]) -> int:
+        """These will not come again, unless they have by now: how many elements they lack."""
+        lacking = 0
+        with self._lock:
+            for consumer_id in consumer_ids:
+                session = self._sessions.get(consumer_id)
+                if session is not None and session.link is None:
+                    lacking += sum(_lacking(session).values())
+                    self._drop(session)
+        return lacking
+
     def expire(self, now: float) -> None:
         """Forget the consumers that have not come again."""
         with self._lock:
@@ -306,11 +322,7 @@ class Sessions:
         """
 
         def lacking() -> Counter[int]:
-            found: Counter[int] = Counter()
-            for session in self._sessions.values():
-                for task_id, stream in session.streams.items():
-                    found[task_id] += sum(sent.block.count for sent in stream.retained)
-            return +found
+            return sum(map(_lacking, self._sessions.values()), Counter())
 
         with self._lock:
             self._acknowledged.wait_for(lambda: not lacking(), timeout_s)
@@ -390,3 +402,11 @@ class Sessions:
         if self._sessions.get(session.consumer_id) is session:
             del self._sessions[session.consumer_id]
         self._acknowledged.notify_all()
+
+
+def _lacking(session: Session) -> Counter[int]:
+    """How many elements of each task were handed to the consumer and not received."""
+    found: Counter[int] = Counter()
+    for task_id, stream in session.streams.items():
+        found[task_id] += sum(sent.block.count for sent in stream.retained)
+    return +found

@@ -15,8 +15,10 @@ import math
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 
@@ -37,6 +39,9 @@ log = logging.getLogger(__name__)
 
 GRPC_THREADS = 32
 """Stock clients wait for elements in calls, so this bounds how many can at a time."""
+
+GONE_CHECK_S = 0.5
+"""While it drains: how often the dispatcher is asked whether consumers that are away have gone."""
 
 STOP_S = 3.0
 """For tasks to end, once they are cancelled."""
@@ -202,10 +207,11 @@ class Worker:
             with ThreadPoolExecutor(len(runners), thread_name_prefix="forebay-drain") as pool:
                 list(pool.map(lambda runner: runner.drain(give_up_s), runners))
         for runner in runners:
-            if self._is_read(runner.task.task_id):
-                runner.join(max(0.0, give_up_s - time.monotonic()))
+            self._wait_for_consumers(partial(self._has_ended_or_is_unread, runner), give_up_s)
         # Of completed tasks, too, blocks may be on their way.
-        lacking = self._blocks.wait_until_received(max(0.0, give_up_s - time.monotonic()))
+        received = self._blocks.wait_until_received
+        self._wait_for_consumers(lambda within_s: not received(within_s), give_up_s)
+        lacking = received(0)
         delivered = True
         for runner in dict.fromkeys([*runners, *self._completed.values()]):
             task_id = runner.task.task_id
@@ -220,6 +226,32 @@ class Worker:
                     if is_read else "nobody reads it",
                 )  # fmt: skip
         return delivered
+
+    def _wait_for_consumers(self, done: Callable[[float], bool], give_up_s: float) -> None:
+        """Until `done` (within so many seconds) is true, but for consumers that have gone."""
+        while not done(max(0.0, min(GONE_CHECK_S, give_up_s - time.monotonic()))):
+            if time.monotonic() >= give_up_s:
+                return
+            self._forget_gone()
+
+    def _has_ended_or_is_unread(self, runner: TaskRunner, within_s: float) -> bool:
+        return not self._is_read(runner.task.task_id) or runner.join(within_s)
+
+    def _forget_gone(self) -> None:
+        """A killed process says nothing over TCP but that its connections end, as a cut network
+        does: who has not come back to the dispatcher either does not come for its blocks."""
+        request = pb.FindGoneConsumersRequest(consumer_ids=self._blocks.away())
+        if not request.consumer_ids:
+            return
+        try:
+            found = self._dispatcher.call(
+                request, pb.FindGoneConsumersResponse, timeout_s=1, patience_s=GONE_CHECK_S
+            )
+        except ForebayError as error:
+            log.info("whether consumers have gone is not known: %s", error)
+            return
+        if lacking := self._blocks.forget_gone(found.gone):
+            log.info("consumers have gone, and lack %d elements that were sent", lacking)
 
     def _is_read(self, task_id: int) -> bool:
         return self._blocks.is_read(task_id) or self._face.is_read(task_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from forebay.service.chaos.ledger import (
     WORKER_KILLED,
     Verdict,
     check,
+    check_crowd,
 )
 from forebay.service.chaos.members import Life
 from forebay.service.chaos.records import Ended, Got, Joined, Left, Record, Started
@@ -44,6 +46,7 @@ class Run:
         self.lease_ids = itertools.count(100)
         self.term = 0
         self.elect(1)
+        self.add(job_created=ev.JobCreated(job_id=JOB, name="chaos", sharding="DYNAMIC"))
         self.add(iteration_created=ev.IterationCreated(
             iteration_id=ITERATION, job_id=JOB, repetition=1))  # fmt: skip
         for number, (worker, task) in enumerate(zip(WORKERS, TASKS, strict=True)):
@@ -84,6 +87,7 @@ class Run:
         records = [(n, term, event) for n, (term, event) in enumerate(self.events, 1)]
         return check(
             read_history(records),
+            "chaos",
             trainers,
             self.lives,
             elements=ELEMENTS,
@@ -171,7 +175,7 @@ class TestDelivery:
 class TestLosses:
     def test_without_excuse(self, run: Run) -> None:
         verdict = run.verdict(reader(0, *range(9)))
-        assert "1 elements (9) lost: they were leased to worker1.1" in broken(verdict)
+        assert "1 elements (9) lost: worker1.1 had them" in broken(verdict)
         assert verdict.lost_unexplained == 1 and verdict.lost == {}
 
     def test_a_killed_worker_excuses_its_own(self, run: Run) -> None:
@@ -279,7 +283,7 @@ class TestPasses:
 
     def test_lost_in_one_pass(self, run: Run) -> None:
         verdict = run.verdict(reader(0, *range(10)), reader(1, *range(9)))
-        assert "(9) lost: they were leased to worker1.1" in broken(verdict)
+        assert "(9) lost: worker1.1 had them" in broken(verdict)
         assert verdict.lost_unexplained == 1
 
     def test_a_worker_that_was_killed_excuses_it_in_no_other_ones_pass(self, run: Run) -> None:
@@ -292,7 +296,7 @@ class TestPasses:
         of_one: list[Record] = [*of_both[0][:2], Got(1, 2.0, TASKS[1], [4])]
         of_one += [Got(1, 2.0, TASKS[0], [0, 1, 2, 3]), *of_both[0][3:]]
         verdict = run.verdict(of_one, of_both[1], finished=False)
-        assert "(4) lost: they were leased to worker0.1" in broken(verdict)
+        assert "(4) lost: worker0.1 had them" in broken(verdict)
 
     def test_handed_back_at_the_end_of_a_pass_and_leased_in_the_next(self, run: Run) -> None:
         run.give_back(run.leases[1], 1)
@@ -366,6 +370,107 @@ class TestLeaving:
         assert run.verdict(reader(0, *range(9))).lost_unexplained == 1
 
 
+class Crowd(Run):
+    """Two readers that share the epoch, and a third that reads all of the dataset, unsharded."""
+
+    ALONE, TASKS_ALONE = 3, (22, 23)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add(job_created=ev.JobCreated(job_id=self.ALONE, name="alone", sharding="OFF"))
+        self.add(iteration_created=ev.IterationCreated(
+            iteration_id=ITERATION + 1, job_id=self.ALONE, repetition=1))  # fmt: skip
+        for worker, task in zip(WORKERS, self.TASKS_ALONE, strict=True):
+            self.add(task_created=ev.TaskCreated(
+                task_id=task, iteration_id=ITERATION + 1, worker_id=worker))  # fmt: skip
+        self.lives["crowd0.1"] = Life("crowd0.1", "crowd", 0, 0.0, ended_s=100.0, code=0)
+
+    def complete(self, *tasks: int) -> None:
+        for task in tasks:
+            self.add(task_completed=ev.TaskCompleted(task_id=task))
+
+    def judge(self, alone: list[Record], *together: list[Record]) -> Verdict:
+        self.finish()
+        records = [(n, term, event) for n, (term, event) in enumerate(self.events, 1)]
+        readers = {"chaos": together, "alone": [alone]}
+        return check_crowd(read_history(records), readers, self.lives, elements=ELEMENTS)
+
+
+def of_crowd(*got: tuple[int, list[int]], ended: bool = True) -> list[Record]:
+    """What a reader got, by task."""
+    records: list[Record] = [Started("crowd0.1", 0.0), Joined(1, 30, 1.0)]
+    records += [Got(1, 2.0, task, ids) for task, ids in got]
+    return [*records, Ended(1, 50.0)] if ended else records
+
+
+ALL = list(range(ELEMENTS))
+
+
+class TestCrowds:
+    TOGETHER = (of_crowd((TASKS[0], ALL[:5])), of_crowd((TASKS[1], ALL[5:])))
+    ALONE = of_crowd((22, ALL), (23, ALL))
+
+    @pytest.fixture
+    def run(self) -> Crowd:
+        return Crowd()
+
+    def test_all_is_well(self, run: Crowd) -> None:
+        run.complete(22, 23)
+        assert run.judge(self.ALONE, *self.TOGETHER) == Verdict([], 2, 30, 0, 0, {}, 0)
+
+    def test_a_live_worker_was_given_up(self, run: Crowd) -> None:
+        """Once a whole crowd found: nothing, or everything twice, and nobody saw an error."""
+        again, anew = TASKS[1] + 10, WORKERS[1] + 10
+        run.complete(22, 23)
+        run.add(worker_lost=ev.WorkerLost(worker_id=WORKERS[1], reason="no sign of life"))
+        run.add(worker_registered=ev.WorkerRegistered(worker_id=anew, tags=["worker1.1"]))
+        run.add(task_created=ev.TaskCreated(
+            task_id=again, iteration_id=ITERATION + 1, worker_id=anew))  # fmt: skip
+        verdict = run.judge(
+            of_crowd((22, ALL), (23, ALL), (again, ALL)),
+            of_crowd((TASKS[0], ALL[:5])), of_crowd(),
+        )  # fmt: skip
+        assert verdict.twice == 10 and verdict.lost_unexplained == 5
+        nothing, twice = verdict.broken
+        assert "chaos, epoch 1: 5 elements (5, 6, 7, 8, 9) lost: worker1.1 had them" in nothing
+        assert "alone, epoch 1: 10 elements (0, 1, 2, 3, 4, …) of worker1.1 delivered more" in twice
+
+    def test_what_a_killed_worker_had_may_be_missing(self, run: Crowd) -> None:
+        run.complete(22, 23)
+        run.lives["worker1.1"].killed_s = 20.0
+        verdict = run.judge(of_crowd((22, ALL)), self.TOGETHER[0], of_crowd())
+        assert verdict.broken == [] and verdict.lost == {WORKER_KILLED: 15}
+
+    def test_no_other_worker_is_excused_by_that(self, run: Crowd) -> None:
+        run.complete(22, 23)
+        run.lives["worker1.1"].killed_s = 20.0
+        verdict = run.judge(of_crowd((22, ALL[1:])), *self.TOGETHER)
+        assert "alone, epoch 1: 1 elements (0) lost: worker0.1 had them" in broken(verdict)
+
+    def test_a_task_that_did_not_complete_owes_nothing(self, run: Crowd) -> None:
+        run.complete(22)
+        verdict = run.judge(of_crowd((22, ALL), (23, [3])), *self.TOGETHER)
+        assert verdict.broken == []
+
+    def test_some_task_has_to_complete(self, run: Crowd) -> None:
+        verdict = run.judge(of_crowd(), *self.TOGETHER)
+        assert "no worker had read it to its end" in broken(verdict)
+
+    def test_elements_of_another_job(self, run: Crowd) -> None:
+        run.complete(22)
+        verdict = run.judge(of_crowd((22, ALL), (TASKS[0], [1])), *self.TOGETHER)
+        found = "alone, epoch 1: 1 elements (1) delivered that it does not have"
+        assert found in verdict.broken
+
+    def test_a_reader_without_an_end(self, run: Crowd) -> None:
+        run.complete(22, 23)
+        alone = of_crowd((22, ALL), (23, ALL), ended=False)
+        assert "alone, reader 0 did not come to the end" in broken(run.judge(alone, *self.TOGETHER))
+
+    def test_a_reader_that_never_began(self, run: Crowd) -> None:
+        assert "alone, reader 0 did not come to the end" in run.judge([], *self.TOGETHER).broken
+
+
 class TestJournal:
     def test_a_split_leased_twice(self, run: Run) -> None:
         run.lease(1, 9, 1)
@@ -405,11 +510,26 @@ class TestJournal:
         assert len(read_history([*records[:-1], (99, *records[-1][1:])]).broken) == 1
 
 
+def test_when_there_was_no_worker() -> None:
+    run = Run()
+    for at_s, worker in ((2.0, 0), (3.0, 1)):
+        lost = ev.WorkerLost(worker_id=WORKERS[worker], reason="it said goodbye", left=True)
+        run.add(at_s, worker_lost=lost)
+    run.add(5.0, worker_registered=ev.WorkerRegistered(worker_id=12))
+    run.add(6.0, worker_lost=ev.WorkerLost(worker_id=12))
+    events = [(n, term, event) for n, (term, event) in enumerate(run.events, 1)]
+    assert read_history(events).no_worker_ms == [(3000, 5000), (6000, math.inf)]
+
+
 class TestProcesses:
     @pytest.mark.parametrize("name", ["worker0.1", "trainer1.1"])
     def test_one_that_ends_by_itself(self, run: Run, name: str) -> None:
         run.lives[name].code = 1
         assert f"{name} ended by itself, with 1" in broken(run.verdict(reader(0, *range(10))))
+
+    def test_a_crowd_that_ends_by_itself(self, run: Run) -> None:
+        run.lives["crowd0.1"] = Life("crowd0.1", "crowd", 0, 0.0, ended_s=9.0, code=1)
+        assert "crowd0.1 ended by itself, with 1" in broken(run.verdict(reader(0, *range(10))))
 
     def test_one_that_was_killed_did_not(self, run: Run) -> None:
         run.lives["worker0.1"].code = -9
@@ -420,6 +540,17 @@ class TestProcesses:
         life = run.lives["worker0.1"]
         life.terminated_s, life.code = 20.0, 1
         assert "told to stop, and ended with 1" in broken(run.verdict(reader(0, *range(10))))
+
+    def test_a_worker_that_says_it_dropped_something(self, run: Run) -> None:
+        """Whether it may have is a matter of the elements."""
+        life = run.lives["worker0.1"]
+        life.terminated_s, life.code = 20.0, 3
+        assert run.verdict(reader(0, *range(10))).broken == []
+        assert run.verdict(reader(0, *range(1, 10)), finished=False).lost_unexplained == 1
+        run.lives["trainer0.1"].terminated_s, run.lives["trainer0.1"].code = 20.0, 3
+        assert "trainer0.1 was told to stop" in broken(
+            run.verdict(reader(0, *range(10)), finished=False)
+        )
 
     def test_one_that_does_not_stop(self, run: Run) -> None:
         life = run.lives["worker0.1"]

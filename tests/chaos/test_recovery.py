@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from forebay.service.chaos.cluster import Done
@@ -21,22 +23,28 @@ BLOCKS = {
 }
 
 
+def lasted_s(done: Done) -> float:
+    wait = wait_after(done, BLOCKS)
+    assert wait is not None
+    return wait.lasted_s
+
+
 def done(name: str | None, at_s: float) -> Done:
     return Done(Fault(0.0, "trainer", 0, "kill"), at_s, 0, name)
 
 
 def test_it_counts_from_the_fault() -> None:
-    assert wait_after(done("worker0.1", 2.2), BLOCKS) == pytest.approx(3.8)
+    assert lasted_s(done("worker0.1", 2.2)) == pytest.approx(3.8)
 
 
 def test_the_longest_gap_that_begins_in_the_window() -> None:
-    assert wait_after(done("worker0.1", 1.2), BLOCKS) == pytest.approx(4.0)
-    assert wait_after(done("worker0.1", 4.0), BLOCKS) == pytest.approx(13.5)
-    assert wait_after(done("worker0.1", 3.4), BLOCKS) == pytest.approx(2.6)
+    assert lasted_s(done("worker0.1", 1.2)) == pytest.approx(4.0)
+    assert lasted_s(done("worker0.1", 4.0)) == pytest.approx(13.5)
+    assert lasted_s(done("worker0.1", 3.4)) == pytest.approx(2.6)
 
 
 def test_not_at_the_trainer_that_was_hit() -> None:
-    assert wait_after(done("trainer0.1", 1.8), BLOCKS) == pytest.approx(0.7)
+    assert lasted_s(done("trainer0.1", 1.8)) == pytest.approx(0.7)
 
 
 def test_nobody_was_left_to_wait() -> None:
@@ -50,6 +58,13 @@ def test_by_kind_without_faults_that_found_nobody() -> None:
     assert list(waits) == ["a"] and waits["a"].faults == 2
     assert waits["a"].p50_s == pytest.approx(3.8)
     assert waits["a"].p99_s == waits["a"].longest_s == pytest.approx(3.9)
+
+
+def test_without_a_worker_they_are_counted_apart() -> None:
+    faults = [("a", done("w", 1.9)), ("a", done("w", 2.2)), ("a", done("w", 7.0))]
+    waits = waits_by_kind(faults, BLOCKS, [(2.1, 2.2), (5.9, 6.1), (30.0, math.inf)])
+    assert {kind: w.faults for kind, w in waits.items()} == {"a": 1, "a, no worker left": 2}
+    assert waits["a"].longest_s == pytest.approx(13.0)
 
 
 def test_percentiles() -> None:

@@ -227,3 +227,94 @@ def test_nobody_is_given_up_without_a_timeout() -> None:
         assert dispatcher.state.workers
 
     run(scene, worker_timeout_ms=-1, reconnect_grace_ms=100)
+
+
+# -- consumers that are gone -----------------------------------------------------------------------
+
+
+async def consumer_poll(
+    dispatcher: Dispatcher, face: ForebayFace, consumer_id: int
+) -> asyncio.Task[pb.ConsumerHeartbeatResponse]:
+    """A heartbeat of the consumer that waits."""
+    request = pb.ConsumerHeartbeatRequest(consumer_id=consumer_id)
+    request.version = (await face.consumer_heartbeat(request)).version
+    request.wait_ms = 30_000
+    heartbeat = asyncio.create_task(face.consumer_heartbeat(request))
+    await until(lambda: dispatcher._waiting)
+    return heartbeat
+
+
+async def until_gone(face: ForebayFace, consumer_id: int) -> None:
+    give_up = time.monotonic() + 20
+    while await gone(face, consumer_id) != [consumer_id]:
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.01)
+
+
+async def gone(face: ForebayFace, *consumer_ids: int) -> list[int]:
+    """Those of them of which a worker hears that they are."""
+    request = pb.FindGoneConsumersRequest(consumer_ids=consumer_ids)
+    return list((await face.find_gone_consumers(request)).gone)
+
+
+def test_a_consumer_whose_poll_broke_is_gone_soon_and_keeps_its_place() -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        consumer_id = await join(dispatcher, face)
+        heartbeat = await consumer_poll(dispatcher, face, consumer_id)
+        assert await gone(face, consumer_id) == []
+        await say_refused(face, consumer_id)  # beside it
+        await break_off(heartbeat)
+        await until_gone(face, consumer_id)
+        await some_checks()
+        assert consumer_id in dispatcher.state.consumers
+        await break_off(await consumer_poll(dispatcher, face, consumer_id))  # it came back
+
+    run(scene, reconnect_grace_ms=100)
+
+
+def test_a_consumer_has_time_to_come_back() -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        consumer_id = await join(dispatcher, face)
+        await break_off(await consumer_poll(dispatcher, face, consumer_id))
+        assert await gone(face, consumer_id) == []
+
+    run(scene)
+
+
+def test_a_consumer_that_came_back_or_is_silent_is_not_gone() -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        consumer_id = await join(dispatcher, face)
+        await some_checks()
+        assert await gone(face, consumer_id) == []
+        older = await consumer_poll(dispatcher, face, consumer_id)
+        newer = await consumer_poll(dispatcher, face, consumer_id)
+        await break_off(older)
+        await some_checks()
+        assert await gone(face, consumer_id) == []
+        await break_off(newer)
+
+    run(scene, reconnect_grace_ms=100)
+
+
+def test_a_consumer_that_left_is_gone() -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        consumer_id = await join(dispatcher, face)
+        await face.leave_iteration(pb.LeaveIterationRequest(consumer_id=consumer_id))
+        assert await gone(face, consumer_id) == [consumer_id]
+
+    run(scene)
+
+
+def test_a_consumer_that_a_new_leader_never_hears_is_gone() -> None:
+    storage = MemoryStorage()
+    consumers: list[int] = []
+
+    async def before(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        consumers.append(await join(dispatcher, face))
+
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        assert await gone(face, *consumers) == []
+        await until_gone(face, consumers[0])
+
+    run(before, storage)
+    run(scene, storage, reconnect_grace_ms=100)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -49,6 +51,39 @@ def test_what_a_slow_trainer_does_not_take_is_said(capfd: pytest.CaptureFixture[
                 rest = [int(element[0]) for element in it]
     missing = set(range(1, ELEMENTS)) - set(rest)
     assert len(missing) >= dropped
+
+
+READS = """
+import sys
+from forebay import service
+with service.read(sys.argv[1], sys.argv[2], processing_mode="distributed_epoch") as elements:
+    next(elements)
+    print("has one", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "grpc"])
+def test_a_trainer_that_was_killed_holds_up_nobody(
+    protocol: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does the epoch's end, which waits for the worker, for one that reads on."""
+    with (
+        DispatcherProcess("memory:", reconnect_grace_ms=200) as dispatcher,
+        WorkerProcess(
+            dispatcher.address, data_transfer_protocol=protocol, drain_timeout_ms=3_600_000
+        ) as worker,
+    ):
+        dataset_id = service.register_dataset(dispatcher.target, megabytes())
+        command = [sys.executable, "-c", READS, dispatcher.target, dataset_id]
+        trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with trainer:
+            assert trainer.stdout is not None
+            assert trainer.stdout.readline() == b"has one\n"
+            wait_until(lambda: begun(dispatcher) > CREDIT + 20)
+            trainer.kill()
+        assert worker.stop() == 0
+        assert "nobody reads it" in capfd.readouterr().err
 
 
 def test_a_trainer_that_takes_everything_in_time_is_no_failure() -> None:

@@ -106,6 +106,11 @@ class WorkerNode(Node):
     def began(self) -> bool:
         return self._worker is not None and self._worker._journal_id != ""
 
+    @property
+    def uid(self) -> int:
+        """Of the present process; 0 if there is none."""
+        return self._worker._uid if self._worker is not None else 0
+
     def main(self) -> None:
         self._worker = running = worker.Worker(self.options)
         try:

@@ -60,6 +60,7 @@ class Books:
     tasks: dict[int, tuple[int, int]] = field(default_factory=dict)  # iteration, worker
     completed: set[int] = field(default_factory=set)  # tasks
     finished: set[int] = field(default_factory=set)  # iterations
+    left_behind: set[int] = field(default_factory=set)  # tasks that these finished without
     collected: set[int] = field(default_factory=set)
     paused: set[int] = field(default_factory=set)  # leases
     leases: dict[int, Lease] = field(default_factory=dict)
@@ -79,6 +80,7 @@ class Oracle:
         self.answers: dict[tuple[str, int], tuple[Any, ...]] = {}
         self.counts: Counter[str] = Counter()
         self.dead_uids: set[int] = set()  # workers whose process was killed
+        self.mute_uids: set[int] = set()  # workers that were frozen until readers let them go
         self.leaving_uids: set[int] = set()  # workers that were told to stop
         self.hand_back_may_fail = False  # because the dispatcher may be out of reach for long
         self.readers_may_be_cut_off = False  # from a worker, when the dispatcher gives that up
@@ -153,7 +155,14 @@ class Oracle:
         self.books.jobs.add(event.job_id)
 
     def _iteration_finished(self, event: ev.IterationFinished) -> None:
-        self.books.finished.add(event.iteration_id)
+        books = self.books
+        books.finished.add(event.iteration_id)
+        there = {uid for worker, uid in books.workers.items() if worker not in books.lost_workers}
+        books.left_behind |= {
+            task
+            for task, (iteration, worker) in books.tasks.items()
+            if iteration == event.iteration_id and books.workers[worker] not in there
+        }
 
     def _iteration_collected(self, event: ev.IterationCollected) -> None:
         self.books.collected.add(event.iteration_id)
@@ -357,8 +366,9 @@ class Oracle:
                     continue
                 if lease is not None and lease.lease_id in self.books.paused:
                     continue
-                if lease is not None and lease.lease_id not in self.heard and self._lost(task_of):
-                    continue  # when it came back, the iteration was finished
+                unheard = lease is not None and lease.lease_id not in self.heard
+                if unheard and task_of in self.books.left_behind and self._lost(task_of):
+                    continue  # its worker was told of it neither then nor when it came back
                 if dynamic and lease is None:
                     raise Violation(f"nobody was ever given the split {key}")
                 with_consumers += 1
@@ -372,16 +382,20 @@ class Oracle:
 
     def _died(self, task_id: int) -> bool:
         """Whether the task's worker was killed, was cut off from a consumer as the dispatcher gave
-        it up, could not reach it to hand back what it had leased, or was drained before anybody
-        read the task. That it was given up is no excuse: it comes back, and goes on.
+        it up, could not reach it to hand back what it had leased, was drained before anybody read
+        the task, or was silent for so long that its readers let it go, with all else read. That it
+        was given up is no excuse: it comes back, and goes on.
         """
         if task_id in self.not_handed_back and self.hand_back_may_fail:
             return True
         if task_id in self.unread:
             return True
         worker_id = self.books.tasks[task_id][1]
-        if self.books.workers[worker_id] in self.dead_uids:
+        uid = self.books.workers[worker_id]
+        if uid in self.dead_uids:
             return True
+        if uid in self.mute_uids and task_id in self.books.left_behind:
+            return self._lost(task_id)
         return self._lost(task_id) and self.readers_may_be_cut_off
 
     def _lost(self, task_id: int) -> bool:

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from forebay.service.client.consumer import MUTE_S
 from forebay.service.core.state import Iteration
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.worker import WorkerOptions
@@ -244,6 +245,12 @@ class Run:
             case "drain worker":
                 assert isinstance(node, WorkerNode)
                 node.stop(drain=True)
+            case "freeze worker":
+                assert isinstance(node, WorkerNode)
+                if fault.for_s > MUTE_S:
+                    self.oracle.mute_uids.add(node.uid)
+                node.pause()
+                this.at(fault.for_s, node.resume)
             case _ if what == "kill":
                 node.kill()
                 this.at(fault.for_s, node.start)

@@ -155,9 +155,12 @@ def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
             ),
             key=lambda fault: fault.at_s,
         )
+        longer = random.Random(f"longer {seed}")
         for fault in scenario.faults:
             if fault.kind == "freeze worker":
-                # For long enough that it is given up, and not so long that readers let it go.
+                # For long enough that it is given up; some for so long that readers let it go.
                 scenario.worker_timeout_ms = min(scenario.worker_timeout_ms, 20_000)
                 fault.for_s = scenario.worker_timeout_ms / 1000 + chances.uniform(0.5, MUTE_S / 2)
+                if longer.random() < 0.25:
+                    fault.for_s += MUTE_S
     return scenario

@@ -115,6 +115,19 @@ def test_a_consumer_that_stays_away_is_forgotten() -> None:
     assert [(o.number, o.block.lease_id) for o in batch if isinstance(o, Sent)] == [(8, 2), (9, 3)]
 
 
+def test_a_consumer_that_is_gone_is_forgotten_at_once() -> None:
+    world = World(3)
+    link = world.connect(1, credit=2 * COST)
+    assert world.sent(link) == [1, 2]
+    assert world.sessions.away() == [] and world.sessions.forget_gone([1, 77]) == 0
+    assert world.sessions.is_read(TASK), "it is connected, whatever one says"
+    world.sessions.detach(link, now=0)
+    assert world.sessions.away() == [1]
+    assert world.sessions.forget_gone([1]) == 2
+    assert not world.sessions.is_read(TASK) and world.sessions.away() == []
+    assert not world.sessions.wait_until_received(0)
+
+
 def test_goodbye_and_stop_forget_at_once() -> None:
     for goodbye in (True, False):
         world = World(3)

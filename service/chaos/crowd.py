@@ -1,0 +1,73 @@
+"""A crowd of chaos: many readers in one process, all at once, of a small dataset.
+
+Every other one shares a job with its like, sharded dynamically; the others read everything, each
+in a job of its own. Each writes down what it gets, as a trainer does. The process ends with the
+last of them. Nobody hits it: what happens to it is that workers are busy with all of its tasks at
+once, and what happens to them and to the dispatchers.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import msgspec
+
+from ..dispatcher_client import DispatcherClient
+from ..proto import forebay_pb2 as pb
+from .records import Recorder, Started
+from .trainer import read_epoch
+
+READERS = 50
+ELEMENTS = 50
+
+
+class Task(msgspec.Struct, frozen=True):
+    """What a crowd's process is told."""
+
+    name: str  # of the process
+    service: str
+    dataset_id: str
+    records: str  # the path of a directory, for each reader's file
+
+
+def job_of(name: str, reader: int) -> str:
+    """The job of a reader of the crowd `name`."""
+    return f"{name} shared" if reader % 2 else f"{name} reader {reader}"
+
+
+def records_of(directory: pathlib.Path, reader: int) -> pathlib.Path:
+    """The file of a reader."""
+    return directory / f"reader{reader}.records"
+
+
+def main(task: Task) -> None:
+    pathlib.Path(task.records).mkdir()
+    with ThreadPoolExecutor(READERS) as pool:
+        list(pool.map(partial(_read, task), range(READERS)))
+
+
+def _read(task: Task, reader: int) -> None:
+    recorder = Recorder(records_of(pathlib.Path(task.records), reader))
+    recorder.add(Started(task.name, time.monotonic()))
+    dispatcher = DispatcherClient(task.service)
+    try:
+        job = dispatcher.call_numbered(
+            pb.GetOrCreateJobRequest(
+                dataset_id=task.dataset_id,
+                job_name=job_of(task.name, reader),
+                sharding="DYNAMIC" if reader % 2 else "OFF",
+            ),
+            pb.GetOrCreateJobResponse,
+        )
+        read_epoch(dispatcher, job.job_id, 1, recorder, pace_s=0.0)
+    finally:
+        dispatcher.close()
+        recorder.close()
+
+
+if __name__ == "__main__":
+    main(msgspec.json.decode(sys.argv[1], type=Task))
