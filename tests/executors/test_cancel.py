@@ -17,8 +17,6 @@ import faulthandler
 import os
 import threading
 
-faulthandler.dump_traceback_later(100, exit=True)
-
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import testing
 
@@ -26,6 +24,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.client.tf_elements import graph_of
 from forebay.service.executors import SplitRange, tf_data
 
+faulthandler.dump_traceback_later(60, exit=True)
 asleep = testing.sleep(1)
 asked, closed = threading.Event(), threading.Event()
 
@@ -63,11 +62,11 @@ count = tf.data.Dataset.range
 
 def run(script: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(script)],
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(script) + "os._exit(0)"],
         env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=115,
     )
     assert done.returncode == 0, done.stderr
 
@@ -142,6 +141,5 @@ def test_a_pipeline_in_a_function_of_the_users() -> None:
         other, reader, got = start(count(3))
         reader.join()
         assert sum(got) == 3
-        os._exit(0)
         """
     )
