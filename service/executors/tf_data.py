@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import compression_ops
 from tensorflow.python.data.ops import dataset_ops, map_op
-from tensorflow.python.eager import cancellation, context, execute
+from tensorflow.python.eager import context, execute
 
 from ..blocks import BLOCK_BYTES, Block, Component
 from ..element_specs import component_specs, flatten, options_for, plain
@@ -34,6 +34,7 @@ POLL_S = 0.001
 QUANTUM_BYTES = 4096  # in which the queue's bytes are counted where sizes differ
 QUEUE_BLOCKS = 2
 DRIVEN_ELEMENTS = 1024
+UNWIND_S = 1.0  # for a cancelled pipeline to end at its next element, or by its feed
 
 Tensor = Any
 
@@ -150,24 +151,37 @@ class _Run:
             self._queue.enqueue(parts or [True])
             return tf.constant(0)
 
+        # An operation that fails cancels all others of its step. `drive` waits for something in
+        # this queue while the pipeline runs, so closing it cancels the pipeline. TensorFlow's
+        # CancellationManager would hold Python's global lock while it waits for the pipeline's
+        # locks; and who has one of these may wait for Python.
+        self._stop = tf.queue.FIFOQueue(1, [tf.bool], [[]])
+
+        @plain
+        def let_go(_: Tensor) -> Tensor:
+            self._stop.enqueue(True)
+            return tf.constant(0)
+
+        # Made outside `drive`, in which uses of one queue would wait for each other.
+        end = tf.data.Dataset.range(1).map(let_go).batch(1)
+
         def drive() -> Tensor:
+            self._stop.dequeue()
             # Without inter-op parallelism the function runs in the driving thread, 10 × faster.
             fed = map_op._MapDataset(dataset, enqueue, use_inter_op_parallelism=False)
             # Padded, because TensorFlow would fuse a plain batch with the map before it.
-            fed = fed.padded_batch(DRIVEN_ELEMENTS, [])
+            fed = fed.padded_batch(DRIVEN_ELEMENTS, []).concatenate(end)
             options = options_for(specs)
             options.experimental_optimization.inject_prefetch = False  # the queue is one
             return fed.with_options(options).reduce(0, _keep)
 
         self._drive = tf.function(drive, autograph=False).get_concrete_function()
-        self._cancellation = cancellation.CancellationManager()
         self._ended = threading.Event()
         self._cancelled = threading.Event()
         self._error: PipelineError | None = None
 
     def cancel(self) -> None:
         self._cancelled.set()
-        self._cancellation.start_cancel()
         _close(self._queue, cancel=True)
         _close(self._budget, cancel=True)
 
@@ -186,15 +200,19 @@ class _Run:
                 raise self._error
         finally:
             self.cancel()
+            # Here, where waiting for a lock of the pipeline's holds up nobody else; and late:
+            # a function call that returns while TensorFlow cancels waits for that, with its locks.
+            if not self._ended.wait(UNWIND_S):
+                _close(self._stop)
             thread.join()
             # What holds elements and constants goes now: we are part of cycles of references.
-            for queue in (self._queue, self._budget):
+            for queue in (self._queue, self._budget, self._stop):
                 tf.raw_ops.DestroyResourceOp(resource=queue.queue_ref)
             self._drive = None
 
     def _pipeline(self) -> None:
         try:
-            _call(self._drive, self._cancellation)
+            _call(self._drive)
         except tf.errors.OpError as error:
             self._error = _pipeline_error(error)
         except Exception as error:  # noqa: BLE001 - a message of TensorFlow's that is no UTF-8, say
@@ -283,21 +301,20 @@ class _Run:
         return Block(len(stacks[0]), tuple(map(Component, stacks)))
 
 
-def _call(function: Any, manager: Any) -> None:
-    """Run a concrete function so that `manager` cancels it, and it only.
+def _call(function: Any) -> None:
+    """Run a concrete function, whatever cancellation is on in other threads.
 
     CancellationManager.get_cancelable_function keeps the manager in a global variable, where
-    the calls of all other threads find it as well.
+    the calls of all threads find it.
     """
     ctx = context.context()
     options = ctx.function_call_options.as_attrs()
-    execute.execute_with_cancellation(
+    execute.execute(
         function.name.decode(),
         num_outputs=len(function.outputs),
         inputs=function.captured_inputs,
         attrs=tuple(part for option in options.items() for part in option),
         ctx=ctx,
-        cancellation_manager=manager,
     )
 
 
