@@ -152,7 +152,8 @@ def from_dataset_id(
         must be those of the dataset, shapes may say less, or more if that is true.
       job_name: trainers that give the same name share one job: each element goes to one of
         them. Each iteration over the returned dataset is the job's next repetition. Without a
-        name each iteration is a job of its own.
+        name each iteration is a job of its own. The dataset of a named job has
+        `AutoShardPolicy.OFF`, so that `tf.distribute` leaves its elements alone.
       max_outstanding_requests: at most so many elements are on their way to this reader or
         buffered here, over all workers, and at least one a worker. By default, only their bytes
         are bounded.
@@ -207,13 +208,15 @@ def _read_as_dataset(
     if metadata.element_spec is not None:
         check_element_spec(element_spec, metadata.element_spec)
     reader = Reader(service, dataset_id, policy, name, how)
-    compressed = metadata.compressed and metadata.raw
-    blocks = partial(reader.iterate, NOTHING)
+    options = tf.data.Options()
+    if name is not None:  # as tf.data service does: what is shared must not be sharded again
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return dataset_of_blocks(
-        blocks,
+        partial(reader.iterate, NOTHING),
         element_spec,
-        compressed=compressed,
+        compressed=metadata.compressed and metadata.raw,
         cardinality=_cardinality(metadata.cardinality, policy),
+        options=options,
     )
 
 
