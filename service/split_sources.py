@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -323,6 +323,13 @@ def split_sources(graph: bytes, evaluate: Evaluate | None = None) -> list[Source
                 "long"
             )
     return sources
+
+
+def require_splittable(sources: Iterable[ev.SplitSource], unsplittable: str = "") -> None:
+    """Raises NotSplittable if Forebay's workers cannot divide what was registered so."""
+    reasons = filter(None, [unsplittable, *(source.unleasable for source in sources)])
+    if reason := next(reasons, None):
+        raise NotSplittable(f"the dataset cannot be split among Forebay's workers: {reason}")
 
 
 def _decisive(node: pb.NodeDef) -> Sequence[str]:

@@ -33,7 +33,7 @@ from ...journal.splits import ENDLESS, source_size
 from ..element_specs import plain, until_stopped
 from ..graphs import Graph, isolate
 from ..proto import graph_pb2 as pb
-from ..split_sources import NotSplittable, SourceNode, SourceWalk
+from ..split_sources import NotSplittable, SourceNode, SourceWalk, require_splittable
 from .packs import calls_functions
 from .splits import SplitFeed, SplitRange
 
@@ -213,13 +213,10 @@ def _feeds_of(sources: list[SourceNode], feed: SplitFeed) -> dict[str, _Feed]:
 
     Raises NotSplittable.
     """
+    require_splittable(feed.sources)
     strands: dict[int, _Strand] = {}
     found = {}
     for number, (source, registered) in enumerate(zip(sources, feed.sources, strict=True)):
-        if registered.unleasable:
-            raise NotSplittable(
-                f"the dataset cannot be split among Forebay's workers: {registered.unleasable}"
-            )
         together = registered.leased_with if registered.HasField("leased_with") else None
         if source.unleasable or source.leased_with != together:
             raise NotSplittable(
