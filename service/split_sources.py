@@ -75,6 +75,8 @@ _REFUSED = {
     "ChooseFastestDataset": "it picks one of several inputs by their speed",
     "ExperimentalChooseFastestDataset": "it picks one of several inputs by their speed",
     "ChooseFastestBranchDataset": "it picks one of several branches by their speed",
+    "GroupByReducerDataset": "each worker would reduce its own elements of a group",
+    "ExperimentalGroupByReducerDataset": "each worker would reduce its own elements of a group",
     "WeightedFlatMapDataset": "it reads its inputs by index",
     "SnapshotDataset": "Splitting is not implemented for snapshot datasets",  # TensorFlow's words
     "SnapshotDatasetV2": "Splitting is not implemented for snapshot datasets",

@@ -62,8 +62,8 @@ def dataset_of_blocks(
     `open_blocks` is called for each iteration over the dataset, and what it returned is closed
     when that iteration ends or is dropped. With `compressed` the blocks have one component,
     tf.data service's compressed elements, serialized. Elements that are more or fewer than a
-    known `cardinality` are TensorFlow's FailedPreconditionError. The dataset, and what is made of
-    it, has these tf.data `options`. Raises UnsupportedElement.
+    finite `cardinality` are TensorFlow's FailedPreconditionError. The dataset, and what is made
+    of it, has these tf.data `options`. Raises UnsupportedElement.
     """
     specs = [tf.TensorSpec([], tf.variant)] if compressed else component_specs(element_spec)
     columns = [_Column(spec) for spec in specs]
@@ -135,6 +135,11 @@ def dataset_of_blocks(
 
 
 def _with_cardinality(dataset: Any, cardinality: int) -> Any:
+    if cardinality == tf.data.INFINITE_CARDINALITY:
+        # TensorFlow says it of some that end, too. An assertion would fail then; concatenated with
+        # what is said to be infinite, and is empty, the dataset may end.
+        nothing = dataset.take(0).filter(plain(lambda *_: tf.constant(False))).repeat()
+        return dataset.concatenate(nothing)
     return dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
 
 

@@ -94,6 +94,7 @@ def test_elements_come_whatever_the_cardinality(
 
     assert read(count(1, 11).repeat()) == read(count(1, 11).repeat(3)) != []
     assert read(count(0)) == []
+    assert read(count(9).filter(lambda i: i > 9).repeat()) == []  # "infinite", and it ends
 
 
 @pytest.mark.usefixtures("workers")

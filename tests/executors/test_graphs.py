@@ -54,6 +54,16 @@ def test_a_source_that_cannot_be_split_is_named(tmp_path: pathlib.Path) -> None:
         split_sources(graph.SerializeToString())
 
 
+def test_what_reduces_all_elements_cannot_be_split() -> None:
+    """Each worker would reduce its own."""
+    total = tf.data.experimental.Reducer(
+        lambda _: 0, lambda total, _: total + 1, lambda total: total
+    )
+    dataset = count(9).apply(tf.data.experimental.group_by_reducer(lambda i: i % 3, total))
+    with pytest.raises(NotSplittable, match=r"dataset of type .*GroupByReducerDataset"):
+        sources(dataset)
+
+
 def test_sizes_that_must_be_evaluated() -> None:
     """The same answer in this process and in one of its own."""
     graph = pb.GraphDef.FromString(graph_of(slices([1, 2, 3])))

@@ -351,7 +351,7 @@ def test_a_repeat_without_an_end_ends_when_its_splits_are_over() -> None:
 
 
 def test_options_hold_behind_a_repeat_without_an_end() -> None:
-    """Wherever they were set, also where the repeat is replaced by a flat_map over something else."""
+    """Though it is replaced by a flat_map over something else."""
     below, above = tf.data.Options(), tf.data.Options()
     below.deterministic = above.autotune.enabled = False
     below.threading.private_threadpool_size, above.threading.private_threadpool_size = 2, 3
