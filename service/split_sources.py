@@ -59,6 +59,7 @@ class SourceNode:
     whole: bool = False  # every worker reads all of it
     endless: bool = False  # below a repeat without an end
     unleasable: str = ""
+    singly: bool = False  # a worker may leave it early
     sizes_match: bool = False  # so must those that are leased together, and not only up to the less
 
 
@@ -189,6 +190,9 @@ class SourceWalk:
             # One that chooses between its inputs is like no other.
             name = "" if kind == "Concatenate" else node.name
             sources = [group for reading in inputs for group in reading.sources]
+            if node.attr["stop_on_empty_dataset"].b:  # and leaves what the others still have
+                for number in (n for group in sources for n in group):
+                    self.sources[number].singly = True
             once = next((reading.once for reading in inputs if reading.once), "")
             return _Reading(sources, ((kind, name, changes),), once)
         ((sources, changes, once),) = inputs
@@ -327,6 +331,7 @@ def split_sources(graph: bytes, evaluate: Evaluate | None = None) -> list[Source
     sources = [Source(node.name, node.op, _splits(node, wanted)) for node in nodes]
     for known, source in zip(found, sources, strict=True):
         source.splits.unleasable = known.unleasable
+        source.splits.singly = known.singly
         if known.leased_with is None:
             continue
         source.splits.leased_with = known.leased_with
