@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -59,6 +59,7 @@ class SourceNode:
     whole: bool = False  # every worker reads all of it
     endless: bool = False  # below a repeat without an end
     unleasable: str = ""
+    singly: bool = False  # a worker may leave it early
     sizes_match: bool = False  # so must those that are leased together, and not only up to the less
 
 
@@ -75,6 +76,8 @@ _REFUSED = {
     "ChooseFastestDataset": "it picks one of several inputs by their speed",
     "ExperimentalChooseFastestDataset": "it picks one of several inputs by their speed",
     "ChooseFastestBranchDataset": "it picks one of several branches by their speed",
+    "GroupByReducerDataset": "each worker would reduce its own elements of a group",
+    "ExperimentalGroupByReducerDataset": "each worker would reduce its own elements of a group",
     "WeightedFlatMapDataset": "it reads its inputs by index",
     "SnapshotDataset": "Splitting is not implemented for snapshot datasets",  # TensorFlow's words
     "SnapshotDatasetV2": "Splitting is not implemented for snapshot datasets",
@@ -115,13 +118,15 @@ class SourceWalk:
     """One pass over a graph's datasets, from its result down to the sources.
 
     `sources` are in the order of their split providers; `endless_repeats` are nodes that have no
-    end, and those of the sources below each that are leased again and again. Raises NotSplittable
-    at a node that cannot pass splits on, InvalidGraph.
+    end, and those of the sources below each that are leased again and again; `options` are those
+    of the whole dataset, TensorFlow's message serialized. Raises NotSplittable at a node that
+    cannot pass splits on, InvalidGraph.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.sources: list[SourceNode] = []
         self.endless_repeats: dict[str, list[int]] = {}
+        self.options = b""
         self._graph = graph
         self._below: list[tuple[pb.NodeDef, list[int]]] = []  # endless repeats, and their sources
         self._walk()
@@ -176,6 +181,8 @@ class SourceWalk:
             self.sources.append(SourceNode(node, whole=whole))
             return _Reading([] if whole else [[len(self.sources) - 1]], ())
         kind = _kind(node)
+        if kind == "Options":
+            self.options += node.attr["serialized_options"].s  # a message is merged into the last
         if kind == "Zip":
             return self._zip(node, inputs)
         if len(inputs) > 1:
@@ -183,6 +190,9 @@ class SourceWalk:
             # One that chooses between its inputs is like no other.
             name = "" if kind == "Concatenate" else node.name
             sources = [group for reading in inputs for group in reading.sources]
+            if node.attr["stop_on_empty_dataset"].b:  # and leaves what the others still have
+                for number in (n for group in sources for n in group):
+                    self.sources[number].singly = True
             once = next((reading.once for reading in inputs if reading.once), "")
             return _Reading(sources, ((kind, name, changes),), once)
         ((sources, changes, once),) = inputs
@@ -212,8 +222,11 @@ class SourceWalk:
 
     def _zip(self, node: pb.NodeDef, inputs: list[_Reading]) -> _Reading:
         leased = [reading for reading in inputs if reading.sources]
-        if len(leased) > 1:
-            leased = [reading for reading in leased if not self._is_constant(reading)]
+        if len(leased) > 1:  # one tensor again and again goes with everything
+            whole = [r for r in leased if r.changes == _AGAIN_AND_AGAIN and self._is_tensor(r)]
+            leased = [reading for reading in leased if reading not in whole]
+            for number in (n for reading in whole for n in reading.sources[0]):
+                self.sources[number].whole = True
         if not leased:
             return _Reading([], ())
         first, *others = leased
@@ -228,7 +241,7 @@ class SourceWalk:
             why = (
                 f"{node.name!r} ({node.op}) zips a dataset that {_said(one)} with one that "
                 f"{_said(two)}: on several workers, elements would be paired that do not belong "
-                "together. Treat its inputs alike, or do after the zip what is done before"
+                f"together. {self._advice(first, other)}"
             )
             if copied[0] != copied[1] or repeated or len(first.sources) != len(other.sources):
                 for reading in leased:
@@ -245,15 +258,23 @@ class SourceWalk:
             merged.append(together)
         return _Reading(merged, first.changes, once)
 
-    def _is_constant(self, reading: _Reading) -> bool:
-        """One element again and again, which every worker can have: it goes with everything."""
-        if reading.changes != _AGAIN_AND_AGAIN or len(reading.sources) > 1:
-            return False
-        (numbers,) = reading.sources
-        constant = all(self.sources[n].node.op == "TensorDataset" for n in numbers)
-        for number in numbers if constant else ():
-            self.sources[number].whole = True
-        return constant
+    def _advice(self, *zipped: _Reading) -> str:
+        """What to write instead of a zip of these."""
+        for reading in filter(self._is_tensor, zipped):
+            match [kind for kind, *_ in reading.changes]:
+                case ["Repeat"]:
+                    return "Repeat the tensor without a count: the zip ends with its other inputs"
+                case ["Repeat", "Scan"]:  # tf.data.Dataset.counter
+                    return (
+                        "Write Dataset.range(start, tf.int64.max, step) for a counter: its numbers "
+                        "are those of the other's splits. Or enumerate(), by which each worker "
+                        "counts for itself"
+                    )
+        return "Treat its inputs alike, or do after the zip what is done before"
+
+    def _is_tensor(self, reading: _Reading) -> bool:
+        sources = [self.sources[n].node.op for group in reading.sources for n in group]
+        return len(reading.sources) == 1 and set(sources) == {"TensorDataset"}
 
 
 def _kind(node: pb.NodeDef) -> str:
@@ -310,6 +331,7 @@ def split_sources(graph: bytes, evaluate: Evaluate | None = None) -> list[Source
     sources = [Source(node.name, node.op, _splits(node, wanted)) for node in nodes]
     for known, source in zip(found, sources, strict=True):
         source.splits.unleasable = known.unleasable
+        source.splits.singly = known.singly
         if known.leased_with is None:
             continue
         source.splits.leased_with = known.leased_with
@@ -323,6 +345,13 @@ def split_sources(graph: bytes, evaluate: Evaluate | None = None) -> list[Source
                 "long"
             )
     return sources
+
+
+def require_splittable(sources: Iterable[ev.SplitSource], unsplittable: str = "") -> None:
+    """Raises NotSplittable if Forebay's workers cannot divide what was registered so."""
+    reasons = filter(None, [unsplittable, *(source.unleasable for source in sources)])
+    if reason := next(reasons, None):
+        raise NotSplittable(f"the dataset cannot be split among Forebay's workers: {reason}")
 
 
 def _decisive(node: pb.NodeDef) -> Sequence[str]:

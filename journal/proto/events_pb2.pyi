@@ -106,20 +106,22 @@ class LeaderElected(_message.Message):
     def __init__(self, term: _Optional[int] = ..., address: _Optional[str] = ..., format: _Optional[int] = ..., version: _Optional[str] = ..., journal_id: _Optional[str] = ..., after_repair: bool = ..., next_id: _Optional[int] = ...) -> None: ...
 
 class SplitSource(_message.Message):
-    __slots__ = ("arithmetic", "count", "explicit", "endless", "leased_with", "unleasable")
+    __slots__ = ("arithmetic", "count", "explicit", "endless", "leased_with", "unleasable", "singly")
     ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     EXPLICIT_FIELD_NUMBER: _ClassVar[int]
     ENDLESS_FIELD_NUMBER: _ClassVar[int]
     LEASED_WITH_FIELD_NUMBER: _ClassVar[int]
     UNLEASABLE_FIELD_NUMBER: _ClassVar[int]
+    SINGLY_FIELD_NUMBER: _ClassVar[int]
     arithmetic: Arithmetic
     count: int
     explicit: ExplicitSplits
     endless: Endless
     leased_with: int
     unleasable: str
-    def __init__(self, arithmetic: _Optional[_Union[Arithmetic, _Mapping]] = ..., count: _Optional[int] = ..., explicit: _Optional[_Union[ExplicitSplits, _Mapping]] = ..., endless: _Optional[_Union[Endless, _Mapping]] = ..., leased_with: _Optional[int] = ..., unleasable: _Optional[str] = ...) -> None: ...
+    singly: bool
+    def __init__(self, arithmetic: _Optional[_Union[Arithmetic, _Mapping]] = ..., count: _Optional[int] = ..., explicit: _Optional[_Union[ExplicitSplits, _Mapping]] = ..., endless: _Optional[_Union[Endless, _Mapping]] = ..., leased_with: _Optional[int] = ..., unleasable: _Optional[str] = ..., singly: bool = ...) -> None: ...
 
 class Arithmetic(_message.Message):
     __slots__ = ("start", "stop", "step")

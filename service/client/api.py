@@ -37,7 +37,7 @@ from .options import (
     reading,
     sharding_policy,
 )
-from .reader import PATIENCE_S, Reader, fetch_definition, name_of_job
+from .reader import PATIENCE_S, Reader, name_of_job
 from .tf_elements import NOTHING, as_registered, dataset_of_blocks, graph_of
 
 Dataset = Any
@@ -152,7 +152,8 @@ def from_dataset_id(
         must be those of the dataset, shapes may say less, or more if that is true.
       job_name: trainers that give the same name share one job: each element goes to one of
         them. Each iteration over the returned dataset is the job's next repetition. Without a
-        name each iteration is a job of its own.
+        name each iteration is a job of its own. The dataset of a named job has
+        `AutoShardPolicy.OFF`, so that `tf.distribute` leaves its elements alone.
       max_outstanding_requests: at most so many elements are on their way to this reader or
         buffered here, over all workers, and at least one a worker. By default, only their bytes
         are bounded.
@@ -169,7 +170,8 @@ def from_dataset_id(
     fails on a worker raises TensorFlow's error for INVALID_ARGUMENT, UNIMPLEMENTED and
     RESOURCE_EXHAUSTED, and UnknownError with the code in its message for others. Raises
     ValueError for arguments that make no sense, such as another dataset's element_spec, NotFound
-    for an unknown dataset.
+    for an unknown dataset, Unimplemented with the reason for one that cannot be split among
+    workers as processing_mode asks.
     """
     policy = sharding_policy(processing_mode)
     check_job_name(job_name)
@@ -194,7 +196,8 @@ def _read_as_dataset(
     name: str | None,
     how: Reading,
 ) -> Dataset:
-    definition = fetch_definition(service, dataset_id)
+    reader = Reader(service, dataset_id, policy, name, how)
+    definition = reader.definition()
     metadata = decode_metadata(definition)
     if element_spec is None:
         element_spec = metadata.element_spec
@@ -206,14 +209,15 @@ def _read_as_dataset(
         )
     if metadata.element_spec is not None:
         check_element_spec(element_spec, metadata.element_spec)
-    reader = Reader(service, dataset_id, policy, name, how)
-    compressed = metadata.compressed and metadata.raw
-    blocks = partial(reader.iterate, NOTHING)
+    options = tf.data.Options()
+    if name is not None:  # as tf.data service does: what is shared must not be sharded again
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return dataset_of_blocks(
-        blocks,
+        partial(reader.iterate, NOTHING),
         element_spec,
-        compressed=compressed,
+        compressed=metadata.compressed and metadata.raw,
         cardinality=_cardinality(metadata.cardinality, policy),
+        options=options,
     )
 
 
@@ -234,7 +238,8 @@ def distribute(
     The arguments are those of `register_dataset` and `from_dataset_id`, except that the job's
     name is all that tells which job it is: who gives the same shares it, whatever their
     datasets, and the elements are those of the dataset that came first. Iterating raises
-    ValueError if its elements have another element_spec.
+    ValueError if its elements have another element_spec. Applying it raises what
+    `register_dataset` and `from_dataset_id` do.
     """
     policy = sharding_policy(processing_mode)
     check_job_name(job_name)

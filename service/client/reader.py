@@ -13,6 +13,7 @@ from ..dispatcher_client import DispatcherClient
 from ..errors import InvalidArgument
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
+from ..split_sources import require_splittable
 from ..structure import assemble
 from ..transport import has_local_workers
 from .consumer import Consumer
@@ -66,6 +67,16 @@ class Reader:
         self._how = how
         self._repetitions = itertools.count(1)  # as stock clients count
         self._known: pb.JournalPosition | None = None  # so that all are of one journal
+
+    def definition(self) -> ev.DatasetDefinition:
+        """What was registered, without the graph.
+
+        Raises NotFound, Unavailable, and NotSplittable if it cannot be read under this policy.
+        """
+        definition = fetch_definition(self.service, self.dataset_id)
+        if self._policy == ShardingPolicy.DYNAMIC:
+            require_splittable(definition.sources, definition.unsplittable)
+        return definition
 
     def iterate(self, nothing: Block | None = None) -> Generator[Block, None, None]:
         """The blocks of the next repetition. Close the iterator to leave it early.
@@ -145,7 +156,7 @@ class ElementIterator:
     """
 
     def __init__(self, reader: Reader) -> None:
-        definition = fetch_definition(reader.service, reader.dataset_id)
+        definition = reader.definition()
         if not definition.structure:
             raise InvalidArgument(
                 f"dataset {reader.dataset_id} was registered by tf.data service's client, which "
@@ -206,7 +217,8 @@ def read(
       max_outstanding_requests, data_transfer_protocol, target_workers: as in `from_dataset_id`.
 
     Returns an iterator of elements, which is a context manager as well. Raises NotFound for an
-    unknown dataset, ValueError for arguments that make no sense.
+    unknown dataset, Unimplemented with the reason for one that cannot be split among workers as
+    processing_mode asks, ValueError for arguments that make no sense.
     """
     check_job_name(job_name)
     how = reading(

@@ -55,13 +55,15 @@ def dataset_of_blocks(
     *,
     compressed: bool = False,
     cardinality: int = tf.data.UNKNOWN_CARDINALITY,
+    options: Any = None,
 ) -> Any:
     """A `tf.data.Dataset` of the elements in blocks, with exactly this element_spec.
 
     `open_blocks` is called for each iteration over the dataset, and what it returned is closed
     when that iteration ends or is dropped. With `compressed` the blocks have one component,
     tf.data service's compressed elements, serialized. Elements that are more or fewer than a
-    known `cardinality` are TensorFlow's FailedPreconditionError. Raises UnsupportedElement.
+    finite `cardinality` are TensorFlow's FailedPreconditionError. The dataset, and what is made
+    of it, has these tf.data `options`. Raises UnsupportedElement.
     """
     specs = [tf.TensorSpec([], tf.variant)] if compressed else component_specs(element_spec)
     columns = [_Column(spec) for spec in specs]
@@ -125,23 +127,32 @@ def dataset_of_blocks(
             built = map_op._MapDataset(built, plain(finished), use_inter_op_parallelism=False)
     else:
         built = _from_generator(arrays, signature).flat_map(elements)
-    built = built.with_options(options_for(specs))
+    built = built.with_options(options_for(specs).merge(options or tf.data.Options()))
     if not said:
         built = _with_cardinality(built, cardinality)
     dataset = _ReadyElements if ready else _Elements
-    return dataset(built._variant_tensor, element_spec, cardinality)
+    return dataset(built, element_spec, cardinality)
 
 
 def _with_cardinality(dataset: Any, cardinality: int) -> Any:
+    if cardinality == tf.data.INFINITE_CARDINALITY:
+        # TensorFlow says it of some that end, too. An assertion would fail then; concatenated with
+        # what is said to be infinite, and is empty, the dataset may end.
+        nothing = dataset.take(0).filter(plain(lambda *_: tf.constant(False))).repeat()
+        return dataset.concatenate(nothing)
     return dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
 
 
 class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
     """The elements of an iteration, of which others may have taken all."""
 
-    def __init__(self, variant: Tensor, element_spec: Any, cardinality: int) -> None:
-        super().__init__(variant, element_spec)
+    def __init__(self, built: Any, element_spec: Any, cardinality: int) -> None:
+        self._built = built
+        super().__init__(built._variant_tensor, element_spec)
         self._cardinality = cardinality  # `cardinality()` is a tensor, and unknown to a trace
+
+    def _inputs(self) -> list[Any]:
+        return [self._built]  # whose options a trace takes for ours
 
     def repeat(self, count: Any = None, name: str | None = None) -> Any:
         """As of any dataset; without end, it goes on after an iteration without elements, too.
@@ -153,6 +164,7 @@ class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
             return super().repeat(count, name)
         endless = tf.data.Dataset.range(tf.int64.max)
         repeated = endless.flat_map(plain(lambda _: self), name=name)
+        repeated = repeated.with_options(self._options_attr)  # which a function's result keeps back
         return _with_cardinality(repeated, tf.data.INFINITE_CARDINALITY)
 
 
@@ -208,7 +220,9 @@ def _from_generator(
     iterations = tf.data.Dataset.from_generator(
         opened, output_signature=tf.TensorSpec([], tf.int64)
     )
-    return iterations.flat_map(tuples)
+    # Said, because TensorFlow's sharding by files takes two flat_maps in a row over one tensor
+    # for a list of files, and would leave all but the first trainer without elements.
+    return _with_cardinality(iterations, 1).flat_map(tuples)
 
 
 def as_registered(dataset: Any) -> Any:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.framework import function_pb2, graph_pb2
+from tensorflow.core.framework import dataset_options_pb2, function_pb2, graph_pb2
 from tensorflow.python.data.ops import dataset_ops, structured_function
 from tensorflow.python.data.util import structure
 from tensorflow.python.eager import context
@@ -33,7 +33,7 @@ from ...journal.splits import ENDLESS, source_size
 from ..element_specs import plain, until_stopped
 from ..graphs import Graph, isolate
 from ..proto import graph_pb2 as pb
-from ..split_sources import NotSplittable, SourceNode, SourceWalk
+from ..split_sources import NotSplittable, SourceNode, SourceWalk, require_splittable
 from .packs import calls_functions
 from .splits import SplitFeed, SplitRange
 
@@ -60,6 +60,9 @@ class LoadedGraph:
         self.most_at_once = max(1, min(sizes, default=ENDLESS))
         self.component_specs = output_specs(parsed.dataset)
         self.calls_functions = calls_functions(parsed)
+        # Set again, because those from below a repeat without an end do not pass its gate.
+        options = tf.data.Options()
+        options._from_proto(dataset_options_pb2.Options.FromString(walk.options if walk else b""))
         del parsed  # constants may be large, and TensorFlow makes copies of its own
         isolated, result, tables = isolate(graph, prefix)
         _replace_repeats(isolated, repeats, f"{prefix}_reopen")
@@ -68,7 +71,9 @@ class LoadedGraph:
 
         def build() -> list[Tensor]:
             gates = {GATE.format(n): _gate(feed, own) for n, own in repeats.items()} if feed else {}
-            return _import(isolated, feeds, gates, [result, *tables])
+            variant, *rest = _import(isolated, feeds, gates, [result, *tables])
+            dataset = dataset_ops._VariantDataset(variant, self.component_specs)
+            return [dataset.with_options(options)._variant_tensor, *rest]
 
         try:
             for function in isolated.library.function:
@@ -213,13 +218,10 @@ def _feeds_of(sources: list[SourceNode], feed: SplitFeed) -> dict[str, _Feed]:
 
     Raises NotSplittable.
     """
+    require_splittable(feed.sources)
     strands: dict[int, _Strand] = {}
     found = {}
     for number, (source, registered) in enumerate(zip(sources, feed.sources, strict=True)):
-        if registered.unleasable:
-            raise NotSplittable(
-                f"the dataset cannot be split among Forebay's workers: {registered.unleasable}"
-            )
         together = registered.leased_with if registered.HasField("leased_with") else None
         if source.unleasable or source.leased_with != together:
             raise NotSplittable(

@@ -3,7 +3,8 @@
 A lease is asked for while the one before it is being worked on, so that the pipeline does
 not wait for a decision. Its size aims at LEASE_S of work, measured on the leases before: fine
 splits are leased by the thousand, coarse ones singly. A lease counts as completed when the
-pipeline has begun all its splits, which shows when it asks for the next one.
+pipeline has begun all its splits, which shows when it asks for the next one. Sources that a
+pipeline may leave before their end are leased one split at a time, when it is needed.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class LeaseFeed:
             max(1, len(sources)), thread_name_prefix=f"forebay-lease-{task_id}"
         )
         self._providers = [
-            _Provider(dispatcher, task_id, number, self._pool, self._closed)
-            for number in range(len(sources))
+            _Provider(dispatcher, task_id, number, source.singly, self._pool, self._closed)
+            for number, source in enumerate(sources)
         ]
 
     def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
@@ -107,12 +108,14 @@ class _Provider:
         dispatcher: DispatcherClient,
         task_id: int,
         number: int,
+        singly: bool,
         pool: ThreadPoolExecutor,
         closed: threading.Event,
     ) -> None:
         self._dispatcher = dispatcher
         self._task_id = task_id
         self._number = number
+        self._singly = singly
         self._pool = pool
         self._closed = closed
         self._lock = threading.Lock()
@@ -161,7 +164,8 @@ class _Provider:
             self._working, self._working_since_s = lease, time.monotonic()
             last = lease.first + lease.count - 1
             self.begun_last = f"{lease.first}–{last} of source {self._number}"
-            self._ahead = self._ask()
+            if not self._singly:
+                self._ahead = self._ask()
             return SplitRange(lease.first, lease.count, lease.repetition)
 
     def hand_back(self, within_s: float) -> None:
@@ -222,4 +226,5 @@ class _Provider:
     def _adapt(self, splits: int, seconds: float) -> None:
         """Aim at LEASE_S of work, but trust one measurement only so far."""
         ideal = splits * LEASE_S / max(seconds, 1e-6)
-        self._want = int(max(1, min(ideal, self._want * MAX_GROWTH, MAX_WANT)))
+        if not self._singly:
+            self._want = int(max(1, min(ideal, self._want * MAX_GROWTH, MAX_WANT)))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import tensorflow as tf
 from tensorflow.data.experimental import service as peer
+from tensorflow.python.distribute import input_ops
 
 from forebay import service
 
 from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
 
+AutoShardPolicy = tf.data.experimental.AutoShardPolicy
 OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
 INFINITE = tf.data.INFINITE_CARDINALITY
 count = tf.data.Dataset.range
@@ -90,6 +94,7 @@ def test_elements_come_whatever_the_cardinality(
 
     assert read(count(1, 11).repeat()) == read(count(1, 11).repeat(3)) != []
     assert read(count(0)) == []
+    assert read(count(9).filter(lambda i: i > 9).repeat()) == []  # "infinite", and it ends
 
 
 @pytest.mark.usefixtures("workers")
@@ -141,3 +146,86 @@ def test_an_endless_repeat_goes_on_after_an_epoch_without_elements(
 
     assert int(total()) == 6
     assert [int(e) for e in shared().repeat(2)] == []
+
+
+def with_options(dataset: Any) -> Any:
+    options = tf.data.Options()
+    options.deterministic = False
+    options.autotune.enabled = False
+    options.threading.private_threadpool_size = 2
+    options.experimental_distribute.auto_shard_policy = AutoShardPolicy.DATA
+    return dataset.with_options(options)
+
+
+@pytest.mark.parametrize("policy", ["OFF", "DYNAMIC"])
+@pytest.mark.parametrize("job_name", [None, "options"])
+def test_options_are_those_of_tensorflows_own_service(
+    dispatcher: DispatcherProcess, peers_dispatcher: str, job_name: str | None, policy: str
+) -> None:
+    """Those that were set before stay in the service; who shares a job is not sharded again."""
+
+    def options(module: Any, target: str) -> list[Any]:
+        mode, dataset = module.ShardingPolicy[policy], count(10).map(lambda i: tf.range(i))
+        name = job_name and f"{job_name} {policy}"
+        dataset_id = module.register_dataset(target, dataset)
+        made = [
+            module.from_dataset_id(mode, target, dataset_id, dataset.element_spec, name),
+            dataset.apply(module.distribute(mode, target, name)),
+            with_options(dataset).apply(module.distribute(mode, target, name)),
+        ]
+        made += [d.repeat() for d in made] + [d.repeat(2).prefetch(2) for d in made]
+        return [d.options() for own in made for d in (own, with_options(own))]
+
+    assert options(service, dispatcher.target) == options(peer, peers_dispatcher)
+
+
+def test_options_are_known_to_a_trace(dispatcher: DispatcherProcess) -> None:
+    """Where they are those of Python's objects."""
+    dataset_id = service.register_dataset(dispatcher.target, count(10))
+    spec = tf.TensorSpec([], tf.int64)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def trace() -> int:
+        read = service.from_dataset_id(
+            DYNAMIC, dispatcher.target, dataset_id, job_name="traced", element_spec=spec
+        )
+        for dataset in (read, read.repeat(), read.batch(2)):
+            with pytest.warns(UserWarning, match="graph mode"):
+                distribute = dataset.options().experimental_distribute
+            assert distribute.auto_shard_policy == AutoShardPolicy.OFF
+        return 1
+
+    assert int(trace()) == 1
+
+
+@pytest.mark.usefixtures("workers")
+def test_trainers_of_a_strategy_get_all_of_a_shared_job(dispatcher: DispatcherProcess) -> None:
+    dataset_id = service.register_dataset(dispatcher.target, count(40).batch(4))
+
+    def shared(job_name: str) -> Any:
+        return service.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id, job_name=job_name)
+
+    two_cpus = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+    assert two_cpus.num_replicas_in_sync == 2
+    elements: list[int] = []
+    for batch in two_cpus.experimental_distribute_dataset(shared("of one")):
+        elements += [int(e) for own in two_cpus.experimental_local_results(batch) for e in own]
+    assert sorted(elements) == list(range(40))
+
+    # What each of two processes does under MultiWorkerMirroredStrategy.
+    trainers = [input_ops.auto_shard_dataset(shared("of two"), 2, i, 2) for i in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        got = pool.map(lambda trainer: [int(e) for batch in trainer for e in batch], trainers)
+        assert sorted(itertools.chain.from_iterable(got)) == list(range(40))
+
+
+@pytest.mark.usefixtures("workers")
+@pytest.mark.parametrize("element", [lambda i: i, lambda i: tf.fill([i], i)])
+def test_trainers_of_a_strategy_get_their_shares_of_jobs_of_their_own(
+    dispatcher: DispatcherProcess, element: Callable[[Any], Any]
+) -> None:
+    """TensorFlow shards what each of them reads, as it does with its own service's dataset."""
+    dataset = count(1, 9).map(element).apply(service.distribute(DYNAMIC, dispatcher.target))
+    shares = [input_ops.auto_shard_dataset(dataset, 2, i, 2) for i in range(2)]
+    got = [[int(tf.reduce_max(e)) for e in share] for share in shares]
+    assert got == [[1, 3, 5, 7], [2, 4, 6, 8]]

@@ -109,7 +109,7 @@ class TestHealthy:
         self, dispatcher: DispatcherProcess
     ) -> None:
         distribute = service.distribute(DYNAMIC, dispatcher.target, job_name="of numbers")
-        assert numbers(tf.data.Dataset.range(5).apply(distribute)) == list(range(5))
+        assert sorted(numbers(tf.data.Dataset.range(5).apply(distribute))) == list(range(5))
         texts = tf.data.Dataset.range(5).map(tf.strings.as_string).apply(distribute)
         with pytest.raises(tf.errors.InvalidArgumentError, match="another element_spec"):
             list(texts)
@@ -210,14 +210,6 @@ class TestHealthy:
         assert list(elements) == []
         left = {thread.name for thread in threading.enumerate()} - before
         assert not left
-
-    def test_what_cannot_be_split(
-        self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
-    ) -> None:
-        kept = tf.data.Dataset.range(9).snapshot(str(tmp_path / "snapshot"))
-        dataset = kept.apply(service.distribute(DYNAMIC, dispatcher.target))
-        with pytest.raises(tf.errors.UnimplementedError, match="SnapshotDataset"):
-            next(iter(dataset))
 
     def test_an_unknown_dataset(self, dispatcher: DispatcherProcess) -> None:
         with pytest.raises(NotFound, match="4711"):

@@ -5,20 +5,23 @@ from __future__ import annotations
 import itertools
 import pathlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.errors import PipelineError
+from forebay.service.errors import Unimplemented
 
 from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
 
-DYNAMIC = service.ShardingPolicy.DYNAMIC
+OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
+Dataset = Any
 count = tf.data.Dataset.range
+zipped = tf.data.Dataset.zip
 
 
 @pytest.fixture(scope="module")
@@ -69,19 +72,48 @@ def test_zipped_elements_stay_together(dispatcher: DispatcherProcess) -> None:
     assert got == [(i, -i) for i in range(100_000)]
 
 
-def test_what_cannot_be_kept_together_is_refused_with_the_reason(
+REFUSED: dict[str, tuple[Callable[[], Dataset], str]] = {
+    "neighbours": (lambda: zipped((count(100), count(100).skip(1))), r"Skip\(1\)"),
+    "endless shuffle_and_repeat": (
+        lambda: count(9).apply(tf.data.experimental.shuffle_and_repeat(3)),
+        r"write shuffle\(…\)\.repeat\(\)",
+    ),
+    "snapshot": (
+        lambda: count(9).snapshot("elsewhere"),
+        "Cannot create split providers for dataset of type SnapshotDatasetV2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_split_is_refused_where_it_is_asked_for(
+    dispatcher: DispatcherProcess, name: str
+) -> None:
+    """In the caller's stack, with the reason, and without a worker; unsharded, it is not."""
+    build, reason = REFUSED[name]
+    dataset, target = build(), dispatcher.target
+    dataset_id = service.register_dataset(target, dataset)
+    ways: list[Callable[[service.ShardingPolicy], object]] = [
+        lambda policy: dataset.apply(service.distribute(policy, target)),
+        lambda policy: service.from_dataset_id(policy, target, dataset_id, dataset.element_spec),
+        lambda policy: service.read(target, dataset_id, processing_mode=policy).close(),
+    ]
+    for way in ways:
+        with pytest.raises(Unimplemented, match=reason):
+            way(DYNAMIC)
+        way(OFF)
+
+
+def test_what_is_paired_wrongly_by_workers_is_read_unsharded(
     dispatcher: DispatcherProcess,
 ) -> None:
-    neighbours = tf.data.Dataset.zip((count(100), count(100).skip(1)))
+    neighbours = zipped((count(100), count(100).skip(1)))
     dataset_id = service.register_dataset(dispatcher.target, neighbours)
-    with WorkerProcess(dispatcher.address):
-        with (
-            service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC) as elements,
-            pytest.raises(PipelineError, match=r"Skip\(1\)"),
-        ):
-            next(elements)
-        with service.read(dispatcher.target, dataset_id) as elements:  # unsharded, it can be read
-            assert [(int(a), int(b)) for a, b in elements] == [(i, i + 1) for i in range(99)]
+    with (
+        WorkerProcess(dispatcher.address),
+        service.read(dispatcher.target, dataset_id) as elements,
+    ):
+        assert [(int(a), int(b)) for a, b in elements] == [(i, i + 1) for i in range(99)]
 
 
 def test_a_drained_worker_leaves_no_repetition_incomplete(dispatcher: DispatcherProcess) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
@@ -24,6 +25,8 @@ from forebay.service.split_sources import (
 )
 
 from .pipelines import Dataset, count, slices
+
+zipped = tf.data.Dataset.zip
 
 
 def sources(dataset: Dataset) -> list[str]:
@@ -52,6 +55,29 @@ def test_a_source_that_cannot_be_split_is_named(tmp_path: pathlib.Path) -> None:
     source.op = "TFRecordDatasetV2"
     with pytest.raises(NotSplittable, match=rf"of type TFRecordDatasetV2, .* '{source.name}'"):
         split_sources(graph.SerializeToString())
+
+
+def test_inputs_that_may_be_left_early_are_leased_singly() -> None:
+    def singly(dataset: Dataset) -> list[bool]:
+        return [source.splits.singly for source in split_sources(graph_of(dataset))]
+
+    inputs = [zipped((count(3), count(3))), zipped((count(4), count(4)))]
+    selector = slices(np.zeros(3, np.int64))
+    choose, sample = tf.data.Dataset.choose_from_datasets, tf.data.Dataset.sample_from_datasets
+    assert singly(choose(inputs, selector)) == [False, *[True] * 4]
+    assert singly(sample(inputs, stop_on_empty_dataset=True)) == [False, *[True] * 4]
+    assert singly(sample(inputs)) == [False] * 5  # ends when all have ended
+    assert singly(count(3).concatenate(count(3))) == [False] * 2
+
+
+def test_what_reduces_all_elements_cannot_be_split() -> None:
+    """Each worker would reduce its own."""
+    total = tf.data.experimental.Reducer(
+        lambda _: 0, lambda total, _: total + 1, lambda total: total
+    )
+    dataset = count(9).apply(tf.data.experimental.group_by_reducer(lambda i: i % 3, total))
+    with pytest.raises(NotSplittable, match=r"dataset of type .*GroupByReducerDataset"):
+        sources(dataset)
 
 
 def test_sizes_that_must_be_evaluated() -> None:

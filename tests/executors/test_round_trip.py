@@ -196,6 +196,18 @@ def test_aligned_arrays_are_adopted_without_a_copy(shape: list[int | None]) -> N
     assert np.asarray(element).ctypes.data == array.ctypes.data
 
 
+@pytest.mark.parametrize("shape", [[], [5000], [None]])
+def test_what_is_said_to_be_infinite_may_end(shape: list[int | None]) -> None:
+    """TensorFlow says it of a sample_from_datasets that ends with its first empty input, too."""
+    infinite = tf.data.INFINITE_CARDINALITY
+    block = Block(3, (Component(np.ones([3, *(d or 2 for d in shape)], np.float32)),))
+    spec = tf.TensorSpec(shape, tf.float32)
+    dataset = dataset_of_blocks(partial(generate, [block]), spec, cardinality=infinite)
+    assert int(dataset.cardinality()) == infinite
+    assert len(list(dataset)) == 3
+    assert len(list(dataset.repeat().take(7))) == 7
+
+
 def test_an_abandoned_iteration_closes_its_blocks() -> None:
     blocks = blocks_of(tf.data.Dataset.range(100).map(lambda x: x + 1), block_bytes=64)
     closed = []

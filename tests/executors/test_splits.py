@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import pathlib
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.eager import context
 
 from forebay.service.blocks import Array, Block, Strings
@@ -20,8 +22,9 @@ from forebay.service.client.tf_elements import dataset_of_blocks, graph_of
 from forebay.service.errors import PipelineError
 from forebay.service.executors import SplitRange
 from forebay.service.executors.evaluate import evaluate
+from forebay.service.executors.feeds import LoadedGraph
 from forebay.service.executors.tf_data import TfDataExecutor
-from forebay.service.split_sources import NotSplittable, split_sources
+from forebay.service.split_sources import NotSplittable, require_splittable, split_sources
 
 from .pipelines import (
     Dataset,
@@ -79,6 +82,7 @@ ZIPPED: dict[str, Callable[[], Dataset]] = {
     "zip with a cache": lambda: zipped((count(40).cache(), count(40).map(lambda i: -i))),
     "zip with a constant": lambda: zipped((count(40), again("label").repeat())),
     "enumerated zip": lambda: zipped((count(40), count(40))).batch(1),
+    "zip with numbers": lambda: zipped((slices(tf.range(40) // 3), count(7, tf.int64.max, 2))),
 }  # fmt: skip
 
 # What is done before the zip would pair what does not belong together.
@@ -121,6 +125,7 @@ MISPAIRED: dict[str, Callable[[], Dataset]] = {
         zipped((count(40).cache(), count(40))).map(lambda a, b: (a, b)).repeat()
     ),
     "counted": lambda: zipped((count(40), tf.data.Dataset.counter())),
+    "a tensor so many times": lambda: zipped((count(40), again("label").repeat(40))),
     "concatenated with what is read whole": lambda: zipped(
         (
             count(3).concatenate(tf.data.Dataset.random(seed=1).take(5)),
@@ -234,6 +239,19 @@ def test_what_would_be_paired_wrongly_is_refused(name: str) -> None:
         executor_of(dataset, leases)
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("a tensor so many times", "without a count"),
+        ("counted", r"Dataset\.range\(start, tf\.int64\.max, step\)"),
+        ("batches and elements", "do after the zip what is done before"),
+    ],
+)
+def test_what_is_refused_says_what_to_write_instead(name: str, advice: str) -> None:
+    with pytest.raises(NotSplittable, match=advice):
+        require_splittable(s.splits for s in split_sources(graph_of(MISPAIRED[name]()), evaluate))
+
+
 def test_a_zip_that_was_registered_before_its_sources_were_leased_together_is_refused() -> None:
     dataset = zipped((count(40), count(40)))
     leases = Leases(split_sources(graph_of(dataset), evaluate))
@@ -330,6 +348,18 @@ def test_a_repeat_without_an_end_ends_when_its_splits_are_over() -> None:
     executor = TfDataExecutor(graph_of(dataset), Draining(), element_spec=dataset.element_spec)
     values = [int(v) for block in executor.blocks() for v in column(block)]
     assert sorted(values) == sorted([*range(5)] * 3)
+
+
+def test_options_hold_behind_a_repeat_without_an_end() -> None:
+    """Though it is replaced by a flat_map over something else."""
+    below, above = tf.data.Options(), tf.data.Options()
+    below.deterministic = above.autotune.enabled = False
+    below.threading.private_threadpool_size, above.threading.private_threadpool_size = 2, 3
+    dataset = count(5).with_options(below).repeat().with_options(above).prefetch(1)
+    leases = Leases(split_sources(graph_of(dataset), evaluate))
+    with contextlib.closing(LoadedGraph(graph_of(dataset), leases)) as loaded:
+        variant = dataset_ops._VariantDataset(loaded.variant, dataset.element_spec)
+        assert variant.options() == dataset.options()
 
 
 def test_many_concatenated_datasets() -> None:

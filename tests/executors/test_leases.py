@@ -1,0 +1,36 @@
+"""What a task's feed asks the dispatcher for."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.dispatcher_client import DispatcherClient
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.worker.leases import LeaseFeed
+
+
+class Dispatcher:
+    """Leases the splits 0 … 9, as many as are wanted."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def call(self, request: pb.LeaseSplitsRequest, _: Any, **__: Any) -> pb.LeaseSplitsResponse:
+        first, self._next = self._next, min(10, self._next + request.want)
+        count = self._next - first
+        return pb.LeaseSplitsResponse(
+            lease_id=self._next, first=first, count=count, end_of_splits=not count
+        )
+
+
+def test_what_may_be_left_early_is_leased_when_it_is_needed() -> None:
+    """Leased ahead, an input that its pipeline does not choose again is lost to the others."""
+    dispatcher = cast(DispatcherClient, Dispatcher())
+    feeds = [
+        LeaseFeed(dispatcher, task, [ev.SplitSource(count=10, singly=True)]) for task in (1, 2)
+    ]
+    leased = [feed.next_range(0, 0, endless=False) for _ in range(5) for feed in feeds]
+    assert [(own.first, own.count) for own in leased if own] == [(i, 1) for i in range(10)]
+    for feed in feeds:
+        feed.close()
