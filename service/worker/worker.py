@@ -252,7 +252,7 @@ class Worker:
             return
         if lacking := self._blocks.forget_gone(found.gone):
             log.warning(
-                "consumers %s have gone, and lack %d elements that were sent: they have not come back, "
+                "consumers %s have gone, and lack %d elements that were sent: they have come back "
                 "neither here nor to the dispatcher", list(found.gone), lacking,
             )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import lzma
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from forebay.journal import encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.snapshots import encode_snapshot
 from forebay.service.core.encoding import SCHEMA, decode_state, encode_state
+from forebay.service.core.machine import apply
 from forebay.service.core.state import State
+from forebay.service.core.status import status
 from forebay.service.dispatcher.dispatcher import recover
 from forebay.storage import Corrupt, FileStorage, MemoryStorage
 
@@ -74,6 +77,20 @@ def test_the_golden_journals_hold_what_a_cluster_decides() -> None:
         cluster = Cluster()
         life(cluster)
         assert kinds == {event.WhichOneof("event") for event in cluster.events}
+
+
+RANDOM = json.loads(lzma.decompress((GOLDEN / "random.json.xz").read_bytes()))
+"""Of some earlier versions, what each decided at random, and what it has led to since format 2."""
+
+
+@pytest.mark.parametrize("version", RANDOM)
+def test_what_earlier_versions_decided_at_random_applies(version: str) -> None:
+    for journal in RANDOM[version]:
+        state = State()
+        for data in journal["events"]:
+            apply(state, ev.Event.FromString(bytes.fromhex(data)))
+        assert json.loads(json.dumps(status(state))) == journal["status"]
+        assert decode_state(encode_state(state)) == state
 
 
 STATE = filled(State, itertools.count(1))
