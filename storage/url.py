@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 from .base import Storage
 from .errors import StorageUnusable
-from .files import FileStorage
+from .local.files import FileStorage
 from .memory import MemoryStorage
 from .redis_address import SCHEMES, redact
 
