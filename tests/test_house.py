@@ -30,6 +30,7 @@ LAYERS: dict[str, set[str]] = {
     "storage.proto": set(),
     "storage.*": {"storage.proto"},
     "storage.local": {"storage.*", "storage.proto"},
+    "storage.redis": {"storage.*", "storage.proto"},
     "storage.url": {"storage"},
     "storage": {"storage"},  # its __init__, the public face
     "journal": {"storage"},
@@ -49,7 +50,7 @@ LAYERS: dict[str, set[str]] = {
 }
 
 # Packages that nobody knows but the package that they are in.
-INNER = {"storage.local"}
+INNER = {"storage.local", "storage.redis"}
 
 # The core is pure: no clock, no random, no I/O. So it names what it may import.
 PURE = {
@@ -60,7 +61,9 @@ PURE = {
 HEAVY = {"tensorflow", "keras", "apache_beam"}
 BANNED: dict[str, set[str]] = {  # not even lazily
     "storage": HEAVY | {"grpc"},
-    "journal": HEAVY | {"grpc"},
+    "storage.local": {"redis"},
+    "journal": HEAVY | {"grpc", "redis"},
+    "service": {"redis"},
     "service.dispatcher": HEAVY,
     "service.transport": HEAVY | {"grpc"},
 }
@@ -180,6 +183,7 @@ def test_nothing_is_imported_under_a_second_name() -> None:
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
+        ("forebay.storage", HEAVY | {"grpc", "redis"}),
         ("forebay.service", HEAVY),
         ("forebay.service.dispatcher", HEAVY),
         ("forebay.service.transport", HEAVY | {"grpc"}),

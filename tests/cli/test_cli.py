@@ -27,7 +27,7 @@ from forebay.service.dispatcher_client import DispatcherClient
 from forebay.service.errors import InvalidArgument, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import Locked, open_storage
-from forebay.storage.redis_storage import RedisStorage
+from forebay.storage.redis.storage import RedisStorage
 
 from ..stock import GRAPH, DispatcherProcess
 
