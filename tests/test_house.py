@@ -218,13 +218,16 @@ def test_constraints_are_plain_versions() -> None:
 PRIVATE = re.compile(r"--(?:extra-)?index-url|https?://[^\s/]*pypi|/(?:root|home|Users|work)/\w")
 
 
+BINARY = {".png", ".tfrecord", ".snapshot"}
+
+
 def text_files() -> Iterator[pathlib.Path]:
     """The files that can be committed: what .gitignore names is left out."""
     generated = re.compile(r"\.(?!ci$).+|__pycache__|build|dist|.+\.egg-info")
     for folder, folders, files in os.walk(ROOT):
         folders[:] = [f for f in folders if not generated.fullmatch(f)]
-        for file in files:
-            if pathlib.Path(file).suffix not in {".png", ".tfrecord", ".snapshot"}:
+        for file in files:  # .git is one in a worktree, and says where its repository is
+            if file != ".git" and pathlib.Path(file).suffix not in BINARY:
                 yield pathlib.Path(folder, file)
 
 
