@@ -20,9 +20,9 @@ from dataclasses import KW_ONLY, dataclass
 from types import TracebackType
 from typing import Self
 
+from .connections.grpc_server import WILDCARDS
+from .connections.protocols import SERVED, transfer_protocol
 from .errors import ForebayError, InvalidArgument
-from .grpc_server import WILDCARDS
-from .protocols import SERVED, transfer_protocol
 
 STOP_TIMEOUT_S = 10.0
 DEFAULT_TIMEOUT_MS = 60_000

@@ -37,13 +37,23 @@ LAYERS: dict[str, set[str]] = {
     "service.proto": {"journal.proto"},
     LOOSE: WORDS,
     "service.core": {"journal", "storage", "service.errors"},
-    "service.dispatcher": {"service.core", "service.proto", "journal", "storage", LOOSE},
+    "service.connections": {"service.errors", "service.proto", "journal.proto"},
+    "service.dispatcher": {
+        *("service.core", "service.connections.grpc_server", "service.proto"),
+        *("journal", "storage", LOOSE),
+    },
     "service.executors": {LOOSE, *WORDS},
-    "service.transport": {LOOSE, *WORDS},
-    "service.worker": {"service.executors", "service.transport", LOOSE, *WORDS},
-    "service.client": {"service.transport", "service.executors", LOOSE, *WORDS},
-    "service.servers": {"service.worker", LOOSE, *WORDS},
-    "service.chaos": {"service.client", "journal", "storage", LOOSE, *WORDS},
+    "service.transport": {"service.connections.protocols", LOOSE, *WORDS},
+    "service.worker": {
+        *("service.executors", "service.transport", "service.connections", LOOSE, *WORDS)
+    },
+    "service.client": {
+        *("service.executors", "service.transport", "service.connections", LOOSE, *WORDS)
+    },
+    "service.servers": {"service.worker", "service.connections", LOOSE, *WORDS},
+    "service.chaos": {
+        *("service.client", "service.connections", "journal", "storage", LOOSE, *WORDS)
+    },
     "service.cli": {"service", "journal", "storage", "benchmarks"},
     "service": {"service"},  # its __init__, the public face
     "benchmarks": {"service", "journal", "storage"},
@@ -64,6 +74,7 @@ BANNED: dict[str, set[str]] = {  # not even lazily
     "storage.local": {"redis"},
     "journal": HEAVY | {"grpc", "redis"},
     "service": {"redis"},
+    "service.connections": HEAVY,
     "service.dispatcher": HEAVY,
     "service.transport": HEAVY | {"grpc"},
 }
