@@ -33,8 +33,7 @@ def main(service: str, elements: int, seconds: float, answer: pathlib.Path) -> N
         made = {"id": number, "payload": tf.fill([PAYLOAD_LENGTH], number)}
         return tf.data.Dataset.from_tensors(made).apply(sleep).take(1)
 
-    # Not asleep on top of the source: while it waits for that it keeps a lock that cancelling it
-    # needs, and TensorFlow cancels with Python's global lock, which the source needs.
+    # Not asleep on top of the source, which keeps a lock, that cancelling needs, while it waits.
     of_trainers = tf.data.Dataset.range(elements).flat_map(element).repeat(PASSES)
     of_crowds = tf.data.Dataset.range(crowd.ELEMENTS).flat_map(element)
     ids = [register_dataset(service, dataset) for dataset in (of_trainers, of_crowds)]

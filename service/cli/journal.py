@@ -132,6 +132,7 @@ def repair(
 
     with _opened(storage) as opened:
         done = repair_storage(opened, truncate_corrupt=truncate_corrupt)
+        _datasets(opened)  # Corrupt, if a dispatcher cannot begin with what the journal says
         left = verify_storage(opened, _datasets)
     done += [f"left as it is: {problem.message}" for problem in left.problems]
     if left.lost_datasets:

@@ -42,7 +42,8 @@ Decide = dict[type[Command], Callable[[State, Any], Decision]]
 errors of service/errors.py; then nothing has happened."""
 
 Apply = dict[str, Callable[[State, Any], None]]
-"""What each event of a topic changes, by the event's kind. Decides nothing and cannot fail."""
+"""What each event of a topic changes, by the event's kind. Decides nothing;
+what could fail has been refused before."""
 
 
 class Ids:

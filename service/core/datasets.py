@@ -82,9 +82,14 @@ def _require_splits(definition: ev.DatasetDefinition) -> None:
 
 
 def _without_graph(definition: ev.DatasetDefinition) -> ev.DatasetDefinition:
+    """What must be the same in the graph that replaces it, whatever version analysed them."""
     rest = ev.DatasetDefinition()
     rest.CopyFrom(definition)
-    rest.ClearField("tf_data_graph")
+    for field in ("tf_data_graph", "unsplittable"):
+        rest.ClearField(field)
+    for source in rest.sources:
+        for field in ("unleasable", "singly"):
+            source.ClearField(field)
     return rest
 
 

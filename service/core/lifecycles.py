@@ -15,9 +15,9 @@ ABSENT = "absent"  # not made yet, or over and forgotten
 LEASED, LOST = "leased", "lost"
 RUNNING, COMPLETED, COMPLETED_LOST = "running", "completed", "completed and lost"
 WAITING, FINISHED = "waiting", "finished"
-EITHER = None  # waiting or running, as its tasks say
+EITHER = "waiting or running"  # as its tasks say
 
-Table = dict[str, dict[str, str | None]]
+Table = dict[str, dict[str, str]]
 """By the event's kind: from which state to which."""
 
 LEASE: Table = {
@@ -53,6 +53,8 @@ def lease_state(state: State, lease_id: int) -> str:
     """Leased, lost or absent."""
     if lease_id in state.leases:
         return LEASED
+    if lease_id >= state.next_id:  # as each new one: the search below is long
+        return ABSENT
     tasks = [*state.tasks.values(), *(lost.task for lost in state.lost_tasks.values())]
     return LOST if any(lease.lease_id == lease_id for t in tasks for lease in t.lost) else ABSENT
 
@@ -95,8 +97,8 @@ def check(state: State, kind: str, body: Any) -> None:
             continue
         field = f"{entity.name}_id"
         entity_id = getattr(body, field)
-        if not entity_id and kind == "splits_leased":
-            continue  # through GetSplit, which names neither lease nor task
+        if not entity_id:
+            continue  # a split through GetSplit, which names neither lease nor task
         found = entity.states(state, entity_id)
         if found not in transitions:
             raise WrongTransition(

@@ -5,8 +5,8 @@
 Both are pure and synchronous. `decide` reads the state, changes nothing, and returns events, with
 the answer for whoever asked. Commands that ask for what is so already lead to no event, so they can
 be repeated freely; commands that make something new carry a request number, and a retry is answered
-by the event that answered it first. `apply` is total: an event that was journaled applies, live and
-in every replay alike. An exception there is a bug, or a journal that this program did not write.
+by the event that answered it first. `apply` is total on what any version of this program decided,
+live and in every replay alike. What cannot follow is refused (lifecycles.py).
 """
 
 from __future__ import annotations

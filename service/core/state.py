@@ -3,7 +3,7 @@
 It is changed by `apply` alone (machine.py), so that the live state and the replayed one are
 the same; it holds no clock, no connection and no cache. Redundant fields (an iteration's
 tasks, a worker's tasks) are kept in step by `apply` as well. The structs are msgspec's:
-compact, comparable, and a snapshot is their encoding, with no second schema to keep (snapshots.py).
+compact, comparable, and a snapshot is their encoding, with no second schema to keep (encoding.py).
 """
 
 from __future__ import annotations

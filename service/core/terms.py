@@ -83,7 +83,7 @@ def _leader_elected(state: State, event: ev.LeaderElected) -> None:
 
 def _begin_anew(state: State, journal_id: str) -> None:
     """What events of format 1 left to be concluded from another journal id."""
-    how = splits.APPLY | consumers.APPLY | workers.APPLY
+    how = splits.APPLY | consumers.APPLY | workers.APPLY  # no event of its own, so not `apply`
     for event in _dismissals(state):
         kind = event.WhichOneof("event") or ""
         how[kind](state, getattr(event, kind))

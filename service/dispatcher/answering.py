@@ -7,7 +7,9 @@ So a method only translates: it reads the state, or executes a command, and retu
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import math
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -22,12 +24,14 @@ def answering(
     dispatcher: Dispatcher,
     messages: ModuleType,
     functions: Mapping[str, Function],
+    deciding: Collection[str],
     askers: Mapping[str, str] | None = None,
 ) -> dict[str, Method]:
     """The methods of a service, by name, for `generic_handler` and a grpc.aio server.
 
     `messages` has <name>Request and <name>Response. `askers` says in words who asks, as a format of
-    the request: of the methods whose requests say what journal they know.
+    the request: of the methods whose requests say what journal they know. `deciding` are those that
+    answer what they have just decided: that the storage took it proves that this one leads.
     """
 
     def method(name: str, function: Function) -> Method:
@@ -36,6 +40,7 @@ def answering(
         says_position = "journal" in response_class.DESCRIPTOR.fields_by_name
 
         async def answer(request: Any) -> Any:
+            since_s = time.monotonic() if name in deciding else math.inf
             if asker is not None:
                 await dispatcher.check_history(asker.format(request), request.known)
             try:
@@ -43,9 +48,9 @@ def answering(
             except Unavailable:
                 raise
             except ForebayError:  # what it says of the state must be so, too
-                await dispatcher.settled()
+                await dispatcher.settled(since_s)
                 raise
-            await dispatcher.settled()
+            await dispatcher.settled(since_s)
             if says_position:
                 response.journal.CopyFrom(dispatcher.position())
             return response

@@ -26,11 +26,10 @@ from ...storage import (
     StorageUnusable,
     Writer,
 )
-from ..core.machine import apply
 from ..core.state import State
 from ..errors import Unavailable
 from ..proto import forebay_pb2 as pb
-from .dispatcher import Dispatcher, birth, continues, recover
+from .dispatcher import Dispatcher, apply_journaled, birth, continues, recover
 from .leadership import RENEWALS_A_LEASE
 from .options import DispatcherOptions
 
@@ -79,7 +78,7 @@ class Follower:
             for record in records:
                 # An append follows an acknowledged one.
                 self.known = pb.JournalPosition(journal_id=state.journal_id, sequence=last.sequence)
-                apply(state, decode(record.sequence, record.data))
+                apply_journaled(state, record.sequence, decode(record.sequence, record.data))
                 self.replayed += 1
         except Missing:  # trimmed: this state is far behind
             return False

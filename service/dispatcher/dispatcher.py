@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from .. import graphs
 from ..core import commands as c
 from ..core.datasets import fingerprint
 from ..core.encoding import decode_state, encode_state
+from ..core.lifecycles import WrongTransition
 from ..core.machine import apply, decide
 from ..core.state import Dataset, State
 from ..core.status import Stranger
@@ -59,6 +61,7 @@ class Dispatcher:
         self.state = state
         self.options = options
         self.stopped = asyncio.Event()  # set when it must not serve any longer
+        self._broken = False  # the state is not what the journal says
         self.displaced = False  # because another leads
         self._storage = storage
         self._writer = writer
@@ -143,18 +146,25 @@ class Dispatcher:
                 self._tell(events)
             except BaseException:  # a bug: the state is not what the journal says any more
                 log.critical("an event could not be applied, so this dispatcher stops serving")
+                self._broken = True
                 self.stopped.set()
+                self.wake_all()
                 raise
+            sent_s = time.monotonic()
             await self._durable()
+            self.leadership.led(sent_s)
         return answer
 
-    async def settled(self) -> None:
-        """For the answer to a question: wait until everything decided so far is durable, and it
-        is certain that this is still the leader. Raises Unavailable.
+    async def settled(self, since_s: float = math.inf) -> None:
+        """For an answer: wait until everything decided so far is durable, and it is certain that
+        this has been the leader at some time since `since_s` (monotonic; now, at the latest).
+        Raises Unavailable.
         """
+        if self._broken:
+            raise self._unavailable()
         await self._durable()
         try:
-            await self.leadership.prove()
+            await self.leadership.prove(since_s)
         except StorageError as error:
             raise self._unavailable() from error
 
@@ -217,7 +227,7 @@ class Dispatcher:
             reference.fingerprint = await asyncio.to_thread(graphs.fingerprint, graph)
             equal = state.dataset_by_fingerprint.get(fingerprint(definition), "")
             known = state.datasets.get(equal)
-        lost = known is not None and await self._is_lost(known)
+        lost = known is not None and await self.is_lost(known)
         if known is None or lost:
             try:
                 reference.blob = await asyncio.to_thread(self._writer.write_blob, graph)
@@ -230,7 +240,7 @@ class Dispatcher:
         )
         return answer
 
-    async def _is_lost(self, known: Dataset) -> bool:
+    async def is_lost(self, known: Dataset) -> bool:
         """Whether the dataset's graph cannot be read."""
         try:
             await self.read_blob(known.definition.tf_data_graph.blob)
@@ -389,7 +399,19 @@ def recover(storage: Storage, at: int | None = None) -> tuple[State, int]:
     recovered = replay(storage, at, decode_state)
     state = State() if recovered.state is None else recovered.state
     events = 0
-    for _, event in recovered.events:
-        apply(state, event)
+    for sequence, event in recovered.events:
+        apply_journaled(state, sequence, event)
         events += 1
     return state, events
+
+
+def apply_journaled(state: State, sequence: int, event: ev.Event) -> None:
+    """Apply what a journal holds; raises Corrupt if it cannot follow what came before it."""
+    try:
+        apply(state, event)
+    except WrongTransition as error:
+        raise Corrupt(
+            f"record {sequence} is whole, and cannot follow what came before it: {error}. Another "
+            "program wrote it, or Forebay has a bug, which please report: begin with the version "
+            "that wrote it, or restore the storage from a backup"
+        ) from error

@@ -38,6 +38,16 @@ _ASKERS = {
 }
 """Who asks: of the methods that name what a journal has given out, and say which one they know."""
 
+_DECIDING = (
+    "RegisterDataset",
+    "GetOrCreateJob",
+    "JoinIteration",
+    "LeaveIteration",
+    "LeaseSplits",
+    "CompleteTask",
+    "LeaveService",
+)
+
 
 class ForebayFace:
     """The methods of forebay.v1.Dispatcher. One each; none keeps anything."""
@@ -65,7 +75,7 @@ class ForebayFace:
             "FindGoneConsumers": self.find_gone_consumers,
             "GetStatus": self.get_status,
         }
-        return answering(self._dispatcher, pb, functions, _ASKERS)
+        return answering(self._dispatcher, pb, functions, _DECIDING, _ASKERS)
 
     async def register_dataset(
         self, request: pb.RegisterDatasetRequest
@@ -222,9 +232,7 @@ class ForebayFace:
                         num_providers=len(iteration.ledgers),
                     )
                 )
-            await (
-                dispatcher.settled()
-            )  # here, so that a connection that breaks meanwhile is noticed
+            await dispatcher.settled()  # within the poll, which may break meanwhile
         return response
 
     async def lease_splits(self, request: pb.LeaseSplitsRequest) -> pb.LeaseSplitsResponse:

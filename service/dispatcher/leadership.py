@@ -31,6 +31,7 @@ class Leadership:
         self._on_lost = on_lost
         self._lease_s = writer.lease_ms / 1000
         self._proved_s = -math.inf  # when the last renewal that succeeded was sent, monotonic
+        self._led_s = -math.inf  # when the last append that succeeded was sent
         # Of its own: a renewal must not queue behind graphs that are read and written.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="forebay-renewal")
         self._renewal: asyncio.Task[None] | None = None
@@ -41,15 +42,20 @@ class Leadership:
         """Whether a renewal's time has not run out."""
         return time.monotonic() <= self._proved_s + self._lease_s
 
-    async def prove(self) -> None:
-        """Return when it is certain that nobody had taken over when this was called.
+    def led(self, sent_s: float) -> None:
+        """The storage has taken an append that was sent then, as it does from the leader alone."""
+        self._led_s = max(self._led_s, sent_s)
+
+    async def prove(self, since_s: float = math.inf) -> None:
+        """Return when it is certain that nobody had taken over at `since_s`, or at some time after
+        it; if that lies ahead, when this was called.
 
         At once, within the lease. Raises StorageError.
         """
-        called_s = time.monotonic()
+        since_s = min(since_s, time.monotonic())
         # A renewal that was under way already proves nothing: this process may have been paused
         # between its answer and now.
-        while not self.known and self._proved_s < called_s:
+        while not self.known and max(self._proved_s, self._led_s) < since_s:
             await self._renew()
 
     async def keep(self) -> None:

@@ -43,6 +43,14 @@ MAX_EVALUATIONS = 2
 _split = struct.Struct("<6sq").pack
 _SCALAR_INT64 = b"\x08\x09\x12\x00\x22\x08"
 
+_DECIDING = (
+    "GetSplit",
+    "GetOrCreateJob",
+    "GetOrCreateIteration",
+    "ReleaseIterationClient",
+    "WorkerUpdate",
+)
+
 
 class TensorFlowFace:
     """The methods of tensorflow.data.DispatcherService. `close` ends what it has running."""
@@ -80,7 +88,7 @@ class TensorFlowFace:
             "GetSnapshotSplit": self.refuse_snapshot,
             "GetSnapshotStreams": self.refuse_snapshot,
         }
-        return answering(self._dispatcher, pb, functions)
+        return answering(self._dispatcher, pb, functions, _DECIDING)
 
     async def close(self) -> None:
         """Stop pushing tasks to workers."""
@@ -92,7 +100,7 @@ class TensorFlowFace:
         self, request: pb.GetOrRegisterDatasetRequest
     ) -> pb.GetOrRegisterDatasetResponse:
         known = self._dispatcher.state.datasets.get(request.dataset_id)
-        if known is not None:
+        if known is not None and not await self._dispatcher.is_lost(known):
             _require_same_structure(known, request.metadata)
             return pb.GetOrRegisterDatasetResponse(dataset_id=known.dataset_id)
         graph = await asyncio.to_thread(sanitize, request.dataset.graph)

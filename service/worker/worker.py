@@ -251,7 +251,10 @@ class Worker:
             log.info("whether consumers have gone is not known: %s", error)
             return
         if lacking := self._blocks.forget_gone(found.gone):
-            log.info("consumers have gone, and lack %d elements that were sent", lacking)
+            log.warning(
+                "consumers %s have gone, and lack %d elements that were sent: they have not come back, "
+                "neither here nor to the dispatcher", list(found.gone), lacking,
+            )  # fmt: skip
 
     def _is_read(self, task_id: int) -> bool:
         return self._blocks.is_read(task_id) or self._face.is_read(task_id)

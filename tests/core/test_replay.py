@@ -28,7 +28,7 @@ SOURCES = [
 ]
 
 
-Arrival = tuple[lifecycles.Entity, int, str | None]
+Arrival = tuple[lifecycles.Entity, int, str]
 
 
 def transitions(state: State, event: ev.Event) -> list[Arrival]:

@@ -224,25 +224,72 @@ async def until(true: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_what_cannot_be_applied_is_not_journaled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_applied_is_not_journaled_and_nobody_hears_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     storage = MemoryStorage()
+    right = ev.Event(
+        time_ms=1, worker_registered=ev.WorkerRegistered(worker_id=7, address="w:1", uid=7)
+    )
     wrong = ev.Event(time_ms=1, task_completed=ev.TaskCompleted(task_id=7))
 
     async def a_bug(dispatcher: Dispatcher) -> None:
-        monkeypatch.setattr(dispatching, "decide", lambda *_: Decision([wrong], None))
+        status, request, _ = ForebayFace(dispatcher).methods()["GetStatus"]
+        waiting = asyncio.create_task(dispatcher.wait_until(lambda: False, 60_000))
+        await status(request())
+        monkeypatch.setattr(dispatching, "decide", lambda *_: Decision([right, wrong], None))
         with pytest.raises(WrongTransition, match="task 7 is absent"):
             await dispatcher.execute(c.CompleteTask(task_id=7))
         assert dispatcher.stopped.is_set()
+        await waiting
         with pytest.raises(Unavailable):
             await dispatcher.execute(c.CompleteTask(task_id=7))
+        with pytest.raises(Unavailable):
+            await status(request())
 
     run_dispatcher(storage, a_bug)
     monkeypatch.undo()
 
     async def the_next_one(dispatcher: Dispatcher) -> None:
         assert dispatcher.state.term == 2
+        assert not dispatcher.state.workers
 
     run_dispatcher(storage, the_next_one)
+
+
+def test_an_append_proves_the_lead_for_what_it_decided_and_for_no_question() -> None:
+    storage = Renewals()
+
+    async def renewals_fail(dispatcher: Dispatcher) -> None:
+        definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=9)])
+        await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
+        job_id = await dispatcher.execute(c.GetOrCreateJob(dataset_id="d", name="", sharding=1))
+        joined = await dispatcher.execute(c.JoinIteration(job_id=job_id, epoch=0))
+        methods = TensorFlowFace(dispatcher).methods()
+        storage.error = Away("it is away")
+        await until(lambda: not dispatcher.leadership.known)
+        get_split, get_workers = methods["GetSplit"][0], methods["GetWorkers"][0]
+        found = await get_split(tf.GetSplitRequest(iteration_id=joined.iteration_id))
+        assert not found.end_of_splits
+        with pytest.raises(Unavailable):
+            await get_workers(tf.GetWorkersRequest())
+
+    run_dispatcher(storage, renewals_fail, leader_lease_ms=100)
+
+
+def test_a_journal_that_cannot_be_is_corrupt_for_everybody() -> None:
+    storage = MemoryStorage()
+    writer = storage.open_writer("a bug")
+    wrong = ev.Event(time_ms=1, task_completed=ev.TaskCompleted(task_id=7))
+    writer.append([elected(writer.term), encode(wrong)])
+    writer.close()
+    for find in (recover, lambda storage: Follower(storage).catch_up()):
+        with pytest.raises(Corrupt, match=r"record 2 is whole, and cannot follow .* task 7 is abs"):
+            find(storage)
+    follower = Follower(storage)
+    follower.state = recover(storage, 1)[0]
+    with pytest.raises(Corrupt, match="record 2 is whole"):
+        follower.catch_up()
 
 
 def test_while_the_storage_is_away_questions_wait_and_nobody_is_given_up() -> None:
