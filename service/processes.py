@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import random
@@ -73,15 +74,17 @@ def start(
 
 
 def end(process: subprocess.Popen[str], timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """SIGTERM, and SIGKILL if that is not enough. Idempotent."""
+    """SIGTERM, and SIGKILL if that is not enough; close its input and output. Idempotent."""
     process.terminate()
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
 
 
 def tail(log: pathlib.Path, lines: int = 20) -> str:

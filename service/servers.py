@@ -9,7 +9,6 @@ nothing that holds the lock waits for one.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -20,11 +19,11 @@ from dataclasses import KW_ONLY, dataclass
 from types import TracebackType
 from typing import Self
 
+from .connections.grpc_server import WILDCARDS
+from .connections.protocols import SERVED, transfer_protocol
 from .errors import ForebayError, InvalidArgument
-from .grpc_server import WILDCARDS
-from .protocols import SERVED, transfer_protocol
+from .processes import end, forebay
 
-STOP_TIMEOUT_S = 10.0
 DEFAULT_TIMEOUT_MS = 60_000
 
 
@@ -110,9 +109,8 @@ class DispatchServer:
         }
         arguments = [f"--{name}={value}" for name, value in options.items() if value is not None]
         arguments += ["--allow-volatile"] if config.allow_volatile else []
-        command = (sys.executable, "-m", "forebay.service.cli", "dispatcher", "--exit-with-parent")
         process = subprocess.Popen(
-            [*command, *arguments],
+            forebay("cli", "dispatcher", "--exit-with-parent", *arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -129,7 +127,7 @@ class DispatchServer:
             target=_forward_log, args=(process,), name="forebay-dispatcher-log", daemon=True
         ).start()
         self._process = process
-        self._finalizer = weakref.finalize(self, _stop_process, process)
+        self._finalizer = weakref.finalize(self, end, process)
 
     @property
     def target(self) -> str:
@@ -164,29 +162,12 @@ class DispatchServer:
         self.stop()
 
 
-def _stop_process(process: subprocess.Popen[str]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    _close_pipes(process)
-
-
 def _forward_log(process: subprocess.Popen[str]) -> None:
     """What the dispatcher logs, to where this process logs; until it has ended."""
     assert process.stderr is not None
     with process.stderr:
         for line in process.stderr:
             sys.stderr.write(line)
-
-
-def _close_pipes(process: subprocess.Popen[str]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from ..journal.proto import events_pb2 as ev
 from ..journal.splits import source_size
 from .errors import Unimplemented
 from .graphs import Graph, InvalidGraph
+from .processes import forebay
 from .proto import graph_pb2 as pb
 
 
@@ -421,7 +421,7 @@ def evaluate_in_subprocess(
 
     Raises InvalidGraph if the tensors cannot be computed there.
     """
-    command = [sys.executable, "-m", "forebay.service.executors.evaluate", *names]
+    command = forebay("executors.evaluate", *names)
     try:
         done = subprocess.run(command, input=graph, capture_output=True, timeout=timeout_s)
     except subprocess.TimeoutExpired as error:

@@ -17,7 +17,7 @@ from .errors import (
     StorageUnusable,
     Volatile,
 )
-from .files import FileStorage
+from .local.files import FileStorage
 from .memory import MemoryStorage
 from .url import open_storage
 

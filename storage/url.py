@@ -7,9 +7,9 @@ from urllib.parse import unquote, urlsplit
 
 from .base import Storage
 from .errors import StorageUnusable
-from .files import FileStorage
+from .local.files import FileStorage
 from .memory import MemoryStorage
-from .redis_address import SCHEMES, redact
+from .redis.address import SCHEMES, redact
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _NO_COLON = re.compile(rf"(memory|file|{'|'.join(map(re.escape, SCHEMES))})//")
@@ -22,7 +22,7 @@ _OFFER = (
 def open_storage(url: str, *, allow_volatile: bool = False) -> Storage:
     """The storage at `url`.
 
-    That is `memory:`, `file:///directory`, a plain path, or a Redis: redis_address.py has the
+    That is `memory:`, `file:///directory`, a plain path, or a Redis: redis/address.py has the
     forms of its URLs. Each `memory:` storage is a new one. Opening changes nothing; what is not
     there yet is made by `open_writer`. That refuses a Redis whose settings can lose
     acknowledged records, unless `allow_volatile`. Raises StorageUnusable.
@@ -46,7 +46,7 @@ def open_storage(url: str, *, allow_volatile: bool = False) -> Storage:
             )
         return FileStorage(unquote(path))
     if scheme[0].lower().removesuffix(":") in SCHEMES:
-        from .redis_storage import RedisStorage  # importing it takes a while
+        from .redis.storage import RedisStorage  # importing it takes a while
 
         return RedisStorage(url, allow_volatile=allow_volatile)
     raise StorageUnusable(

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.server import serve
-from forebay.storage.file_writer import FileWriter
+from forebay.storage.local.file_writer import FileWriter
 
 reached = 0
 

@@ -17,11 +17,11 @@ from typing import Any, Self
 
 import grpc
 
-from forebay.service.grpc_server import CHANNEL_OPTIONS
+from forebay.service.connections.grpc_server import CHANNEL_OPTIONS
 from forebay.service.proto import graph_pb2 as graph
 from forebay.service.proto import tf_service_pb2 as pb
 
-STOP_TIMEOUT_S = 30
+STOP_TIMEOUT_S = 40
 
 GRAPH = graph.GraphDef(
     node=[

@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGES = ("storage", "journal", "service", "benchmarks")
 
 # What each layer may import besides itself: a layer, or a module with all below it. A module's
-# layer is the longest name here that it begins with; LOOSE are the modules right in service/.
+# layer is the longest name here that it begins with; `package.*` are the modules right in it.
 LOOSE = "service.*"
 WORDS = {
     "storage.errors",
@@ -27,22 +27,40 @@ WORDS = {
     "service.proto",
 }  # of the system: almost anybody's
 LAYERS: dict[str, set[str]] = {
-    "storage": set(),
+    "storage.proto": set(),
+    "storage.*": {"storage.proto"},
+    "storage.local": {"storage.*", "storage.proto"},
+    "storage.redis": {"storage.*", "storage.proto"},
+    "storage.url": {"storage"},
+    "storage": {"storage"},  # its __init__, the public face
     "journal": {"storage"},
     "service.proto": {"journal.proto"},
     LOOSE: WORDS,
     "service.core": {"journal", "storage", "service.errors"},
-    "service.dispatcher": {"service.core", "service.proto", "journal", "storage", LOOSE},
+    "service.connections": {"service.errors", "service.proto", "journal.proto"},
+    "service.dispatcher": {
+        *("service.core", "service.connections.grpc_server", "service.proto"),
+        *("journal", "storage", LOOSE),
+    },
     "service.executors": {LOOSE, *WORDS},
-    "service.transport": {LOOSE, *WORDS},
-    "service.worker": {"service.executors", "service.transport", LOOSE, *WORDS},
-    "service.client": {"service.transport", "service.executors", LOOSE, *WORDS},
-    "service.servers": {"service.worker", LOOSE, *WORDS},
-    "service.chaos": {"service.client", "journal", "storage", LOOSE, *WORDS},
+    "service.transport": {"service.connections.protocols", LOOSE, *WORDS},
+    "service.worker": {
+        *("service.executors", "service.transport", "service.connections", LOOSE, *WORDS)
+    },
+    "service.client": {
+        *("service.executors", "service.transport", "service.connections", LOOSE, *WORDS)
+    },
+    "service.servers": {"service.worker", "service.connections", LOOSE, *WORDS},
+    "service.chaos": {
+        *("service.client", "service.connections", "journal", "storage", LOOSE, *WORDS)
+    },
     "service.cli": {"service", "journal", "storage", "benchmarks"},
     "service": {"service"},  # its __init__, the public face
     "benchmarks": {"service", "journal", "storage"},
 }
+
+# Packages that nobody knows but the package that they are in.
+INNER = {"storage.local", "storage.redis"}
 
 # The core is pure: no clock, no random, no I/O. So it names what it may import.
 PURE = {
@@ -53,7 +71,10 @@ PURE = {
 HEAVY = {"tensorflow", "keras", "apache_beam"}
 BANNED: dict[str, set[str]] = {  # not even lazily
     "storage": HEAVY | {"grpc"},
-    "journal": HEAVY | {"grpc"},
+    "storage.local": {"redis"},
+    "journal": HEAVY | {"grpc", "redis"},
+    "service": {"redis"},
+    "service.connections": HEAVY,
     "service.dispatcher": HEAVY,
     "service.transport": HEAVY | {"grpc"},
 }
@@ -113,9 +134,10 @@ def within(module: str, layer: str) -> bool:
 def layer_of(module: str) -> str:
     if module in LAYERS:
         return module
-    loose = module.startswith("service.") and module.count(".") == 1
-    if loose and not module.endswith("__init__") and f"{module}.__init__" not in MODULES:
-        return LOOSE
+    loose = f"{module.rpartition('.')[0]}.*"
+    package = module.endswith("__init__") or f"{module}.__init__" in MODULES
+    if loose in LAYERS and not package:
+        return loose
     return max((layer for layer in LAYERS if within(module, layer)), key=len)
 
 
@@ -131,6 +153,10 @@ def test_imports_point_one_way() -> None:
         fine = layer_of(i.imported) in allowed or any(within(i.imported, a) for a in allowed)
         if not fine:
             wrong.append(f"{i.where}: {layer} must not import {i.imported}, only {sorted(allowed)}")
+        for inner in (inner for inner in INNER if within(i.imported, inner)):
+            outer = inner.rpartition(".")[0]
+            if not within(i.importer, outer):
+                wrong.append(f"{i.where}: only {outer} itself may import {i.imported}")
     report(wrong)
 
 
@@ -168,6 +194,7 @@ def test_nothing_is_imported_under_a_second_name() -> None:
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
+        ("forebay.storage", HEAVY | {"grpc", "redis"}),
         ("forebay.service", HEAVY),
         ("forebay.service.dispatcher", HEAVY),
         ("forebay.service.transport", HEAVY | {"grpc"}),
@@ -202,13 +229,16 @@ def test_constraints_are_plain_versions() -> None:
 PRIVATE = re.compile(r"--(?:extra-)?index-url|https?://[^\s/]*pypi|/(?:root|home|Users|work)/\w")
 
 
+BINARY = {".png", ".tfrecord", ".snapshot"}
+
+
 def text_files() -> Iterator[pathlib.Path]:
     """The files that can be committed: what .gitignore names is left out."""
     generated = re.compile(r"\.(?!ci$).+|__pycache__|build|dist|.+\.egg-info")
     for folder, folders, files in os.walk(ROOT):
         folders[:] = [f for f in folders if not generated.fullmatch(f)]
-        for file in files:
-            if pathlib.Path(file).suffix not in {".png", ".tfrecord", ".snapshot"}:
+        for file in files:  # .git is one in a worktree, and says where its repository is
+            if file != ".git" and pathlib.Path(file).suffix not in BINARY:
                 yield pathlib.Path(folder, file)
 
 

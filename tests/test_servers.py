@@ -17,7 +17,7 @@ from tensorflow.data.experimental import service as stock
 
 from forebay import service
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.dispatcher_client import DispatcherClient
+from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import ForebayError, InvalidArgument, NotFound, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 

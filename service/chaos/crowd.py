@@ -16,7 +16,7 @@ from functools import partial
 
 import msgspec
 
-from ..dispatcher_client import DispatcherClient
+from ..connections.dispatcher_client import DispatcherClient
 from ..proto import forebay_pb2 as pb
 from .records import Recorder, Started
 from .trainer import read_epoch

@@ -23,7 +23,7 @@ import numpy as np
 
 from ..blocks import Block
 from ..client.consumer import Consumer
-from ..dispatcher_client import DispatcherClient
+from ..connections.dispatcher_client import DispatcherClient
 from ..proto import forebay_pb2 as pb
 from .records import Ended, Got, Joined, Left, Record, Recorder, Started, read_records
 

@@ -11,10 +11,10 @@ import threading
 
 import typer
 
+from ..connections.protocols import SERVED, transfer_protocol
 from ..dispatcher.options import DispatcherOptions
 from ..errors import InvalidArgument
 from ..processes import DROPPED
-from ..protocols import SERVED, transfer_protocol
 
 DEFAULTS = DispatcherOptions()
 

@@ -40,7 +40,7 @@ def status(
     from rich.live import Live
 
     from ..client.waiting import fetch_status, wait_for_workers
-    from ..dispatcher_client import DispatcherClient
+    from ..connections.dispatcher_client import DispatcherClient
 
     if wait_workers:
         wait_for_workers(service, wait_workers, timeout_s=wait_timeout_s)

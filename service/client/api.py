@@ -15,7 +15,7 @@ from tensorflow.core.protobuf import data_service_pb2
 from tensorflow.python.data.experimental.ops import compression_ops
 
 from ...journal.proto import events_pb2 as ev
-from ..dispatcher_client import DispatcherClient
+from ..connections.dispatcher_client import DispatcherClient
 from ..element_specs import (
     check_element_spec,
     component_specs,

@@ -28,7 +28,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..blocks import Block
-from ..dispatcher_client import DispatcherClient
+from ..connections.dispatcher_client import DispatcherClient
+from ..connections.protocols import LOCAL, SERVED
+from ..connections.tunnel import open_tunnel
 from ..errors import (
     FailedPrecondition,
     ForebayError,
@@ -37,7 +39,6 @@ from ..errors import (
     Unimplemented,
 )
 from ..proto import forebay_pb2 as pb
-from ..protocols import LOCAL, SERVED
 from ..transport import (
     BlockClient,
     ElementBudget,
@@ -47,7 +48,6 @@ from ..transport import (
     TaskUnknown,
     local_worker,
 )
-from ..tunnel import open_tunnel
 from .options import AS_EVER, Reading, TargetWorkers
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from ..connections.protocols import transfer_protocol
 from ..errors import InvalidArgument, Unimplemented
-from ..protocols import transfer_protocol
 
 
 class ShardingPolicy(enum.IntEnum):
@@ -85,7 +85,7 @@ class TargetWorkers(enum.IntEnum):
 class Reading:
     """How a consumer reads."""
 
-    protocol: str | None = None  # of service/protocols.py; None: the best that there is
+    protocol: str | None = None  # of connections/protocols.py; None: the best that there is
     max_elements: int | None = None  # at a time on the way here, and here; None: any number
     targets: TargetWorkers = TargetWorkers.AUTO
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
-from ..dispatcher_client import DispatcherClient
+from ..connections.dispatcher_client import DispatcherClient
 from ..errors import InvalidArgument
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf

@@ -6,7 +6,7 @@ import json
 import time
 from typing import Any
 
-from ..dispatcher_client import DispatcherClient
+from ..connections.dispatcher_client import DispatcherClient
 from ..errors import InvalidArgument, Unavailable
 from ..proto import forebay_pb2 as pb
 

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from types import ModuleType
 from typing import Any
 
+from ..connections.grpc_server import Method
 from ..errors import ForebayError, Unavailable
-from ..grpc_server import Method
 from .dispatcher import Dispatcher
 
 Function = Callable[[Any], Awaitable[Any]]

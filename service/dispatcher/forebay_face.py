@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 
 from ...journal.proto import events_pb2 as ev
+from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core.state import Iteration, lease_caller
 from ..core.status import status
 from ..errors import InvalidArgument, NotFound, Unavailable
 from ..graphs import sanitize
-from ..grpc_server import Method, generic_handler
 from ..proto import forebay_pb2 as pb
 from .answering import Function, answering
 from .dispatcher import Dispatcher

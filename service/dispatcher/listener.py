@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from ..connections.grpc_server import LEADER_KEY, SERVER_OPTIONS, bind
 from ..errors import AddressInUse
-from ..grpc_server import LEADER_KEY, SERVER_OPTIONS, bind
 
 Handler = grpc.GenericRpcHandler  # of a service
 

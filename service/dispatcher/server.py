@@ -12,8 +12,8 @@ import signal
 from collections.abc import Callable
 
 from ...storage import open_storage
+from ..connections.grpc_server import told_address
 from ..errors import InvalidArgument
-from ..grpc_server import told_address
 from .candidate import Candidate, place_of
 from .forebay_face import ForebayFace
 from .listener import Listener, Refusal

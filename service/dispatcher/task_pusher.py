@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable
 import grpc
 
 from ...journal.proto import events_pb2 as ev
+from ..connections.grpc_server import CHANNEL_OPTIONS
 from ..errors import ForebayError
-from ..grpc_server import CHANNEL_OPTIONS
 from ..proto import tf_service_pb2 as pb
 from .dispatcher import Dispatcher
 

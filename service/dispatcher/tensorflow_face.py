@@ -15,6 +15,7 @@ import grpc
 
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import split_value
+from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core.state import Dataset, Worker
 from ..errors import (
@@ -26,7 +27,6 @@ from ..errors import (
     Unimplemented,
 )
 from ..graphs import sanitize
-from ..grpc_server import Method, generic_handler
 from ..proto import tf_service_pb2 as pb
 from ..split_sources import Evaluate, evaluate_in_subprocess, split_sources
 from .answering import Function, answering

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 import tenacity
 
 from ..blocks import Block
+from ..connections.protocols import GRPC, TCP, UNIX
 from ..errors import ForebayError, ProtocolError
 from ..proto import transfer_pb2 as pb
-from ..protocols import GRPC, TCP, UNIX
 from . import frames
 from .budget import Share
 from .codecs import CODECS

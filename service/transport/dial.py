@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
+from ..connections.protocols import GRPC, TCP
 from ..errors import ForebayError, ProtocolError
 from ..proto import transfer_pb2 as pb
-from ..protocols import GRPC, TCP
 from . import frames
 from .messages import parse
 

@@ -17,7 +17,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import source_size
-from ..dispatcher_client import DispatcherClient
+from ..connections.dispatcher_client import DispatcherClient
 from ..errors import ForebayError, NotFound, Unavailable
 from ..executors import SplitRange
 from ..proto import forebay_pb2 as pb

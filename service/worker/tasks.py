@@ -7,7 +7,7 @@ import threading
 
 from ...journal.proto import events_pb2 as ev
 from .. import malloc
-from ..dispatcher_client import DispatcherClient
+from ..connections.dispatcher_client import DispatcherClient
 from ..errors import ForebayError, NotFound, PipelineError, Unavailable, status_of
 from ..executors import Executor, make_executor
 from ..proto import forebay_pb2 as pb

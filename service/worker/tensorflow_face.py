@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 
 from ..blocks import Block
+from ..connections.grpc_server import generic_handler
 from ..errors import PipelineError, Unavailable, Unimplemented
 from ..executors import response_maker
-from ..grpc_server import generic_handler
 from ..proto import tf_service_pb2 as pb
 from ..transport import End, EndOfTask, TaskFailed
 from .tasks import TaskRunner

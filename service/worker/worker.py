@@ -23,14 +23,14 @@ from functools import partial
 import grpc
 
 from ...journal.proto import events_pb2 as ev
-from .. import tunnel
 from ..blocks import BLOCK_BYTES
-from ..dispatcher_client import DispatcherClient
+from ..connections import tunnel
+from ..connections.dispatcher_client import DispatcherClient
+from ..connections.grpc_server import SERVER_OPTIONS, bind, told_address
+from ..connections.protocols import GRPC, SERVED, TCP
 from ..errors import ForebayError
 from ..executors import load
-from ..grpc_server import SERVER_OPTIONS, bind, told_address
 from ..proto import forebay_pb2 as pb
-from ..protocols import GRPC, SERVED, TCP
 from ..transport import BlockServer, TaskOutput
 from .tasks import TaskRunner
 from .tensorflow_face import TensorFlowFace

@@ -23,11 +23,11 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.cli import app
 from forebay.service.cli.status import render
 from forebay.service.client.waiting import wait_for_workers
-from forebay.service.dispatcher_client import DispatcherClient
+from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import InvalidArgument, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import Locked, open_storage
-from forebay.storage.redis_storage import RedisStorage
+from forebay.storage.redis.storage import RedisStorage
 
 from ..stock import GRAPH, DispatcherProcess
 

@@ -29,7 +29,7 @@ from forebay.service.dispatcher.candidate import Candidate
 from forebay.service.dispatcher.dispatcher import needed_blobs, recover
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.storage import Corrupt, FileStorage, Locked, Storage, StorageError, Writer
-from forebay.storage.layout import Layout
+from forebay.storage.local.layout import Layout
 
 from ..stock import GRAPH
 

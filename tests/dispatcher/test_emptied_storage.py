@@ -14,11 +14,11 @@ from forebay.journal import repair
 from forebay.service.blocks import Block
 from forebay.service.client.options import ShardingPolicy
 from forebay.service.client.reader import Reader
-from forebay.service.dispatcher_client import DispatcherClient
+from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import AnotherJournal, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import open_storage
-from forebay.storage.redis_storage import RedisStorage
+from forebay.storage.redis.storage import RedisStorage
 
 from ..cluster import WorkerProcess
 from ..standbys import status, wait_until

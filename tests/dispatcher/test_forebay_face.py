@@ -13,7 +13,7 @@ import pytest
 
 from forebay.journal import verify
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.dispatcher_client import DispatcherClient
+from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import (
     FailedPrecondition,
     InvalidArgument,

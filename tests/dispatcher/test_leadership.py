@@ -16,6 +16,7 @@ import pytest
 
 from forebay.journal import encode, repair
 from forebay.journal.proto import events_pb2 as ev
+from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.core import commands as c
 from forebay.service.core.base import Decision
 from forebay.service.core.encoding import encode_state
@@ -31,7 +32,6 @@ from forebay.service.dispatcher.leadership import Leadership
 from forebay.service.dispatcher.listener import Listener
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
-from forebay.service.dispatcher_client import DispatcherClient
 from forebay.service.errors import (
     AnotherJournal,
     ForebayError,

@@ -16,9 +16,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from forebay.journal import verify
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.dispatcher_client import DispatcherClient
+from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.service.connections.grpc_server import LEADER_KEY
 from forebay.service.errors import ForebayError, Unavailable
-from forebay.service.grpc_server import LEADER_KEY
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import open_storage
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.dispatcher_client import DispatcherClient
+from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.proto import forebay_pb2 as pb
 
 from ..cluster import WorkerProcess

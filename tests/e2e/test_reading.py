@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from forebay import service
 from forebay.journal import stats
-from forebay.service.dispatcher_client import DispatcherClient
+from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import NotFound, PipelineError
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import open_storage

@@ -18,8 +18,8 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service import malloc
 from forebay.service.client import consumer as consumers
 from forebay.service.client.reader import fetch_definition
+from forebay.service.connections.protocols import GRPC, TCP, UNIX, transfer_protocol
 from forebay.service.errors import FailedPrecondition, InvalidArgument
-from forebay.service.protocols import GRPC, TCP, UNIX, transfer_protocol
 from forebay.service.transport import BlockClient, LocalClient, local
 
 from ..cluster import WorkerProcess

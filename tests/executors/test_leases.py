@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.dispatcher_client import DispatcherClient
+from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker.leases import LeaseFeed
 

@@ -11,7 +11,7 @@ from typing import Any
 from forebay.service import graphs
 from forebay.service.client import reader as client
 from forebay.service.client.options import ShardingPolicy
-from forebay.service.dispatcher_client import DispatcherClient
+from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import NotFound, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import tasks, worker

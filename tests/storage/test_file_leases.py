@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from forebay.storage import Corrupt, Fenced, FileStorage, Locked, Writer, file_opening
-from forebay.storage.durable import make_directory
+from forebay.storage import Corrupt, Fenced, FileStorage, Locked, Writer
+from forebay.storage.local import file_opening
+from forebay.storage.local.durable import make_directory
 
 from .scenes import Scene, content, storage_at
 
@@ -142,7 +143,7 @@ def test_a_repair_is_not_displaced(
         make_directory(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr("forebay.storage.file_cut.make_directory", look)
+        patch.setattr("forebay.storage.local.file_cut.make_directory", look)
         storage.cut(1, "the repair")
     assert refused
     challenger.open_writer("the challenger").close()

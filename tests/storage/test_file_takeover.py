@@ -19,8 +19,8 @@ from forebay.storage import (
     Locked,
     Missing,
     Writer,
-    file_opening,
 )
+from forebay.storage.local import file_opening
 
 from .scenes import Content, Scene, content, storage_at, take_over
 from .stops import Stop, at_each_call, stopped

@@ -21,11 +21,11 @@ from forebay.storage import (
     Record,
     StorageUnusable,
     Writer,
-    redis_storage,
 )
 from forebay.storage.proto.segment_pb2 import Batch
-from forebay.storage.redis_log import Keys
-from forebay.storage.redis_storage import RedisStorage
+from forebay.storage.redis import storage as redis_storage
+from forebay.storage.redis.log import Keys
+from forebay.storage.redis.storage import RedisStorage
 from forebay.storage.tfrecord import frame
 
 

@@ -27,8 +27,8 @@ from forebay.storage import (
     StorageError,
     Writer,
     open_storage,
-    redis_storage,
 )
+from forebay.storage.redis import storage as redis_storage
 
 from ..redis_server import RedisServer, running_redis, wait_until
 

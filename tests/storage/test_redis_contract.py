@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from forebay.storage import Storage, Writer
-from forebay.storage.redis_storage import RedisStorage
+from forebay.storage.redis.storage import RedisStorage
 
 from .contract import StorageContract
 

@@ -11,9 +11,9 @@ import pytest
 
 from forebay.service.processes import free_port, redis_program
 from forebay.storage import Away, StorageUnusable, Volatile, open_storage
-from forebay.storage.redis_address import parse_redis_url, redact
-from forebay.storage.redis_checks import _check_usable
-from forebay.storage.redis_client import RedisClient
+from forebay.storage.redis.address import parse_redis_url, redact
+from forebay.storage.redis.checks import _check_usable
+from forebay.storage.redis.client import RedisClient
 
 from ..redis_server import RedisServer, running_redis
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from forebay.storage import FileStorage, MemoryStorage, StorageUnusable, open_storage
-from forebay.storage.redis_storage import RedisStorage
+from forebay.storage.redis.storage import RedisStorage
 
 
 def test_memory() -> None:

@@ -15,10 +15,10 @@ from typing import Any
 import grpc
 import pytest
 
-from forebay.service import tunnel
 from forebay.service.blocks import Block
 from forebay.service.chaos.proxy import Proxies
-from forebay.service.grpc_server import SERVER_OPTIONS, bind
+from forebay.service.connections import tunnel
+from forebay.service.connections.grpc_server import SERVER_OPTIONS, bind
 from forebay.service.transport import BlockServer, EndOfTask, TaskOutput
 
 from .peers import TIMEOUT_S, UID, Consumer, task

@@ -17,9 +17,9 @@ from typing import Any
 
 import tenacity
 
-from .base import Writer, blob_digest
-from .batches import encode_batch
-from .errors import (
+from ..base import Writer, blob_digest
+from ..batches import encode_batch
+from ..errors import (
     AppendFailed,
     Away,
     Corrupt,
@@ -28,10 +28,11 @@ from .errors import (
     StorageError,
     StorageUnusable,
 )
-from .redis_address import RedisAddress
-from .redis_client import RedisClient, Script
-from .redis_log import Keys
-from .redis_scripts import (
+from ..tfrecord import frame
+from .address import RedisAddress
+from .client import RedisClient, Script
+from .log import Keys
+from .scripts import (
     APPEND,
     CLOSE,
     CONDEMN,
@@ -42,7 +43,6 @@ from .redis_scripts import (
     WRITE_BLOB,
     WRITE_SNAPSHOT,
 )
-from .tfrecord import frame
 
 log = logging.getLogger(__name__)
 

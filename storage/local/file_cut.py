@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 
+from ..errors import Corrupt
 from .durable import make_directory, sync_directory, write_atomically
-from .errors import Corrupt
 from .file_opening import in_use, lock_log, opening_alone
 from .layout import Layout, LogDirectory
 from .segments import Position, Scan

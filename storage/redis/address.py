@@ -19,7 +19,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
-from .errors import StorageUnusable
+from ..errors import StorageUnusable
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
 PARAMETERS = ("prefix", "retry_s", "wait_replicas", "wait_aof")

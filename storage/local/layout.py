@@ -25,8 +25,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from ..errors import Corrupt, NewerFormat, StorageUnusable
 from .durable import check_is_directory, check_is_file, unreadable
-from .errors import Corrupt, NewerFormat, StorageUnusable
 
 RESTORE = "restore the segments from a backup, or repair the journal"
 

@@ -12,17 +12,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from .base import LEASE_MS, REGISTER, Extent, Holdings, Record, Storage, blob_digest
-from .batches import records_above
+from ..base import LEASE_MS, REGISTER, Extent, Holdings, Record, Storage, blob_digest
+from ..batches import records_above
+from ..errors import Corrupt, Missing, StorageUnusable
+from ..tfrecord import unframe
 from .durable import check_is_directory, check_is_file, make_directory, remedy, unreadable
-from .errors import Corrupt, Missing, StorageUnusable
 from .file_cut import cut
 from .file_opening import Sighting, check_end, open_writer
 from .file_writer import FileWriter
 from .layout import Layout, LogDirectory, Segment
 from .segments import Position, Scan
 from .term import Term
-from .tfrecord import unframe
 
 SEGMENT_BYTES = 64 << 20
 

@@ -21,8 +21,8 @@ from redis.connection import ConnectionPool, parse_url
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
-from .errors import Away, StorageUnusable
-from .redis_address import PARAMETERS, RedisAddress
+from ..errors import Away, StorageUnusable
+from .address import PARAMETERS, RedisAddress
 
 TIMEOUT_S = 5.0  # for one reply, unless the URL has socket_timeout
 CONNECT_TIMEOUT_S = 1.0  # unless it has socket_connect_timeout; then TCP would only try again

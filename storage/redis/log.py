@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .batches import UnfitBatch, check_follows, decode_batch
-from .errors import Corrupt, Missing, NewerFormat
-from .proto.segment_pb2 import Batch
-from .redis_client import RENAME, RedisClient
-from .tfrecord import unframe
+from ..batches import UnfitBatch, check_follows, decode_batch
+from ..errors import Corrupt, Missing, NewerFormat
+from ..proto.segment_pb2 import Batch
+from ..tfrecord import unframe
+from .client import RENAME, RedisClient
 
 FORMAT = 1
 RESTORE = "restore Redis's data from a backup"

@@ -20,8 +20,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from .base import Writer, blob_digest
-from .batches import encode_batch
+from ..base import Writer, blob_digest
+from ..batches import encode_batch
+from ..errors import AppendFailed, Corrupt, Fenced, OutOfSequence, StorageError
+from ..tfrecord import frame
 from .durable import (
     FileLock,
     HeldFile,
@@ -32,11 +34,9 @@ from .durable import (
     write_all,
     write_atomically,
 )
-from .errors import AppendFailed, Corrupt, Fenced, OutOfSequence, StorageError
 from .layout import Layout, LogDirectory
 from .segments import Position
 from .term import Term, raise_last
-from .tfrecord import frame
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ said of a later term that a repair has begun (`cut_term`), which takes records a
 
 from __future__ import annotations
 
-from .redis_client import Script
+from .client import Script
 
 _KEYS = """
 local meta, log, snapshots, blobs = KEYS[1], KEYS[2], KEYS[3], KEYS[4]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .errors import InvalidArgument
+from ..errors import InvalidArgument
 
 LOCAL, UNIX, TCP, GRPC = "local", "unix", "tcp", "grpc"
 

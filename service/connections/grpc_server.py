@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from .errors import AddressInUse, ForebayError, InvalidArgument, status_of
+from ..errors import AddressInUse, ForebayError, InvalidArgument, status_of
 
 Method = tuple[Callable[[Any], Any], type[Message], type[Message]]
 """What answers a request, the request's class, and the answer's."""

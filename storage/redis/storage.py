@@ -1,7 +1,7 @@
 """A storage in Redis: reading it, opening its writer, cutting it.
 
-redis_log.py says what lies where and how the log is read, redis_scripts.py how it is changed,
-redis_checks.py which settings it can rely on.
+log.py says what lies where and how the log is read, scripts.py how it is changed, checks.py
+which settings it can rely on.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from .base import LEASE_MS, REGISTER, Extent, Holdings, Record, Storage, blob_digest
-from .batches import records_above
-from .errors import Corrupt, Locked, Missing, Volatile
-from .redis_address import parse_redis_url
-from .redis_checks import find_volatile
-from .redis_client import RedisClient
-from .redis_log import MEND, Keys, Meta, Scan, decode_entry, parse_meta
-from .redis_scripts import COPY, CUT, LOSE, OPEN
-from .redis_writer import CONDEMNED, RedisWriter
-from .tfrecord import unframe
+from ..base import LEASE_MS, REGISTER, Extent, Holdings, Record, Storage, blob_digest
+from ..batches import records_above
+from ..errors import Corrupt, Locked, Missing, Volatile
+from ..tfrecord import unframe
+from .address import parse_redis_url
+from .checks import find_volatile
+from .client import RedisClient
+from .log import MEND, Keys, Meta, Scan, decode_entry, parse_meta
+from .scripts import COPY, CUT, LOSE, OPEN
+from .writer import CONDEMNED, RedisWriter
 
 log = logging.getLogger(__name__)
 
 
 class RedisStorage(Storage):
-    """The storage in the Redis of a URL, as redis_address.py describes it."""
+    """The storage in the Redis of a URL, as address.py describes it."""
 
     def __init__(self, url: str, *, allow_volatile: bool = False) -> None:
         """Connects to nothing yet.

@@ -10,12 +10,12 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from .batches import UnfitBatch, check_follows, decode_batch
+from ..batches import UnfitBatch, check_follows, decode_batch
+from ..errors import Corrupt, Missing
+from ..proto.segment_pb2 import Batch
+from ..tfrecord import FRAME_BYTES, BrokenFrame, is_torn, read_frames
 from .durable import check_is_file, unreadable
-from .errors import Corrupt, Missing
 from .layout import Segment
-from .proto.segment_pb2 import Batch
-from .tfrecord import FRAME_BYTES, BrokenFrame, is_torn, read_frames
 
 
 class Position(NamedTuple):

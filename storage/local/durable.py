@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from .errors import Corrupt, StorageError, StorageUnusable
+from ..errors import Corrupt, StorageError, StorageUnusable
 
 TEMPORARY = ".tmp-"
 """What the names begin with of files and directories that a crash may leave half made."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from redis.exceptions import RedisError
 
-from .errors import Away, StorageUnusable
-from .redis_client import RedisClient
+from ..errors import Away, StorageUnusable
+from .client import RedisClient
 
 OLDEST = (6, 2)  # with XTRIM MINID and COPY
 OLDEST_WAITAOF = (7, 2)

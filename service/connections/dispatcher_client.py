@@ -18,10 +18,10 @@ import grpc
 import tenacity
 from google.protobuf.message import Message
 
-from ..journal.proto import events_pb2 as ev
-from .errors import InvalidArgument, Unavailable, error_of_status
+from ...journal.proto import events_pb2 as ev
+from ..errors import InvalidArgument, Unavailable, error_of_status
+from ..proto import forebay_pb2 as pb
 from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, is_address
-from .proto import forebay_pb2 as pb
 
 log = logging.getLogger(__name__)
 

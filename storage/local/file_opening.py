@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..errors import Corrupt, Locked, StorageError
 from .durable import (
     TEMPORARY,
     FileLock,
@@ -44,7 +45,6 @@ from .durable import (
     temporary,
     write_atomically,
 )
-from .errors import Corrupt, Locked, StorageError
 from .file_writer import FileWriter, Place
 from .layout import FORMAT, RESTORE, Layout, LogDirectory
 from .segments import Position, Scan

@@ -1,0 +1,1 @@
+"""The ways to a dispatcher and to a worker."""
