@@ -33,12 +33,8 @@ SIDES = {
 class Reader(Child):
     """A trainer's process, to be asked for readings. Until it is ready it takes a while."""
 
-    def __init__(self, side: Side, dispatcher: Server, files: pathlib.Path) -> None:
-        super().__init__(
-            "forebay.benchmarks.reader",
-            *(side.service, dispatcher.address, side.compression, files),
-            tied=True,
-        )
+    def __init__(self, module: str, *arguments: object) -> None:
+        super().__init__(f"forebay.benchmarks.{module}", *arguments, tied=True)
 
     @functools.cached_property
     def _greeting(self) -> str:
@@ -77,8 +73,12 @@ class Cluster:
         for _ in range(len(self._workers), workers):
             self._workers.append(self._stack.enter_context(start(self._dispatcher)))
         for _ in range(len(self._readers), readers):
-            reader = Reader(self._side, self._dispatcher, self._setting.files)
-            self._readers.append(self._stack.enter_context(reader))
+            self._readers.append(self._stack.enter_context(self._new_reader()))
+
+    def _new_reader(self) -> Reader:
+        side, files = self._side, self._setting.files
+        address = self._dispatcher.address
+        return Reader("reader", side.service, address, side.compression, files)
 
     def wait_until_ready(self) -> None:
         for worker in self._workers:
@@ -89,7 +89,7 @@ class Cluster:
     @contextlib.contextmanager
     def fresh_reader(self) -> Iterator[None]:
         """For a while, a reader that has not read anything is the only one."""
-        with Reader(self._side, self._dispatcher, self._setting.files) as reader:
+        with self._new_reader() as reader:
             reader.wait_until_ready()
             before, self._readers = self._readers, [reader]
             yield

@@ -13,8 +13,16 @@ from typing import Any
 from ..service.errors import ForebayError
 
 TURNS = 1_000_000
-EXTRAS = {"tensorflow": "tensorflow-cpu", "sklearn": "bench", "matplotlib": "bench"}
-PACKAGES = ("forebay", "tensorflow", "tensorflow-cpu", "grpcio", "numpy", "protobuf")
+EXTRAS = {
+    "tensorflow": "tensorflow-cpu",
+    "sklearn": "bench",
+    "PIL": "bench",
+    "matplotlib": "bench",
+}
+PACKAGES = (
+    *("forebay", "tensorflow", "tensorflow-cpu", "grpcio", "numpy", "protobuf"),
+    *("torch", "grain"),
+)
 
 
 def require(*modules: str) -> None:
@@ -56,7 +64,7 @@ def _versions() -> dict[str, str]:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
-            pass  # TensorFlow comes under one of two names
+            pass  # TensorFlow comes under one of two names, and loaders are optional
     return versions
 
 
@@ -73,6 +81,16 @@ def process_cpu_s(pid: int) -> float:
     """The CPU time of a process until now, user and system."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    children = [
+        int(child)
+        for task in pathlib.Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
+    return [*children, *(found for child in children for found in descendants(child))]
 
 
 def forget_peak(pid: int) -> None:

@@ -13,28 +13,28 @@ from __future__ import annotations
 import dataclasses
 import gc
 import importlib
-import itertools
 import json
 import os
 import pathlib
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from .cases import CASES, Case, Into
+from .consume import consume
+from .file_pipelines import PIPELINES
 from .machine import forget_peak, memory_mb, process_cpu_s
 from .results import Reading
 
+ALL = {**CASES, **PIPELINES}
 SERVICES = {
     "forebay": "forebay.service",
     "tensorflow": "tensorflow.data.experimental.service",
 }
 COMPRESSIONS = {"AUTO": "AUTO", "none": None}
-TURN_S = 0.01  # of taking elements without a look at the clock
 SAMPLE = 256  # elements that are weighed,
 SAMPLE_BYTES = 50e6  # or as many as have this
 
@@ -69,7 +69,7 @@ class Trainer:
         for process in (os.getpid(), *workers):
             forget_peak(process)
         begun = time.perf_counter()
-        elements = self._open(CASES[case], dataset_id, job_name)
+        elements = self._open(ALL[case], dataset_id, job_name)
         next(elements)
         first_s = time.perf_counter() - begun
         consume(elements, warm_up_s)
@@ -80,8 +80,8 @@ class Trainer:
             sum(map(process_cpu_s, workers)) - worker_cpu_s,
         )
         reading = Reading(
-            elements=count * CASES[case].batch,
-            bytes=count * CASES[case].batch * element_bytes,
+            elements=count * ALL[case].batch,
+            bytes=count * ALL[case].batch * element_bytes,
             seconds=elapsed_s,
             client_cpu_s=cpu_s,
             worker_cpu_s=worker_cpu_s,
@@ -97,7 +97,7 @@ class Trainer:
     def _register(self, case: str, size: int) -> tuple[Any, float]:
         """The dataset's id, and how many bytes an element has on average."""
         if (case, size) not in self._registered:
-            dataset = CASES[case].dataset(self._directory, size)
+            dataset = ALL[case].dataset(self._directory, size)
             dataset_id = self._service.register_dataset(
                 self._target, dataset, compression=self._compression
             )
@@ -115,30 +115,6 @@ class Trainer:
         if case.into is Into.NUMPY:
             return iter(dataset.as_numpy_iterator())
         return iter(dataset) if case.step is None else map(case.step(), dataset)
-
-
-def consume(elements: Iterator[Any], seconds: float) -> tuple[int, float, bool]:
-    """Take elements for so long; how many, how long it was, and whether there are no more."""
-    begun = now = time.perf_counter()
-    count = 0
-    turn = 1
-    while now - begun < seconds:
-        turn_begun = now
-        taken = _take(elements, turn)
-        now = time.perf_counter()
-        count += taken
-        if taken < turn:
-            return count, now - begun, True
-        if now - turn_begun < TURN_S:
-            turn *= 2
-    return count, now - begun, False
-
-
-def _take(elements: Iterator[Any], most: int) -> int:
-    """So many elements, or all that there are; with as little around each as Python allows."""
-    counter = itertools.count()
-    deque(zip(itertools.islice(elements, most), counter, strict=False), maxlen=0)
-    return next(counter)
 
 
 def mean_bytes(dataset: Any) -> float:

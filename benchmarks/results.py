@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 PEER, OURS = "peer", "forebay"  # in JSON
@@ -113,6 +113,11 @@ class Reading:
         return self.worker_cpu_s / self.bytes * 1e9
 
     @property
+    def cpu_us_per_element(self) -> float:
+        """Of clients and workers."""
+        return self.cpu_ms_per_element * 1e3
+
+    @property
     def cpu_ms_per_element(self) -> float:
         """Of clients and workers."""
         return (self.client_cpu_s + self.worker_cpu_s) / self.elements * 1e3
@@ -194,4 +199,59 @@ class Curve:
         }
 
 
-Finding = Result | Costs | Curve
+@dataclass(frozen=True, kw_only=True)
+class Feeding:
+    """What one way of reading real files costs beside their pipeline itself, round by round."""
+
+    row: str
+    what: str
+    way: str
+    readings: list[Reading]
+    bare: list[Reading]  # the pipeline itself
+    beside: str = ""  # what the processor time is required to be near
+    others: list[Reading] = field(default_factory=list)  # of that
+    at_most: float | None = None  # times as much
+
+    def ratios(self) -> list[float]:
+        """How many times the processor time of the pipeline itself."""
+        return _cpu_ratios(self.readings, self.bare)
+
+    def excess(self) -> float:
+        """The median of the ratios to what it is required to be near."""
+        return statistics.median(_cpu_ratios(self.readings, self.others))
+
+    def met(self) -> bool:
+        """Whether that is what is required."""
+        return self.at_most is None or self.excess() <= self.at_most
+
+    def requirement(self) -> str:
+        """What is required, in words; empty if nothing is."""
+        return f"≤ {self.at_most:g} × {self.beside}" if self.at_most is not None else ""
+
+    def figures(self) -> dict[str, list[float]]:
+        """By name, with the unit at its end; round by round."""
+        names = ("elements_per_s", "mb_per_s", "cpu_us_per_element")
+        figures = {name: [getattr(reading, name) for reading in self.readings] for name in names}
+        return {**figures, "cpu_over_bare": self.ratios()}
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, with the medians."""
+        figures = self.figures()
+        return {
+            "row": self.row,
+            "what": self.what,
+            "way": self.way,
+            **figures,
+            "median": {name: statistics.median(values) for name, values in figures.items()},
+            "required": self.requirement(),
+            "excess": self.excess() if self.at_most is not None else None,
+            "met": self.met(),
+        }
+
+
+def _cpu_ratios(readings: list[Reading], others: list[Reading]) -> list[float]:
+    pairs = zip(readings, others, strict=True)
+    return [one.cpu_us_per_element / other.cpu_us_per_element for one, other in pairs]
+
+
+Finding = Result | Costs | Curve | Feeding

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ from typing import Any
 
 from ..service.errors import ForebayError, InvalidArgument
 from . import elements
+from .contents import FILE_CASES
 from .curves import elements_curve, splits_curve
 from .failover import failover, redis_cut
 from .first_element import first_element
@@ -21,9 +23,10 @@ from .fleet import fleet
 from .loopback import loopback
 from .machine import describe, filesystem, require
 from .memory import memory
+from .real_files import file_row
 from .redis import redis, redis_restart
 from .restart import restart
-from .results import Costs, Curve, Finding, Result
+from .results import Costs, Curve, Feeding, Finding, Result
 from .scaling import consumers, workers
 from .setting import Setting
 from .splits import get_split, leases
@@ -43,6 +46,7 @@ SHARING: dict[str, Row] = {  # the clusters that elements.py and others read fro
     "batches": elements.batches,
     "loopback": loopback,
     "jpeg": elements.jpeg,
+    **{row: functools.partial(file_row, row) for row in FILE_CASES},
 }
 ROWS: dict[str, Row] = {
     **SHARING,
@@ -59,6 +63,7 @@ ROWS: dict[str, Row] = {
     "failover": failover,
     "redis_cut": redis_cut,
 }
+GROUPS = {"files": tuple(FILE_CASES)}  # rows by one name
 ROUNDS = 5
 SECONDS = 2.0
 QUICK_SECONDS = 0.5
@@ -87,6 +92,9 @@ class Report:
     def curves(self) -> list[Curve]:
         return [finding for finding in self.findings if isinstance(finding, Curve)]
 
+    def feedings(self) -> list[Feeding]:
+        return [finding for finding in self.findings if isinstance(finding, Feeding)]
+
     def as_json(self) -> dict[str, Any]:
         return {
             "started": self.started,
@@ -99,6 +107,7 @@ class Report:
             "results": [result.as_json() for result in self.results()],
             "costs": [costs.as_json() for costs in self.costs()],
             "curves": [curve.as_json() for curve in self.curves()],
+            "feeding": [feeding.as_json() for feeding in self.feedings()],
         }
 
 
@@ -117,9 +126,10 @@ def run(
     InvalidArgument for rows and directories that cannot be measured, ForebayError without
     TensorFlow.
     """
+    rows = [row for name in rows for row in GROUPS.get(name, (name,))]
     if unknown := set(rows) - ROWS.keys():
         raise InvalidArgument(
-            f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}"
+            f"no such row: {', '.join(sorted(unknown))}; there are {', '.join((*ROWS, *GROUPS))}"
         )
     if not os.path.isdir(directory):
         raise InvalidArgument(f"--directory {directory} is no directory; make it first")

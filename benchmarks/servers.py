@@ -83,6 +83,9 @@ class Child:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         """SIGTERM, or SIGKILL if that does not help."""
         self._process.terminate()
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from .machine import calibrate
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from .cluster import Cluster, Reader
 
 Figure = TypeVar("Figure")
 
@@ -28,6 +28,7 @@ class Setting:
     warm_up_s: float  # before that
     calibrations_ms: list[float] = field(default_factory=list)  # one a round, of all rows
     shared: dict[str, Cluster] = field(default_factory=dict)  # by side; cluster.py fills it
+    loaders: dict[str, Reader] = field(default_factory=dict)  # by library; real_files.py too
 
     @functools.cached_property
     def files(self) -> pathlib.Path:
@@ -39,10 +40,11 @@ class Setting:
         return pathlib.Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.path))
 
     def release(self) -> None:
-        """End the clusters that rows share."""
-        for cluster in self.shared.values():
-            cluster.close()
-        self.shared.clear()
+        """End the processes that rows share."""
+        for shared in (self.shared, self.loaders):
+            for one in shared.values():
+                one.close()
+            shared.clear()
 
     def alternate(self, **sides: Callable[[], Figure]) -> dict[str, list[Figure]]:
         """Measure each side once a round; every other round begins at the other end."""

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .results import Costs, Curve, Result
+from .results import Costs, Curve, Feeding, Result
 from .run import Report
 
 CURVE_WIDTH = 90
@@ -22,6 +22,8 @@ def render(report: Report) -> RenderableType:
         parts.append(_results(results))
     if costs := report.costs():
         parts.append(_costs(costs))
+    if feedings := report.feedings():
+        parts.append(_feedings(feedings))
     parts += map(_curve, report.curves())
     parts += [Text(f"{row} failed: {why}", style="red") for row, why in report.failed.items()]
     notes = ", ".join(f"{key} {value}" for key, value in report.machine.items())
@@ -63,6 +65,42 @@ def _costs(costs: list[Costs]) -> Table:
         lines = [(_short(c.side), *map(_median, c.figures().values())) for c in sides]
         table.add_row(what, *("\n".join(column) for column in zip(*lines, strict=True)))
     return table
+
+
+def _feedings(feedings: list[Feeding]) -> Table:
+    """Medians, and the spread of the ratio; the ways of one row below each other."""
+    table = Table(title="Reading real files: processor time of all processes", show_lines=True)
+    table.add_column("row")
+    table.add_column("way", no_wrap=True)
+    for header in (
+        "elements/s",
+        "MB/s",
+        "CPU µs\neach",
+        "× the\npipeline",
+        "(min–max)",
+        "required",
+    ):
+        table.add_column(header, justify="right", no_wrap=True)
+    for (row, what), ways in itertools.groupby(feedings, lambda f: (f.row, f.what)):
+        lines = [
+            (
+                feeding.way,
+                *map(_median, feeding.figures().values()),
+                f"{number(min(feeding.ratios()))}–{number(max(feeding.ratios()))}",
+                _required(feeding),
+            )
+            for feeding in ways
+        ]
+        columns = ("\n".join(column) for column in zip(*lines, strict=True))
+        table.add_row(f"{row}\n[dim]{what}[/]", *columns)
+    return table
+
+
+def _required(feeding: Feeding) -> str:
+    if feeding.at_most is None:
+        return ""
+    mark = "[green]✓[/]" if feeding.met() else f"[red]{number(feeding.excess())} ✗[/]"
+    return f"{feeding.requirement()} {mark}"
 
 
 def _short(side: str) -> str:

@@ -24,11 +24,12 @@ def forebay(*arguments: object, timeout_s: int = 60) -> subprocess.CompletedProc
     )  # fmt: skip
 
 
-@pytest.mark.timeout(140)  # TensorFlow is imported eight times, on whatever else is going on
+@pytest.mark.timeout(200)  # TensorFlow is imported nine times, on whatever else is going on
 def test_rows_run(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "figures.json"
     done = forebay(
-        *("scalars", "fleet", "--quick", "--json", file, "--directory", tmp_path), timeout_s=135
+        *("scalars", "file_tokens", "fleet", "--quick", "--json", file, "--directory", tmp_path),
+        timeout_s=195,
     )
     assert done.returncode == 0, done.stderr
     record = json.loads(file.read_text())
@@ -39,8 +40,15 @@ def test_rows_run(tmp_path: pathlib.Path) -> None:
     assert sides == ["tf.data service", "tf.data service, compression=None", "Forebay"]
     for costs in record["costs"]:
         assert costs["median"]["worker_peak_mb"] > 0
+    ways = {feeding["way"]: feeding for feeding in record["feeding"]}
+    assert {"pipeline, in C++", "tf.data, eager", "Forebay, read"} < ways.keys()
+    assert ways["pipeline, in C++"]["cpu_over_bare"] == [1.0]
+    for feeding in ways.values():
+        assert feeding["median"]["elements_per_s"] > 0
+        assert feeding["row"] == "file_tokens"
+    assert ways["Forebay, read"]["required"] == "≤ 1.15 × pipeline, in C++"
     assert [len(curve["lines"]["Forebay"]) for curve in record["curves"]] == [2, 2]
-    assert len(record["calibrations_ms"]) == 1
+    assert len(record["calibrations_ms"]) == 2
     for plot in ("figures-ratios.png", "figures-curves.png"):
         assert (tmp_path / plot).read_bytes().startswith(b"\x89PNG")
     assert "scalars, batched in-graph" in done.stdout

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from forebay.benchmarks.consume import consume
 from forebay.benchmarks.machine import memory_mb, process_cpu_s
-from forebay.benchmarks.reader import consume, mean_bytes
+from forebay.benchmarks.reader import mean_bytes
 
 LONG_S = 3600.0
 

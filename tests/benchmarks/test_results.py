@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from forebay.benchmarks.results import Better, Costs, Reading, Result, together
+from forebay.benchmarks.results import Better, Costs, Feeding, Reading, Result, together
 
 
 def result(better: Better, ours: list[float], peer: list[float], **required: float) -> Result:
@@ -79,3 +81,34 @@ def test_costs_are_per_gigabyte_and_in_medians() -> None:
         "worker_peak_mb": 300,
         "client_peak_mb": 100,
     }
+
+
+def test_processor_time_is_compared_with_that_of_the_pipeline_round_by_round() -> None:
+    """A reading has 3 s of processor time."""
+    feeding = Feeding(
+        row="row", what="what", way="read",
+        readings=[reading(100, 1.0), reading(50, 1.0)],
+        bare=[reading(150, 1.0), reading(150, 1.0)],
+        beside="another", others=[reading(50, 1.0), reading(50, 1.0)], at_most=0.75,
+    )  # fmt: skip
+    assert feeding.ratios() == pytest.approx([1.5, 3])
+    assert feeding.figures()["cpu_us_per_element"] == pytest.approx([30_000, 60_000])
+    assert feeding.excess() == pytest.approx(0.75)  # the median of 0.5 and 1
+    assert feeding.met()
+    record = feeding.as_json()
+    assert (record["median"]["cpu_over_bare"], record["met"]) == (pytest.approx(2.25), True)
+    assert record["required"] == "≤ 0.75 × another"
+
+
+def test_processor_time_above_what_is_required_is_not_met() -> None:
+    one, other = [reading(100, 1.0)], [reading(150, 1.0)]
+    how: dict[str, Any] = {
+        "row": "row",
+        "what": "what",
+        "way": "read",
+        "readings": one,
+        "bare": other,
+    }
+    assert not Feeding(**how, beside="it", others=other, at_most=1.4).met()
+    unbounded = Feeding(**how)
+    assert unbounded.met() and unbounded.requirement() == ""

@@ -1,0 +1,69 @@
+"""tf.data's pipelines over real files, as lean as they are usually written."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from typing import Any
+
+import tensorflow as tf
+
+from .cases import Case, Into
+from .contents import (
+    FILE_CASES,
+    IMAGES,
+    JPEGS,
+    PIXELS,
+    READ,
+    RECORD_BYTES,
+    RECORDS,
+    TOKENS,
+    FileCase,
+)
+
+
+def pipeline(case: FileCase, directory: pathlib.Path, size: int) -> Any:
+    """Endless, or of this many elements (batches, if it is batched)."""
+    content = case.content
+    source = tf.data.TextLineDataset if content.text else tf.data.TFRecordDataset
+    records = source([str(content.files(directory))]).repeat()
+    if size:
+        records = records.take(size * case.batch)
+    if content == RECORDS and case.batched:  # all at once, as they have one size
+        return records.batch(case.pack, drop_remainder=True).map(
+            lambda batch: tf.ensure_shape(
+                tf.io.decode_raw(batch, tf.uint8), [case.pack, RECORD_BYTES]
+            )
+        )
+    if content == IMAGES:
+        records = records.map(_as_image)
+    elif content == JPEGS:
+        records = records.map(_decoded, num_parallel_calls=tf.data.AUTOTUNE)
+    elif content == TOKENS:
+        records = records.map(_as_tokens)
+    if not case.batched:
+        return records
+    batch = records.padded_batch if case.ragged else records.batch
+    return batch(case.pack, drop_remainder=True)
+
+
+def _as_image(record: Any) -> Any:
+    return tf.reshape(tf.io.decode_raw(record, tf.uint8), [PIXELS, PIXELS, 3])
+
+
+def _decoded(record: Any) -> Any:
+    """By the method that Pillow decodes by."""
+    image = tf.io.decode_jpeg(record, channels=3, dct_method="INTEGER_ACCURATE")
+    return tf.ensure_shape(image, [PIXELS, PIXELS, 3])
+
+
+def _as_tokens(record: Any) -> Any:
+    return tf.io.decode_raw(record, tf.int64)
+
+
+PIPELINES = {
+    name + suffix: Case(dataset=functools.partial(pipeline, case), into=into)
+    for name, case in FILE_CASES.items()
+    for suffix, into in (("", Into.TENSORFLOW), (READ, Into.NUMPY))
+}
+"""By row, and for what `read` gives, by row and READ."""

@@ -1,0 +1,235 @@
+"""Readers of real files without any service: a process that reads one way, and measures.
+
+python -m forebay.benchmarks.loaders (tensorflow|torch|grain) DIRECTORY
+
+It says "ready" when that is imported. Then each line of input is a question in JSON, and each
+line of output a `Reading`. `bare` is the pipeline driven in C++, by `reduce`: what it costs
+itself. `eager` is a loop over it in Python. The loaders have two processes each, which make
+batches, or packs of what the trainer takes apart, as their users do it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import importlib
+import itertools
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from .consume import consume, size_of
+from .contents import FILE_CASES, FileCase
+from .machine import descendants, memory_mb, process_cpu_s
+from .results import Reading
+
+PROCESSES = 2
+LEAST_S = 0.2  # of a first pass, by which the size of the measured one is chosen
+SAMPLE = 64  # elements that are weighed
+
+Open = Callable[[FileCase, pathlib.Path, int], Iterator[Any]]
+"""Elements of a case from the directory of its files: so many, or without end if that is 0."""
+
+
+class Numbered:
+    """Records by their number, again and again: what a PyTorch dataset usually is."""
+
+    def __init__(self, case: FileCase, directory: pathlib.Path) -> None:
+        self._case = case
+        path = case.content.numbered(directory)
+        if case.content.pictures:
+            self._pictures = sorted(path.iterdir())
+            self._count = len(self._pictures)
+        else:
+            self._ends = np.load(case.content.ends(directory))
+            self._data = np.memmap(path, np.uint8, "r")
+            self._count = len(self._ends)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> Any:
+        number %= self._count
+        if self._case.content.pictures:
+            return self._case.decode(self._pictures[number].read_bytes())
+        begin = self._ends[number - 1] if number else 0
+        record = self._data[begin : self._ends[number]]
+        return self._case.decode(bytearray(record))  # PyTorch wants memory that can be written
+
+
+def eager_elements(case: FileCase, directory: pathlib.Path, size: int) -> Iterator[Any]:
+    from .file_pipelines import pipeline
+
+    return iter(pipeline(case, directory, size))
+
+
+def torch_elements(case: FileCase, directory: pathlib.Path, size: int) -> Iterator[Any]:
+    from torch.utils.data import DataLoader
+
+    packs: Iterable[Any] = DataLoader(
+        Numbered(case, directory),  # type: ignore[arg-type, unused-ignore]
+        batch_size=case.pack,
+        sampler=range(size * case.batch) if size else itertools.count(),
+        num_workers=PROCESSES,
+        collate_fn=functools.partial(_torch_pack, case),
+    )
+    return iter(packs) if case.batched else _torch_unpacked(case, packs)
+
+
+def _torch_pack(case: FileCase, elements: list[Any]) -> Any:
+    import torch
+
+    if isinstance(elements[0], bytes):
+        return elements
+    if not case.ragged:
+        return torch.utils.data.default_collate(elements)
+    tensors = list(map(torch.from_numpy, elements))
+    if case.batched:
+        return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
+    return torch.cat(tensors), list(map(len, tensors))
+
+
+def _torch_unpacked(case: FileCase, packs: Iterable[Any]) -> Iterator[Any]:
+    if not case.ragged:
+        return itertools.chain.from_iterable(packs)
+    return itertools.chain.from_iterable(flat.split(lengths) for flat, lengths in packs)
+
+
+def grain_elements(case: FileCase, directory: pathlib.Path, size: int) -> Iterator[Any]:
+    import grain
+
+    source = grain.sources.ArrayRecordDataSource([str(case.content.array_record(directory))])
+    records = grain.MapDataset.source(source).repeat()
+    if size:
+        records = records[: size * case.batch]
+    packs = (
+        records.map(case.decode)
+        .batch(case.pack, drop_remainder=size == 0, batch_fn=functools.partial(numpy_pack, case))
+        .to_iter_dataset()
+        .mp_prefetch(grain.MultiprocessingOptions(num_workers=PROCESSES))
+    )
+    return iter(packs) if case.batched else _grain_unpacked(case, packs)
+
+
+def numpy_pack(case: FileCase, elements: Any) -> Any:
+    """A batch, or what travels together of elements that are taken apart again."""
+    if isinstance(elements[0], bytes):
+        return np.array(elements, object)
+    if not case.ragged:
+        return np.stack(elements)
+    lengths = np.array(list(map(len, elements)))
+    if not case.batched:
+        return np.concatenate(elements), lengths
+    padded = np.zeros((len(elements), lengths.max()), elements[0].dtype)
+    for row, element in zip(padded, elements, strict=True):
+        row[: len(element)] = element
+    return padded
+
+
+def _grain_unpacked(case: FileCase, packs: Iterable[Any]) -> Iterator[Any]:
+    if not case.ragged:
+        return itertools.chain.from_iterable(packs)
+    return itertools.chain.from_iterable(
+        np.split(flat, np.cumsum(lengths)[:-1]) for flat, lengths in packs
+    )
+
+
+WAYS: dict[str, Open] = {"eager": eager_elements, "torch": torch_elements, "grain": grain_elements}
+
+
+def measure(
+    open_: Open, case: FileCase, directory: pathlib.Path, warm_up_s: float, seconds: float
+) -> Reading:
+    """Read for so long; what the processes of this one have used counts as a worker's."""
+    begun = time.perf_counter()
+    elements = open_(case, directory, 0)
+    size: float = size_of(next(elements))
+    first_s = time.perf_counter() - begun
+    size = (size + sum(map(size_of, itertools.islice(elements, SAMPLE - 1)))) / SAMPLE
+    consume(elements, warm_up_s)
+    children = descendants(os.getpid())
+    cpu_s, children_cpu_s = time.process_time(), sum(map(process_cpu_s, children))
+    count, elapsed_s, ended = consume(elements, seconds)
+    cpu_s, children_cpu_s = (
+        time.process_time() - cpu_s,
+        sum(map(process_cpu_s, children)) - children_cpu_s,
+    )
+    peak_mb = sum(memory_mb(child, "VmHWM") for child in children)
+    del elements
+    gc.collect()  # ends the loader's processes
+    return _reading(count, count * size, elapsed_s, cpu_s, children_cpu_s, peak_mb, first_s, ended)
+
+
+def measure_bare(case: FileCase, directory: pathlib.Path, seconds: float) -> Reading:
+    """Drive the pipeline in C++, for about so long."""
+    from .file_pipelines import pipeline
+    from .reader import mean_bytes
+
+    dataset = pipeline(case, directory, 0)
+    size = mean_bytes(dataset)
+    count, elapsed_s = 1, 0.0
+    while elapsed_s < LEAST_S:
+        count *= 2
+        elapsed_s, _ = _reduce(dataset, count)
+    count = max(1, round(count * seconds / elapsed_s))
+    elapsed_s, cpu_s = _reduce(dataset, count)
+    return _reading(count, count * size, elapsed_s, cpu_s, 0, 0, 0, False)
+
+
+def _reduce(dataset: Any, count: int) -> tuple[float, float]:
+    """Seconds that so many elements take, and of processor time."""
+    begun, cpu_s = time.perf_counter(), time.process_time()
+    passed = int(dataset.take(count).reduce(np.int64(0), lambda total, _: total + 1))
+    assert passed == count
+    return time.perf_counter() - begun, time.process_time() - cpu_s
+
+
+def _reading(
+    count: int,
+    size: float,
+    elapsed_s: float,
+    cpu_s: float,
+    children_cpu_s: float,
+    peak_mb: float,
+    first_s: float,
+    ended: bool,
+) -> Reading:
+    return Reading(
+        elements=count,
+        bytes=size,
+        seconds=elapsed_s,
+        client_cpu_s=cpu_s,
+        worker_cpu_s=children_cpu_s,
+        client_peak_mb=memory_mb(os.getpid(), "VmHWM"),
+        worker_peak_mb=peak_mb,
+        first_s=first_s,
+        ended=ended,
+    )
+
+
+def main(library: str, directory: str) -> None:
+    importlib.import_module(library)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        reading = answer(directory=pathlib.Path(directory), **json.loads(line))
+        print(json.dumps(dataclasses.asdict(reading)), flush=True)
+
+
+def answer(
+    way: str, row: str, directory: pathlib.Path, warm_up_s: float, seconds: float
+) -> Reading:
+    """Read in a way, for so long."""
+    if way == "bare":
+        return measure_bare(FILE_CASES[row], directory, seconds)
+    return measure(WAYS[way], FILE_CASES[row], directory, warm_up_s, seconds)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

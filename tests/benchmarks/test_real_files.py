@@ -1,0 +1,140 @@
+"""Every way of reading real files gives the same elements. How fast is for people to look at."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from forebay import service
+from forebay.benchmarks.consume import digest, size_of
+from forebay.benchmarks.contents import FILE_CASES, FileCase
+from forebay.benchmarks.file_pipelines import pipeline
+from forebay.benchmarks.loaders import Numbered, eager_elements, measure, measure_bare, numpy_pack
+from forebay.benchmarks.machine import descendants
+from forebay.benchmarks.real_files import installed
+
+SIZE = 3  # elements or batches
+LOADED = """
+import pathlib, sys
+from forebay.benchmarks import loaders
+from forebay.benchmarks.consume import digest
+from forebay.benchmarks.contents import FILE_CASES
+
+if __name__ == "__main__":
+    _, way, directory, size = sys.argv
+    for case in FILE_CASES.values():
+        print(*digest(loaders.WAYS[way](case, pathlib.Path(directory), int(size))), flush=True)
+"""
+
+Open = Callable[[FileCase, int], Any]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    directory = tmp_path_factory.mktemp("files")
+    for case in FILE_CASES.values():
+        case.content.write(directory, quick=True, forms={"torch", *installed()})
+    return directory
+
+
+@pytest.fixture(scope="module")
+def forebay_target() -> Iterator[str]:
+    dispatcher = service.DispatchServer(service.DispatcherConfig(port=0))
+    address = dispatcher.target.partition("://")[2]
+    worker = service.WorkerServer(service.WorkerConfig(dispatcher_address=address))
+    yield dispatcher.target
+    worker.stop()
+    dispatcher.stop()
+
+
+@pytest.fixture(scope="module")
+def peer_target() -> Iterator[str]:
+    peer = tf.data.experimental.service
+    dispatcher = peer.DispatchServer(peer.DispatcherConfig(port=0))
+    address = dispatcher.target.partition("://")[2]
+    worker = peer.WorkerServer(peer.WorkerConfig(dispatcher_address=address))
+    yield dispatcher.target
+    worker._stop()
+    dispatcher._stop()
+
+
+def expected(case: FileCase, files: pathlib.Path) -> list[Any]:
+    """Made of the records themselves."""
+    records = Numbered(case, files)
+    if not case.batched:
+        return [records[number] for number in range(SIZE)]
+    packs = np.arange(SIZE * case.pack).reshape(SIZE, case.pack)
+    return [numpy_pack(case, [records[int(number)] for number in pack]) for pack in packs]
+
+
+@pytest.mark.parametrize("row", FILE_CASES)
+def test_all_ways_through_tf_data_give_the_records(
+    row: str, files: pathlib.Path, forebay_target: str, peer_target: str
+) -> None:
+    case = FILE_CASES[row]
+    wanted = digest(expected(case, files))
+    assert wanted[0] == SIZE
+    assert digest(eager_elements(case, files, SIZE)) == wanted
+    dataset = pipeline(case, files, SIZE)
+    dataset_id = service.register_dataset(forebay_target, dataset)
+    assert digest(service.read(forebay_target, dataset_id)) == wanted
+    assert digest(service.from_dataset_id("parallel_epochs", forebay_target, dataset_id)) == wanted
+    peer = tf.data.experimental.service
+    dataset_id = peer.register_dataset(peer_target, dataset)
+    assert digest(peer.from_dataset_id("parallel_epochs", peer_target, dataset_id)) == wanted
+
+
+@pytest.mark.timeout(400)  # a loader starts two processes a row, on whatever else is going on
+@pytest.mark.parametrize("way", sorted(installed()))  # in processes of their own: they fork
+def test_loaders_give_the_records(way: str, files: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "loaded.py"
+    script.write_text(LOADED)
+    command = [sys.executable, str(script), way, str(files), str(SIZE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=390, check=False)
+    assert done.returncode == 0, done.stderr
+    for (row, case), line in zip(FILE_CASES.items(), done.stdout.splitlines(), strict=True):
+        count, content = map(int, line.split())
+        assert (row, count, content) == (row, *digest(expected(case, files)))
+
+
+def test_readings_count_and_weigh(files: pathlib.Path) -> None:
+    case = FILE_CASES["file_image_batches"]
+    for reading in (
+        measure_bare(case, files, seconds=0.01),
+        measure(eager_elements, case, files, warm_up_s=0.0, seconds=0.01),
+    ):
+        assert reading.elements >= 1
+        assert reading.bytes == reading.elements * 32 * 224 * 224 * 3
+        assert reading.client_cpu_s > 0
+        assert not reading.ended
+
+
+def test_strings_weigh_what_they_hold() -> None:
+    assert size_of(b"four") == 4
+    assert size_of(np.array([b"one", b"three"], object)) == 8
+    assert size_of(tf.constant([b"one", b"three"])) == 8
+
+
+def test_a_digest_knows_content_but_no_order() -> None:
+    one, other = np.arange(3), np.arange(3.0)
+    assert digest([one, other]) == digest([other, one]) != digest([one, one])
+    assert digest([b"a\0"]) != digest([b"a"])
+    assert digest([np.array([b"ab", b"c"], object)]) != digest([np.array([b"a", b"bc"], object)])
+
+
+def test_children_of_children_are_found() -> None:
+    grandchild = "import subprocess, sys; subprocess.run(['cat'])"
+    parent = subprocess.Popen([sys.executable, "-c", grandchild], stdin=subprocess.PIPE)
+    while not descendants(parent.pid):
+        assert parent.poll() is None
+    assert parent.pid in descendants(os.getpid())
+    assert set(descendants(parent.pid)) < set(descendants(os.getpid()))
+    parent.communicate()
