@@ -26,7 +26,9 @@ class Replay:
 
 
 def replay(
-    storage: Storage, at: int | None = None, decode_state: Callable[[bytes], Any] = bytes
+    storage: Storage,
+    at: int | None = None,
+    decode_state: Callable[[int, bytes], Any] = lambda _, state: state,
 ) -> Replay:
     """Read a journal back, up to the event `at` (default: to its end).
 
@@ -40,7 +42,7 @@ def replay(
     for sequence in wanted:
         try:
             snapshot = decode_snapshot(sequence, storage.read_snapshot(sequence))
-            state = decode_state(snapshot.state)
+            state = decode_state(sequence, snapshot.state)
         except (Corrupt, Missing, ValueError) as error:
             log.warning("snapshot %d is passed over: %s", sequence, error)
             unread = unread or f" (snapshot {sequence}: {error})"

@@ -8,11 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ..storage import Corrupt, Holdings, Missing, Record, Storage, StorageError
+from ..storage import Corrupt, Holdings, Locked, Missing, Record, Storage, StorageError, Writer
 from .codec import FORMAT, decode, encode
 from .proto.events_pb2 import Event, LeaderElected
 from .replay import replay
 from .snapshots import decode_snapshot
+
+PATIENCE_S = 10.0
+"""For a writer that may still be there: several times a dispatcher's lease, unless that was set."""
 
 Begin = Callable[[Storage], Mapping[str, str]]
 
@@ -198,7 +201,7 @@ def repair(
 
 def _take_over(storage: Storage, owner: str, begin_anew: bool = False) -> None:
     """Do what a dispatcher does when it starts; `begin_anew` as another journal."""
-    writer = storage.open_writer(owner)
+    writer = _open_writer(storage, owner)
     try:
         for _ in replay(storage).events:
             pass
@@ -209,6 +212,18 @@ def _take_over(storage: Storage, owner: str, begin_anew: bool = False) -> None:
             writer.append([encode(Event(time_ms=time.time_ns() // 10**6, leader_elected=elected))])
     finally:
         writer.close()
+
+
+def _open_writer(storage: Storage, owner: str) -> Writer:
+    """Where nobody can say whether the last writer lives, it has to be silent for its lease."""
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return storage.open_writer(owner)
+        except Locked:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.1)
 
 
 def _last_readable(storage: Storage) -> int:

@@ -396,13 +396,20 @@ def birth(state: State) -> str:
 
 def recover(storage: Storage, at: int | None = None) -> tuple[State, int]:
     """The state as of event `at` (default: the last one), and how many events were replayed."""
-    recovered = replay(storage, at, decode_state)
+    recovered = replay(storage, at, _state_of_snapshot)
     state = State() if recovered.state is None else recovered.state
     events = 0
     for sequence, event in recovered.events:
         apply_journaled(state, sequence, event)
         events += 1
     return state, events
+
+
+def _state_of_snapshot(sequence: int, data: bytes) -> State:
+    state = decode_state(data)
+    if state.sequence != sequence:
+        raise ValueError(f"it holds the state as of event {state.sequence}")
+    return state
 
 
 def apply_journaled(state: State, sequence: int, event: ev.Event) -> None:

@@ -71,6 +71,7 @@ class FileWriter(Writer):
         self._segment = segment
         self._size = end.offset
         self._roll = False  # begin a new segment with the next append
+        self._named = False  # by TERM: a record of this segment, and of this term
         self._failed = ""  # why no append can follow
         self._closed = False
         # Nobody may touch a descriptor that was closed, and perhaps opened again by another.
@@ -98,8 +99,9 @@ class FileWriter(Writer):
             write_all(self._segment, data)
             os.fdatasync(self._segment)
             durable = True
-            if not self._size:  # so that a segment is missed when it is gone
+            if not self._named:  # so that a segment, or a takeover's directory, is missed if gone
                 raise_last(self._place.held_term, self.term, last)
+                self._named = True
         except OSError as error:
             self._failed = f"{self._path}: {error.strerror}"
             self._check_place()
@@ -237,7 +239,7 @@ class FileWriter(Writer):
             os.close(self._segment)
         self._segment = segment
         self._size = 0
-        self._roll = False
+        self._roll = self._named = False
         sync_directory(path.parent)
 
     def _discard_partial(self) -> None:

@@ -18,7 +18,7 @@ class Term(NamedTuple):
     """What TERM says of the latest writer."""
 
     number: int
-    last: int = 0  # a record that the log has: in its last segment, at least
+    last: int = 0  # a record that the log has: of its last segment and term
     lease_ms: int | None = None  # None: not to be displaced as long as it lives
     place: str = ""
 

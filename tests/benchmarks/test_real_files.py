@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
+from forebay.benchmarks import loaders
 from forebay.benchmarks.consume import digest, size_of
 from forebay.benchmarks.contents import FILE_CASES, FileCase
 from forebay.benchmarks.file_pipelines import pipeline
@@ -24,6 +25,7 @@ from forebay.benchmarks.real_files import installed
 SIZE = 3  # elements or batches
 LOADED = """
 import pathlib, sys
+from forebay.benchmarks import loaders
 from forebay.benchmarks import loaders
 from forebay.benchmarks.consume import digest
 from forebay.benchmarks.contents import FILE_CASES
@@ -93,12 +95,17 @@ def test_all_ways_through_tf_data_give_the_records(
 
 
 @pytest.mark.timeout(400)  # a loader starts two processes a row, on whatever else is going on
-@pytest.mark.parametrize("way", sorted(installed()))  # in processes of their own: they fork
+@pytest.mark.parametrize(
+    "way", sorted(loaders.WAYS.keys() - {"eager"})
+)  # in processes of their own: they fork
 def test_loaders_give_the_records(way: str, files: pathlib.Path, tmp_path: pathlib.Path) -> None:
     script = tmp_path / "loaded.py"
     script.write_text(LOADED)
     command = [sys.executable, str(script), way, str(files), str(SIZE)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=390, check=False)
+    if way not in installed():  # torch and grain are big, and no part of the tests' environment
+        assert "ModuleNotFoundError: No module named" in done.stderr
+        return
     assert done.returncode == 0, done.stderr
     for (row, case), line in zip(FILE_CASES.items(), done.stdout.splitlines(), strict=True):
         count, content = map(int, line.split())

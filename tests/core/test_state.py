@@ -137,6 +137,20 @@ def test_bytes_that_are_no_state(data: bytes) -> None:
         decode_state(data)
 
 
+def test_a_snapshot_under_another_number_is_passed_over() -> None:
+    storage = MemoryStorage()
+    writer = storage.open_writer("the test")
+    for number in range(1, 6):
+        leader = ev.LeaderElected(term=number, journal_id="j")
+        writer.append([encode(ev.Event(time_ms=number, leader_elected=leader))])
+    expected, _ = recover(storage)
+    state = encode_state(recover(storage, 2)[0])
+    writer.write_snapshot(4, encode_snapshot(state, 4))
+    assert recover(storage) == (expected, 5)
+    writer.write_snapshot(2, encode_snapshot(state, 2))
+    assert recover(storage) == (expected, 3)
+
+
 @pytest.mark.parametrize("trimmed", [False, True])
 def test_a_dispatcher_begins_with_the_events_instead(trimmed: bool) -> None:
     storage = MemoryStorage()

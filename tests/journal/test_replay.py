@@ -108,8 +108,9 @@ def test_corruption_behind_the_snapshot_is_said(
 
 
 def test_a_state_that_this_version_cannot_decode(storage: Storage, writer: Writer) -> None:
-    def decode_state(state: bytes) -> str:
-        if state == b"state 20":
+    def decode_state(sequence: int, state: bytes) -> str:
+        assert state == b"state %d" % sequence
+        if sequence == 20:
             raise ValueError("not of this version")
         return state.decode()
 

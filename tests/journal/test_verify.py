@@ -207,12 +207,26 @@ def test_nothing_to_repair(storage: FileStorage, digest: str) -> None:
     assert repair(storage) == []
 
 
-def test_no_repair_under_a_dispatcher(storage: FileStorage, digest: str) -> None:
-    writer = storage.open_writer("a dispatcher")
+def test_no_repair_under_a_dispatcher(
+    storage: FileStorage, digest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(repair.__globals__, "PATIENCE_S", 0.2)
+    writer = storage.open_writer("a dispatcher", lease_ms=60_000)
     for truncate in (False, True):
         with pytest.raises(Locked, match="a dispatcher"):
             repair(storage, truncate_corrupt=truncate)
     writer.close()
+
+
+def test_a_storage_without_its_lock_is_repaired_once_its_writer_is_silent(
+    storage: FileStorage, digest: str
+) -> None:
+    last = segments(storage)[-1]
+    flip(last, last.stat().st_size // 2)
+    for lock in last.parent.parent.glob("**/LOCK"):
+        lock.unlink()
+    assert repair(storage, truncate_corrupt=True)
+    assert not verify(storage).problems
 
 
 def test_a_torn_tail_is_removed(storage: FileStorage, digest: str) -> None:

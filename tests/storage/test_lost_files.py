@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
+import time
 from collections.abc import Callable
 
 import pytest
 
 from forebay.journal import encode, holds_anything, verify
 from forebay.journal.proto.events_pb2 import Event, LeaderElected
-from forebay.storage import Corrupt, FileStorage, Writer
+from forebay.storage import Corrupt, FileStorage, Locked, Writer
 
 from .stops import stopped
 
@@ -59,8 +61,30 @@ def test_a_log_that_is_shorter_than_when_the_last_term_began(
     write(tmp_path, 1)
     (segment,) = (tmp_path / "segments").iterdir()
     damage(segment)
-    with pytest.raises(Corrupt, match="held 20 in term 2"):
+    with pytest.raises(Corrupt, match="held 21 in term 2"):
         FileStorage(tmp_path).open_writer("test")
+
+
+def test_what_a_later_writer_wrote_elsewhere(tmp_path: pathlib.Path) -> None:
+    storage = FileStorage(tmp_path)
+    displaced = storage.open_writer("a leader that is stopped", lease_ms=1)
+    displaced.append([b"1", b"2"])
+    other = FileStorage(tmp_path)
+    while True:
+        try:
+            writer = other.open_writer("a standby", lease_ms=1)
+            break
+        except Locked:
+            time.sleep(0.01)
+    writer.append([b"3"])
+    writer.append([b"4"])
+    for one in (writer, displaced):
+        one.close()
+    shutil.rmtree(tmp_path / "takeover-2")
+    storage = FileStorage(tmp_path)
+    with pytest.raises(Corrupt, match=r"ends at record 2, and held 3 in term 2") as refused:
+        storage.open_writer("test")
+    assert str(refused.value) in [problem.message for problem in verify(storage).problems]
 
 
 @DAMAGES
