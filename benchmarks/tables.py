@@ -80,6 +80,7 @@ def _feedings(feedings: list[Feeding]) -> Table:
         "elements/s",
         "MB/s",
         "CPU µs\neach",
+        "of it\nclient",
         "× the\npipeline",
         "(min–max)",
         "required",
