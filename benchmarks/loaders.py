@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import pathlib
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -32,7 +33,8 @@ from .results import Reading
 
 PROCESSES = 2
 LEAST_S = 0.2  # of a first pass, by which the size of the measured one is chosen
-SAMPLE = 64  # elements that are weighed
+SAMPLE = 64  # elements that are weighed,
+SAMPLE_BYTES = 1e6  # or as many as have this
 
 Open = Callable[[FileCase, pathlib.Path, int], Iterator[Any]]
 """Elements of a case from the directory of its files: so many, or without end if that is 0."""
@@ -112,7 +114,8 @@ def grain_elements(case: FileCase, directory: pathlib.Path, size: int) -> Iterat
     packs = (
         records.map(case.decode)
         .batch(case.pack, drop_remainder=size == 0, batch_fn=functools.partial(numpy_pack, case))
-        .to_iter_dataset()
+        # No threads for what is in memory already, as Grain's documentation advises.
+        .to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
         .mp_prefetch(grain.MultiprocessingOptions(num_workers=PROCESSES))
     )
     return iter(packs) if case.batched else _grain_unpacked(case, packs)
@@ -150,9 +153,10 @@ def measure(
     """Read for so long; what the processes of this one have used counts as a worker's."""
     begun = time.perf_counter()
     elements = open_(case, directory, 0)
-    size: float = size_of(next(elements))
+    sizes = [size_of(next(elements))]
     first_s = time.perf_counter() - begun
-    size = (size + sum(map(size_of, itertools.islice(elements, SAMPLE - 1)))) / SAMPLE
+    while len(sizes) < SAMPLE and sum(sizes) < SAMPLE_BYTES:
+        sizes.append(size_of(next(elements)))
     consume(elements, warm_up_s)
     children = descendants(os.getpid())
     cpu_s, children_cpu_s = time.process_time(), sum(map(process_cpu_s, children))
@@ -164,7 +168,16 @@ def measure(
     peak_mb = sum(memory_mb(child, "VmHWM") for child in children)
     del elements
     gc.collect()  # ends the loader's processes
-    return _reading(count, count * size, elapsed_s, cpu_s, children_cpu_s, peak_mb, first_s, ended)
+    return _reading(
+        count,
+        count * statistics.mean(sizes),
+        elapsed_s,
+        cpu_s,
+        children_cpu_s,
+        peak_mb,
+        first_s,
+        ended,
+    )
 
 
 def measure_bare(case: FileCase, directory: pathlib.Path, seconds: float) -> Reading:

@@ -118,6 +118,10 @@ class Reading:
         return self.cpu_ms_per_element * 1e3
 
     @property
+    def client_cpu_us_per_element(self) -> float:
+        return self.client_cpu_s / self.elements * 1e6
+
+    @property
     def cpu_ms_per_element(self) -> float:
         """Of clients and workers."""
         return (self.client_cpu_s + self.worker_cpu_s) / self.elements * 1e3
@@ -230,7 +234,7 @@ class Feeding:
 
     def figures(self) -> dict[str, list[float]]:
         """By name, with the unit at its end; round by round."""
-        names = ("elements_per_s", "mb_per_s", "cpu_us_per_element")
+        names = ("elements_per_s", "mb_per_s", "cpu_us_per_element", "client_cpu_us_per_element")
         figures = {name: [getattr(reading, name) for reading in self.readings] for name in names}
         return {**figures, "cpu_over_bare": self.ratios()}
 

@@ -69,13 +69,18 @@ def _costs(costs: list[Costs]) -> Table:
 
 def _feedings(feedings: list[Feeding]) -> Table:
     """Medians, and the spread of the ratio; the ways of one row below each other."""
-    table = Table(title="Reading real files: processor time of all processes", show_lines=True)
+    table = Table(
+        title="Reading real files: processor time of all processes",
+        caption="of rows of batches, elements are batches",
+        show_lines=True,
+    )
     table.add_column("row")
     table.add_column("way", no_wrap=True)
     for header in (
         "elements/s",
         "MB/s",
         "CPU µs\neach",
+        "of it\nclient",
         "× the\npipeline",
         "(min–max)",
         "required",
