@@ -14,9 +14,6 @@ from .proto.events_pb2 import Event, LeaderElected
 from .replay import replay
 from .snapshots import decode_snapshot
 
-PATIENCE_S = 10.0
-"""For a writer that may still be there: several times a dispatcher's lease, unless that was set."""
-
 Begin = Callable[[Storage], Mapping[str, str]]
 
 
@@ -40,6 +37,7 @@ class Report:
     torn_bytes: int = 0  # a crash left them; the next dispatcher removes them. No problem
     problems: list[Problem] = field(default_factory=list)
     lost_datasets: list[str] = field(default_factory=list)  # ids, of those without their graphs
+    can_begin: bool = True  # a dispatcher, with what is there
 
     @property
     def ok(self) -> bool:
@@ -123,6 +121,7 @@ def _verify_beginning(
         except Corrupt as error:
             if storage.snapshots() == snapshots:
                 report.add(error)
+                report.can_begin = False
                 return
             # What was to be replayed has been trimmed meanwhile, behind a newer snapshot.
 
@@ -216,12 +215,12 @@ def _take_over(storage: Storage, owner: str, begin_anew: bool = False) -> None:
 
 def _open_writer(storage: Storage, owner: str) -> Writer:
     """Where nobody can say whether the last writer lives, it has to be silent for its lease."""
-    until_s = time.monotonic() + PATIENCE_S
+    begun_s = time.monotonic()
     while True:
         try:
             return storage.open_writer(owner)
-        except Locked:
-            if time.monotonic() > until_s:
+        except Locked as error:
+            if time.monotonic() - begun_s >= 2 * error.silence_ms / 1000:
                 raise
             time.sleep(0.1)
 

@@ -41,7 +41,15 @@ class Volatile(StorageUnusable):
 
 
 class Locked(StorageError):
-    """Another process is the writer of this storage."""
+    """Another process is the writer of this storage.
+
+    `silence_ms`, if it is not 0: nobody can say whether that process lives, and it has no claim
+    once it has been silent for so long.
+    """
+
+    def __init__(self, message: str, silence_ms: int = 0) -> None:
+        super().__init__(message)
+        self.silence_ms = silence_ms
 
 
 class Fenced(StorageError):

@@ -132,7 +132,6 @@ def repair(
 
     with _opened(storage) as opened:
         done = repair_storage(opened, truncate_corrupt=truncate_corrupt)
-        _datasets(opened)  # Corrupt, if a dispatcher cannot begin with what the journal says
         left = verify_storage(opened, _datasets)
     done += [f"left as it is: {problem.message}" for problem in left.problems]
     if left.lost_datasets:
@@ -142,10 +141,12 @@ def repair(
             "their graphs are restored from a backup, or the same datasets are registered again: "
             "those whose ids were chosen with the same dataset_id"
         )
+    elif not left.can_begin:
+        done.append("no dispatcher can begin with that")
     elif left.problems:
         done.append("a dispatcher can begin, and needs nothing of what was left")
     print("\n".join(done) if done else "nothing to repair")
-    raise typer.Exit(1 if left.lost_datasets else 0)
+    raise typer.Exit(1 if left.lost_datasets or not left.can_begin else 0)
 
 
 @app.command()

@@ -82,7 +82,8 @@ def _require_splits(definition: ev.DatasetDefinition) -> None:
 
 
 def _without_graph(definition: ev.DatasetDefinition) -> ev.DatasetDefinition:
-    """What must be the same in the graph that replaces it, whatever version analysed them."""
+    """What must be the same in the graph that replaces it, whatever version analysed them; but one
+    that could be split and one that could not are not the same."""
     rest = ev.DatasetDefinition()
     rest.CopyFrom(definition)
     for field in ("tf_data_graph", "unsplittable"):

@@ -97,7 +97,7 @@ def check(state: State, kind: str, body: Any) -> None:
             continue
         field = f"{entity.name}_id"
         entity_id = getattr(body, field)
-        if not entity_id:
+        if not entity_id and kind == "splits_leased":
             continue  # a split through GetSplit, which names neither lease nor task
         found = entity.states(state, entity_id)
         if found not in transitions:

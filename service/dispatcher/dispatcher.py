@@ -245,7 +245,7 @@ class Dispatcher:
         try:
             await self.read_blob(known.definition.tf_data_graph.blob)
         except (Corrupt, Missing) as error:
-            log.error("dataset %s is registered anew: %s", known.dataset_id, error)
+            log.error("dataset %s has lost its graph: %s", known.dataset_id, error)
             return True
         return False
 
@@ -416,9 +416,9 @@ def apply_journaled(state: State, sequence: int, event: ev.Event) -> None:
     """Apply what a journal holds; raises Corrupt if it cannot follow what came before it."""
     try:
         apply(state, event)
-    except WrongTransition as error:
+    except (WrongTransition, LookupError, ValueError, AssertionError) as error:
         raise Corrupt(
-            f"record {sequence} is whole, and cannot follow what came before it: {error}. Another "
-            "program wrote it, or Forebay has a bug, which please report: begin with the version "
+            f"record {sequence} is whole, and cannot follow what came before it: {error!r}. "
+            "Another program wrote it, or Forebay has a bug, which please report: begin with the version "
             "that wrote it, or restore the storage from a backup"
         ) from error

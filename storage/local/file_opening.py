@@ -103,10 +103,11 @@ def lock_log(where: LogDirectory, owner: str) -> FileLock:
     return lock
 
 
-def in_use(layout: Layout, where: LogDirectory) -> Locked:
+def in_use(layout: Layout, where: LogDirectory, silence_ms: int = 0) -> Locked:
     """The error that says who holds the lock."""
     return Locked(
-        f"{layout.path} is in use by {_holder(where)}; stop that first, or choose another storage"
+        f"{layout.path} is in use by {_holder(where)}; stop that first, or choose another storage",
+        silence_ms,
     )
 
 
@@ -202,12 +203,13 @@ class _Opening:
         with opening_alone(self._layout):
             self._format = self._make_storage()
             self._old = self._log = self._layout.log()
+            lock_is_gone = self._lock_is_gone()
             try:
-                if self._lock_is_gone():
+                if lock_is_gone:
                     raise BlockingIOError
                 self._lock = lock_log(self._log, self._owner)
             except BlockingIOError:
-                self._displace(sighting)
+                self._displace(sighting, lock_is_gone)
             self._term = HeldFile(self._layout.term)
 
     def _make_storage(self) -> int:
@@ -226,7 +228,7 @@ class _Opening:
         term = Term.read(self._layout.term)
         return term is not None and term.lease_ms is not None and not self._log.lock.exists()
 
-    def _displace(self, sighting: Sighting) -> None:
+    def _displace(self, sighting: Sighting, lock_is_gone: bool) -> None:
         term = Term.read(self._layout.term)
         if term is None or term.lease_ms is None:
             raise in_use(self._layout, self._log)
@@ -235,7 +237,7 @@ class _Opening:
         elif sighting.silent_s(self._layout.term) * 1000 >= term.lease_ms:
             why = f"which gave no sign of life for its lease of {term.lease_ms} ms"
         else:
-            raise in_use(self._layout, self._log)
+            raise in_use(self._layout, self._log, term.lease_ms if lock_is_gone else 0)
         self._predecessor = _holder(self._log)
         log.warning("%s: taking over from %s, %s", self._layout.path, self._predecessor, why)
         term = Term(term.number + 1, term.last, self._lease_ms, self._place)
@@ -324,7 +326,7 @@ class _Opening:
                 write_atomically(layout.format, f"forebay storage {FORMAT}\n".encode())
             number = check_end(layout, self._log, end).number
             if self._predecessor:
-                published = layout.takeover(number)
+                superseded, published = self._old, layout.takeover(number)
                 os.rename(self._log.path, published.path)
                 self._old = self._log = published
                 sync_directory(layout.path)
@@ -333,6 +335,9 @@ class _Opening:
             Term(number, end.sequence - 1, self._lease_ms, self._place).write(layout.term)
             before, self._term = self._term, HeldFile(layout.term)
             before.close()
+            if self._predecessor:  # which may write there yet: nobody is to go on with that
+                reason = f"{published.path} took its place, and is gone; {RESTORE}"
+                write_atomically(superseded.condemned, reason.encode())
             where = self._log
             for directory in (layout.path, where.segments, where.snapshots, layout.blobs):
                 for leftover in directory.glob(f"{TEMPORARY}*"):

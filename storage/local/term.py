@@ -18,7 +18,7 @@ class Term(NamedTuple):
     """What TERM says of the latest writer."""
 
     number: int
-    last: int = 0  # a record that the log has: of its last segment and term
+    last: int = 0  # a record that the log has; raised by each writer's and segment's first append
     lease_ms: int | None = None  # None: not to be displaced as long as it lives
     place: str = ""
 

@@ -277,14 +277,23 @@ def test_an_append_proves_the_lead_for_what_it_decided_and_for_no_question() -> 
     run_dispatcher(storage, renewals_fail, leader_lease_ms=100)
 
 
-def test_a_journal_that_cannot_be_is_corrupt_for_everybody() -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ev.Event(task_completed=ev.TaskCompleted(task_id=7)),
+        ev.Event(task_completed=ev.TaskCompleted()),
+        ev.Event(compression_decided=ev.CompressionDecided(dataset_id="none")),
+        ev.Event(consumer_left=ev.ConsumerLeft(consumer_id=7)),
+    ],
+    ids=lambda event: f"{event.WhichOneof('event')} {event.ByteSize()}",
+)
+def test_a_journal_that_cannot_be_is_corrupt_for_everybody(wrong: ev.Event) -> None:
     storage = MemoryStorage()
     writer = storage.open_writer("a bug")
-    wrong = ev.Event(time_ms=1, task_completed=ev.TaskCompleted(task_id=7))
     writer.append([elected(writer.term), encode(wrong)])
     writer.close()
     for find in (recover, lambda storage: Follower(storage).catch_up()):
-        with pytest.raises(Corrupt, match=r"record 2 is whole, and cannot follow .* task 7 is abs"):
+        with pytest.raises(Corrupt, match=r"record 2 is whole, and cannot follow what came"):
             find(storage)
     follower = Follower(storage)
     follower.state = recover(storage, 1)[0]
