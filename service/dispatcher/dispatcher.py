@@ -419,6 +419,6 @@ def apply_journaled(state: State, sequence: int, event: ev.Event) -> None:
     except (WrongTransition, LookupError, ValueError, AssertionError) as error:
         raise Corrupt(
             f"record {sequence} is whole, and cannot follow what came before it: {error!r}. "
-            "Another program wrote it, or Forebay has a bug, which please report: begin with the version "
-            "that wrote it, or restore the storage from a backup"
+            "Another program wrote it, or Forebay has a bug, which please report: begin with the "
+            "version that wrote it, or restore the storage from a backup"
         ) from error

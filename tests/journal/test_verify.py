@@ -208,12 +208,12 @@ def test_nothing_to_repair(storage: FileStorage, digest: str) -> None:
     assert repair(storage) == []
 
 
-def test_no_repair_under_a_dispatcher(storage: FileStorage, digest: str) -> None:
+def test_no_repair_under_a_dispatcher(storage: FileStorage, digest: str, tmp_path: Path) -> None:
     writer = storage.open_writer("a dispatcher", lease_ms=1)
     time.sleep(0.01)  # it is silent, but holds its lock, so it lives
     for truncate in (False, True):
         with pytest.raises(Locked, match="a dispatcher"):
-            repair(storage, truncate_corrupt=truncate)
+            repair(FileStorage(tmp_path / "storage"), truncate_corrupt=truncate)
     writer.close()
 
 
