@@ -41,7 +41,7 @@ def answers_before_durable() -> AbstractContextManager[None]:
 def answers_unproven() -> AbstractContextManager[None]:
     """A dispatcher that answers questions without knowing that it still leads."""
 
-    async def prove(self: Leadership) -> None: ...
+    async def prove(self: Leadership, since_s: float) -> None: ...
 
     return replaced(Leadership, prove=prove)
 
