@@ -16,6 +16,7 @@ import gc
 import importlib
 import itertools
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -32,7 +33,7 @@ from .machine import descendants, memory_mb, process_cpu_s
 from .results import Reading
 
 PROCESSES = 2
-LEAST_S = 0.2  # of a first pass, by which the size of the measured one is chosen
+LEAST_S = 0.1  # of a pass by which the size of the measured one is chosen
 SAMPLE = 64  # elements that are weighed,
 SAMPLE_BYTES = 1e6  # or as many as have this
 
@@ -182,26 +183,26 @@ def measure(
 
 def measure_bare(case: FileCase, directory: pathlib.Path, seconds: float) -> Reading:
     """Drive the pipeline in C++, for about so long."""
+    import tensorflow as tf
+
     from .file_pipelines import pipeline
     from .reader import mean_bytes
 
     dataset = pipeline(case, directory, 0)
-    size = mean_bytes(dataset)
-    count, elapsed_s = 1, 0.0
-    while elapsed_s < LEAST_S:
-        count *= 2
-        elapsed_s, _ = _reduce(dataset, count)
-    count = max(1, round(count * seconds / elapsed_s))
-    elapsed_s, cpu_s = _reduce(dataset, count)
-    return _reading(count, count * size, elapsed_s, cpu_s, 0, 0, 0, False)
 
+    @tf.function  # traced once: that costs as much as many elements
+    def counted(count: Any) -> Any:
+        return dataset.take(count).reduce(tf.constant(0, tf.int64), lambda total, _: total + 1)
 
-def _reduce(dataset: Any, count: int) -> tuple[float, float]:
-    """Seconds that so many elements take, and of processor time."""
-    begun, cpu_s = time.perf_counter(), time.process_time()
-    passed = int(dataset.take(count).reduce(np.int64(0), lambda total, _: total + 1))
-    assert passed == count
-    return time.perf_counter() - begun, time.process_time() - cpu_s
+    counted(tf.constant(1, tf.int64))
+    count, elapsed_s, cpu_s = 1, 0.0, 0.0
+    while elapsed_s < seconds / 2:
+        count = 2 * count if elapsed_s < LEAST_S else math.ceil(count * seconds / elapsed_s)
+        elapsed_s, cpu_s = time.perf_counter(), time.process_time()
+        passed = int(counted(tf.constant(count, tf.int64)))
+        elapsed_s, cpu_s = time.perf_counter() - elapsed_s, time.process_time() - cpu_s
+        assert passed == count
+    return _reading(count, count * mean_bytes(dataset), elapsed_s, cpu_s, 0, 0, 0, False)
 
 
 def _reading(

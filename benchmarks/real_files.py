@@ -26,8 +26,8 @@ LIBRARIES = {  # by way without a service
 }
 MODULES = {"torch": ("torch",), "grain": ("grain", "array_record")}  # that may be missing
 WAYS = {
-    "bare": "pipeline, in C++",
-    "eager": "tf.data, eager",
+    "bare": "bare pipeline, in C++",
+    "eager": "tf.data in process, eager",
     "read": "Forebay, read",
     "ours": "Forebay, from_dataset_id",
     "peer": SIDES["peer"].label,
@@ -69,7 +69,7 @@ def file_row(row: str, setting: Setting) -> list[Finding]:
                 way=WAYS[way],
                 readings=readings[way],
                 bare=readings["bare"],
-                beside=WAYS[beside],
+                beside=beside,
                 others=readings[beside],
                 at_most=at_most,
             )

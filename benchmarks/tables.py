@@ -74,17 +74,10 @@ def _feedings(feedings: list[Feeding]) -> Table:
         caption="of rows of batches, elements are batches",
         show_lines=True,
     )
-    table.add_column("row")
+    table.add_column("row", min_width=20)
     table.add_column("way", no_wrap=True)
-    for header in (
-        "elements/s",
-        "MB/s",
-        "CPU µs\neach",
-        "of it\nclient",
-        "× the\npipeline",
-        "(min–max)",
-        "required",
-    ):
+    for header in ("elements/s", "MB/s", "CPU µs\neach", "of it\nclient", "× bare", "(min–max)",
+                   "required"):  # fmt: skip
         table.add_column(header, justify="right", no_wrap=True)
     for (row, what), ways in itertools.groupby(feedings, lambda f: (f.row, f.what)):
         lines = [
