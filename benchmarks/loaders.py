@@ -190,10 +190,10 @@ def measure_bare(case: FileCase, directory: pathlib.Path, seconds: float) -> Rea
 
     dataset = pipeline(case, directory, 0)
 
-    @tf.function  # traced once: that costs as much as many elements
-    def counted(count: Any) -> Any:
-        return dataset.take(count).reduce(tf.constant(0, tf.int64), lambda total, _: total + 1)
+    def count_first(most: Any) -> Any:
+        return dataset.take(most).reduce(tf.constant(0, tf.int64), lambda total, _: total + 1)
 
+    counted = tf.function(count_first)  # traced once: that costs as much as many elements
     counted(tf.constant(1, tf.int64))
     count, elapsed_s, cpu_s = 1, 0.0, 0.0
     while elapsed_s < seconds / 2:
