@@ -3,9 +3,10 @@
 python -m forebay.benchmarks.loaders (tensorflow|torch|grain) DIRECTORY
 
 It says "ready" when that is imported. Then each line of input is a question in JSON, and each
-line of output a `Reading`. `bare` is the pipeline driven in C++, by `reduce`: what it costs
-itself. `eager` is a loop over it in Python. The loaders have two processes each, which make
-batches, or packs of what the trainer takes apart, as their users do it.
+line of output a `Reading`. `bare` is the pipeline driven in C++, by `reduce`, which calls a
+function for each element; `skipped` is the pipeline alone. `eager` is a loop over it in Python.
+The loaders have two processes each, which make batches, or packs of what the trainer takes
+apart, as their users do it.
 """
 
 from __future__ import annotations
@@ -181,7 +182,28 @@ def measure(
     )
 
 
-def measure_bare(case: FileCase, directory: pathlib.Path, seconds: float) -> Reading:
+def by_reduce(dataset: Any, count: Any) -> Any:
+    """Take so many elements, and call a function for each, as a loop in C++ does."""
+    return dataset.take(count).reduce(np.int64(0), lambda total, _: total + 1)
+
+
+def by_skip(dataset: Any, count: Any) -> Any:
+    """Take so many elements, and nothing else.
+
+    Between the two stands what cannot be skipped, so that none is left out or made in part.
+    """
+    import tensorflow as tf
+
+    taken = dataset.take(count).apply(tf.data.experimental.assert_cardinality(count))
+    return taken.skip(count).reduce(count, lambda total, _: total + 1)
+
+
+DRIVERS = {"bare": by_reduce, "skipped": by_skip}
+
+
+def measure_bare(
+    drive: Callable[[Any, Any], Any], case: FileCase, directory: pathlib.Path, seconds: float
+) -> Reading:
     """Drive the pipeline in C++, for about so long."""
     import tensorflow as tf
 
@@ -189,17 +211,14 @@ def measure_bare(case: FileCase, directory: pathlib.Path, seconds: float) -> Rea
     from .reader import mean_bytes
 
     dataset = pipeline(case, directory, 0)
-
-    def count_first(most: Any) -> Any:
-        return dataset.take(most).reduce(tf.constant(0, tf.int64), lambda total, _: total + 1)
-
-    counted = tf.function(count_first)  # traced once: that costs as much as many elements
-    counted(tf.constant(1, tf.int64))
+    # Traced once: that costs as much as many elements.
+    driven = tf.function(functools.partial(drive, dataset))
+    driven(tf.constant(1, tf.int64))
     count, elapsed_s, cpu_s = 1, 0.0, 0.0
     while elapsed_s < seconds / 2:
         count = 2 * count if elapsed_s < LEAST_S else math.ceil(count * seconds / elapsed_s)
         elapsed_s, cpu_s = time.perf_counter(), time.process_time()
-        passed = int(counted(tf.constant(count, tf.int64)))
+        passed = int(driven(tf.constant(count, tf.int64)))
         elapsed_s, cpu_s = time.perf_counter() - elapsed_s, time.process_time() - cpu_s
         assert passed == count
     return _reading(count, count * mean_bytes(dataset), elapsed_s, cpu_s, 0, 0, 0, False)
@@ -240,8 +259,8 @@ def answer(
     way: str, row: str, directory: pathlib.Path, warm_up_s: float, seconds: float
 ) -> Reading:
     """Read in a way, for so long."""
-    if way == "bare":
-        return measure_bare(FILE_CASES[row], directory, seconds)
+    if way in DRIVERS:
+        return measure_bare(DRIVERS[way], FILE_CASES[row], directory, seconds)
     return measure(WAYS[way], FILE_CASES[row], directory, warm_up_s, seconds)
 
 

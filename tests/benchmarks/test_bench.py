@@ -41,8 +41,8 @@ def test_rows_run(tmp_path: pathlib.Path) -> None:
     for costs in record["costs"]:
         assert costs["median"]["worker_peak_mb"] > 0
     ways = {feeding["way"]: feeding for feeding in record["feeding"]}
-    assert {"bare pipeline, in C++", "tf.data in process, eager", "Forebay, read"} < ways.keys()
-    assert ways["bare pipeline, in C++"]["cpu_over_bare"] == [1.0]
+    assert {"bare pipeline, by reduce", "tf.data in process, eager", "Forebay, read"} < ways.keys()
+    assert ways["bare pipeline, by reduce"]["cpu_over_bare"] == [1.0]
     for feeding in ways.values():
         assert feeding["median"]["elements_per_s"] > 0
         assert feeding["row"] == "file_tokens"
