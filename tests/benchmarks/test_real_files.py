@@ -63,7 +63,10 @@ def forebay_target() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def peer_target() -> Iterator[str]:
     peer = tf.data.experimental.service
-    dispatcher = peer.DispatchServer(peer.DispatcherConfig(port=0))
+    config = peer.DispatcherConfig(  # jobs end at once: its worker's stop waits for them
+        port=0, job_gc_check_interval_ms=50, job_gc_timeout_ms=50
+    )
+    dispatcher = peer.DispatchServer(config)
     address = dispatcher.target.partition("://")[2]
     worker = peer.WorkerServer(peer.WorkerConfig(dispatcher_address=address))
     yield dispatcher.target
