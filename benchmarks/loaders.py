@@ -3,9 +3,10 @@
 python -m forebay.benchmarks.loaders (tensorflow|torch|grain) DIRECTORY
 
 It says "ready" when that is imported. Then each line of input is a question in JSON, and each
-line of output a `Reading`. `bare` is the pipeline driven in C++, by `reduce`: what it costs
-itself. `eager` is a loop over it in Python. The loaders have two processes each, which make
-batches, or packs of what the trainer takes apart, as their users do it.
+line of output a `Reading`. `bare` is the pipeline driven in C++, by `reduce`, which calls a
+function for each element; `skipped` is the pipeline alone. `eager` is a loop over it in Python.
+The loaders have two processes each, which make batches, or packs of what the trainer takes
+apart, as their users do it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import gc
 import importlib
 import itertools
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -32,7 +34,7 @@ from .machine import descendants, memory_mb, process_cpu_s
 from .results import Reading
 
 PROCESSES = 2
-LEAST_S = 0.2  # of a first pass, by which the size of the measured one is chosen
+LEAST_S = 0.1  # of a pass by which the size of the measured one is chosen
 SAMPLE = 64  # elements that are weighed,
 SAMPLE_BYTES = 1e6  # or as many as have this
 
@@ -180,28 +182,46 @@ def measure(
     )
 
 
-def measure_bare(case: FileCase, directory: pathlib.Path, seconds: float) -> Reading:
+def by_reduce(dataset: Any, count: Any) -> Any:
+    """Take so many elements, and call a function for each, as a loop in C++ does."""
+    return dataset.take(count).reduce(np.int64(0), lambda total, _: total + 1)
+
+
+def by_skip(dataset: Any, count: Any) -> Any:
+    """Take so many elements, and nothing else.
+
+    Between the two stands what cannot be skipped, so that none is left out or made in part.
+    """
+    import tensorflow as tf
+
+    taken = dataset.take(count).apply(tf.data.experimental.assert_cardinality(count))
+    return taken.skip(count).reduce(count, lambda total, _: total + 1)
+
+
+DRIVERS = {"bare": by_reduce, "skipped": by_skip}
+
+
+def measure_bare(
+    drive: Callable[[Any, Any], Any], case: FileCase, directory: pathlib.Path, seconds: float
+) -> Reading:
     """Drive the pipeline in C++, for about so long."""
+    import tensorflow as tf
+
     from .file_pipelines import pipeline
     from .reader import mean_bytes
 
     dataset = pipeline(case, directory, 0)
-    size = mean_bytes(dataset)
-    count, elapsed_s = 1, 0.0
-    while elapsed_s < LEAST_S:
-        count *= 2
-        elapsed_s, _ = _reduce(dataset, count)
-    count = max(1, round(count * seconds / elapsed_s))
-    elapsed_s, cpu_s = _reduce(dataset, count)
-    return _reading(count, count * size, elapsed_s, cpu_s, 0, 0, 0, False)
-
-
-def _reduce(dataset: Any, count: int) -> tuple[float, float]:
-    """Seconds that so many elements take, and of processor time."""
-    begun, cpu_s = time.perf_counter(), time.process_time()
-    passed = int(dataset.take(count).reduce(np.int64(0), lambda total, _: total + 1))
-    assert passed == count
-    return time.perf_counter() - begun, time.process_time() - cpu_s
+    # Traced once: that costs as much as many elements.
+    driven = tf.function(functools.partial(drive, dataset))
+    driven(tf.constant(1, tf.int64))
+    count, elapsed_s, cpu_s = 1, 0.0, 0.0
+    while elapsed_s < seconds / 2:
+        count = 2 * count if elapsed_s < LEAST_S else math.ceil(count * seconds / elapsed_s)
+        elapsed_s, cpu_s = time.perf_counter(), time.process_time()
+        passed = int(driven(tf.constant(count, tf.int64)))
+        elapsed_s, cpu_s = time.perf_counter() - elapsed_s, time.process_time() - cpu_s
+        assert passed == count
+    return _reading(count, count * mean_bytes(dataset), elapsed_s, cpu_s, 0, 0, 0, False)
 
 
 def _reading(
@@ -239,8 +259,8 @@ def answer(
     way: str, row: str, directory: pathlib.Path, warm_up_s: float, seconds: float
 ) -> Reading:
     """Read in a way, for so long."""
-    if way == "bare":
-        return measure_bare(FILE_CASES[row], directory, seconds)
+    if way in DRIVERS:
+        return measure_bare(DRIVERS[way], FILE_CASES[row], directory, seconds)
     return measure(WAYS[way], FILE_CASES[row], directory, warm_up_s, seconds)
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import tensorflow as tf
 
 from .cases import CASES, Case, Into
-from .consume import consume
+from .consume import consume, size_of
 from .file_pipelines import PIPELINES
 from .machine import forget_peak, memory_mb, process_cpu_s
 from .results import Reading
@@ -122,7 +122,7 @@ def mean_bytes(dataset: Any) -> float:
     total = count = 0
     for element in dataset.take(SAMPLE).as_numpy_iterator():
         parts = tf.nest.flatten(element)
-        total += sum(len(p) if isinstance(p, bytes) else p.nbytes for p in parts)
+        total += sum(map(size_of, parts))
         count += 1
         if total > SAMPLE_BYTES:
             break

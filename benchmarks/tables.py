@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -22,8 +23,7 @@ def render(report: Report) -> RenderableType:
         parts.append(_results(results))
     if costs := report.costs():
         parts.append(_costs(costs))
-    if feedings := report.feedings():
-        parts.append(_feedings(feedings))
+    parts += _feedings(report.feedings())
     parts += map(_curve, report.curves())
     parts += [Text(f"{row} failed: {why}", style="red") for row, why in report.failed.items()]
     notes = ", ".join(f"{key} {value}" for key, value in report.machine.items())
@@ -67,38 +67,23 @@ def _costs(costs: list[Costs]) -> Table:
     return table
 
 
-def _feedings(feedings: list[Feeding]) -> Table:
-    """Medians, and the spread of the ratio; the ways of one row below each other."""
-    table = Table(
-        title="Reading real files: processor time of all processes",
-        caption="of rows of batches, elements are batches",
-        show_lines=True,
-    )
-    table.add_column("row")
-    table.add_column("way", no_wrap=True)
-    for header in (
-        "elements/s",
-        "MB/s",
-        "CPU µs\neach",
-        "of it\nclient",
-        "× the\npipeline",
-        "(min–max)",
-        "required",
-    ):
-        table.add_column(header, justify="right", no_wrap=True)
+def _feedings(feedings: list[Feeding]) -> Iterator[Table]:
+    """A table a row of the benchmark: medians, and the spread of the ratio."""
     for (row, what), ways in itertools.groupby(feedings, lambda f: (f.row, f.what)):
-        lines = [
-            (
+        table = Table(title=f"{row}: {what}; processor time of all processes")
+        table.add_column("way", no_wrap=True, min_width=26)
+        for header in ("elements/s", "MB/s", "CPU µs each", "of it client", "× bare", "(min–max)",
+                       "required"):  # fmt: skip
+            table.add_column(header, justify="right", no_wrap=True)
+        for feeding in ways:
+            ratios = feeding.ratios()
+            table.add_row(
                 feeding.way,
                 *map(_median, feeding.figures().values()),
-                f"{number(min(feeding.ratios()))}–{number(max(feeding.ratios()))}",
+                f"{number(min(ratios))}–{number(max(ratios))}",
                 _required(feeding),
             )
-            for feeding in ways
-        ]
-        columns = ("\n".join(column) for column in zip(*lines, strict=True))
-        table.add_row(f"{row}\n[dim]{what}[/]", *columns)
-    return table
+        yield table
 
 
 def _required(feeding: Feeding) -> str:

@@ -41,12 +41,12 @@ def test_rows_run(tmp_path: pathlib.Path) -> None:
     for costs in record["costs"]:
         assert costs["median"]["worker_peak_mb"] > 0
     ways = {feeding["way"]: feeding for feeding in record["feeding"]}
-    assert {"pipeline, in C++", "tf.data, eager", "Forebay, read"} < ways.keys()
-    assert ways["pipeline, in C++"]["cpu_over_bare"] == [1.0]
+    assert {"bare pipeline, by reduce", "tf.data in process, eager", "Forebay, read"} < ways.keys()
+    assert ways["bare pipeline, by reduce"]["cpu_over_bare"] == [1.0]
     for feeding in ways.values():
         assert feeding["median"]["elements_per_s"] > 0
         assert feeding["row"] == "file_tokens"
-    assert ways["Forebay, read"]["required"] == "≤ 1.15 × pipeline, in C++"
+    assert ways["Forebay, read"]["required"] == "≤ 1.15 × bare"
     assert [len(curve["lines"]["Forebay"]) for curve in record["curves"]] == [2, 2]
     assert len(record["calibrations_ms"]) == 2
     for plot in ("figures-ratios.png", "figures-curves.png"):

@@ -39,6 +39,11 @@ def test_all_parts_of_an_element_weigh() -> None:
     assert mean_bytes(tf.data.Dataset.from_tensor_slices(elements).repeat()) == 30 + 3
 
 
+def test_batches_of_strings_weigh_what_they_hold() -> None:
+    lines = tf.data.Dataset.from_tensor_slices([b"one", b"three"]).batch(2)
+    assert mean_bytes(lines) == 8
+
+
 def test_of_large_elements_a_few_are_enough() -> None:
     drawn: list[int] = []
 

@@ -18,7 +18,14 @@ from forebay.benchmarks import loaders
 from forebay.benchmarks.consume import digest, size_of
 from forebay.benchmarks.contents import FILE_CASES, FileCase
 from forebay.benchmarks.file_pipelines import pipeline
-from forebay.benchmarks.loaders import Numbered, eager_elements, measure, measure_bare, numpy_pack
+from forebay.benchmarks.loaders import (
+    DRIVERS,
+    Numbered,
+    eager_elements,
+    measure,
+    measure_bare,
+    numpy_pack,
+)
 from forebay.benchmarks.machine import descendants
 from forebay.benchmarks.real_files import installed
 
@@ -35,8 +42,6 @@ if __name__ == "__main__":
     for case in FILE_CASES.values():
         print(*digest(loaders.WAYS[way](case, pathlib.Path(directory), int(size))), flush=True)
 """
-
-Open = Callable[[FileCase, int], Any]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +65,10 @@ def forebay_target() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def peer_target() -> Iterator[str]:
     peer = tf.data.experimental.service
-    dispatcher = peer.DispatchServer(peer.DispatcherConfig(port=0))
+    config = peer.DispatcherConfig(  # jobs end at once: its worker's stop waits for them
+        port=0, job_gc_check_interval_ms=50, job_gc_timeout_ms=50
+    )
+    dispatcher = peer.DispatchServer(config)
     address = dispatcher.target.partition("://")[2]
     worker = peer.WorkerServer(peer.WorkerConfig(dispatcher_address=address))
     yield dispatcher.target
@@ -115,13 +123,29 @@ def test_loaders_give_the_records(way: str, files: pathlib.Path, tmp_path: pathl
 def test_readings_count_and_weigh(files: pathlib.Path) -> None:
     case = FILE_CASES["file_image_batches"]
     for reading in (
-        measure_bare(case, files, seconds=0.01),
+        *(measure_bare(drive, case, files, seconds=0.01) for drive in DRIVERS.values()),
         measure(eager_elements, case, files, warm_up_s=0.0, seconds=0.01),
     ):
         assert reading.elements >= 1
         assert reading.bytes == reading.elements * 32 * 224 * 224 * 3
         assert reading.client_cpu_s > 0
         assert not reading.ended
+
+
+@pytest.mark.parametrize("drive", DRIVERS.values())
+def test_a_driven_pipeline_makes_all_its_elements(drive: Callable[[Any, Any], Any]) -> None:
+    made: list[int] = []
+
+    def make(number: Any) -> Any:
+        made.append(int(number))
+        return number
+
+    def made_of(number: Any) -> Any:
+        return tf.py_function(make, [number], tf.int64)
+
+    elements = tf.data.Dataset.range(100).map(made_of).batch(2)
+    assert int(drive(elements, tf.constant(7, tf.int64))) == 7
+    assert made[:14] == list(range(14))
 
 
 def test_strings_weigh_what_they_hold() -> None:
