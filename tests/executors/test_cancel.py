@@ -85,7 +85,7 @@ def test_a_pipeline_that_waits_for_splits() -> None:
                 steps[first]()
                 steps[then]()
                 reader.join()
-                assert sum(got) in (0, 10)
+                assert sum(got) <= 10  # any part of what was ready
         """
     )
 
