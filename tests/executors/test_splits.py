@@ -22,7 +22,7 @@ from forebay.service.client.tf_elements import dataset_of_blocks, graph_of
 from forebay.service.errors import PipelineError
 from forebay.service.executors import SplitRange
 from forebay.service.executors.evaluate import evaluate
-from forebay.service.executors.feeds import LoadedGraph
+from forebay.service.executors.feeds import TracedGraph
 from forebay.service.executors.tf_data import TfDataExecutor
 from forebay.service.split_sources import NotSplittable, require_splittable, split_sources
 
@@ -357,7 +357,8 @@ def test_options_hold_behind_a_repeat_without_an_end() -> None:
     below.threading.private_threadpool_size, above.threading.private_threadpool_size = 2, 3
     dataset = count(5).with_options(below).repeat().with_options(above).prefetch(1)
     leases = Leases(split_sources(graph_of(dataset), evaluate))
-    with contextlib.closing(LoadedGraph(graph_of(dataset), leases)) as loaded:
+    traced = TracedGraph(graph_of(dataset), leases.sources)
+    with contextlib.closing(traced), contextlib.closing(traced.load(leases)) as loaded:
         variant = dataset_ops._VariantDataset(loaded.variant, dataset.element_spec)
         assert variant.options() == dataset.options()
 
