@@ -138,7 +138,10 @@ class LoadedGraph:
         feed: SplitFeed | None,
     ) -> None:
         self._tables: list[Tensor] = []
-        asked = [*_feeds(strands, feed), *(_Gate(feed, own) for own in repeats)] if feed else []
+        asked: list[_Feed | _Gate] = []
+        if feed is not None:
+            asked += _feeds(strands, feed)
+            asked += [_Gate(feed, own) for own in repeats]
         self._numbers = _number(asked)
         try:
             self.variant, *self._tables = build(tf.constant(self._numbers.start, tf.int64))
@@ -156,8 +159,8 @@ class LoadedGraph:
         self.variant = None
 
 
-_asked: dict[int, _Feed | _Gate] = {}
-"""Whom the pipelines of this process ask, by numbers that are used once."""
+_asked: dict[int, Any] = {}
+"""Whom the pipelines of this process ask, _Feeds and _Gates, by numbers that are used once."""
 
 _next_number = 0
 _numbering = threading.Lock()

@@ -213,7 +213,8 @@ class Traces:
         with self._lock:
             entry = self._entries.setdefault(key, _Entry(size))
             entry.users += 1
-        trace = loaded = None
+        trace: Trace | None = None
+        loaded: LoadedGraph | None = None
 
         def release() -> None:
             if loaded is not None:
