@@ -211,7 +211,7 @@ def test_dropped_traces_are_freed_and_made_again(
 def test_what_cannot_be_traced_is_not_kept(traces: Traces) -> None:
     graph = graph_of(count(3)).replace(b"RangeDataset", b"StrangeDaset")
     for _ in range(2):
-        with pytest.raises(ValueError, match="StrangeDaset"):
+        with pytest.raises(PipelineError, match="StrangeDaset"):
             TfDataExecutor(graph, element_spec=tf.TensorSpec([], tf.int64))
     assert len(made) == 2
     assert not traces._entries
