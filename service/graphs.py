@@ -29,7 +29,7 @@ _INPUTS: dict[str, Callable[[pb.NodeDef], slice]] = {
     "ExperimentalDirectedInterleaveDataset": lambda node: slice(0, 1 + node.attr["N"].i),
 }
 
-_TABLES = {
+TABLES = {
     prefix + suffix
     for prefix in ("HashTable", "MutableHashTable", "MutableHashTableOfTensors")
     for suffix in ("", "V2")
@@ -96,7 +96,7 @@ def sanitize(graph: bytes) -> bytes:
     proto = Graph(graph).proto
     for node in _all_nodes(proto):
         node.device = ""
-        if node.op in _TABLES:
+        if node.op in TABLES:
             node.attr["use_node_name_sharing"].b = True
     return proto.SerializeToString()
 
@@ -114,11 +114,11 @@ def isolate(graph: bytes, prefix: str) -> tuple[pb.GraphDef, str, list[str]]:
     functions = [function.signature.name for function in proto.library.function]
     _rename_functions(proto, {name: f"{prefix}_{name}" for name in functions})
     for node in _all_nodes(proto):
-        if node.op in _TABLES:
+        if node.op in TABLES:
             node.attr["container"].s = prefix.encode()
         for handle in _handles(node):
             handle.name = f"{prefix}_{handle.name}"  # not found, so the dataset makes its own
-    tables = [f"{node.name}:0" for node in proto.node if node.op in _TABLES]
+    tables = [f"{node.name}:0" for node in proto.node if node.op in TABLES]
     proto.node.remove(parsed.result)
     return proto, f"{parsed.dataset.name}:0", tables
 

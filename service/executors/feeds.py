@@ -18,7 +18,7 @@ import itertools
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from tensorflow.python.data.util import structure
 from tensorflow.python.eager import context
 from tensorflow.python.ops import gen_dataset_ops
 
+from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS, source_size
 from ..element_specs import plain, until_stopped
 from ..graphs import Graph, isolate
@@ -36,6 +37,7 @@ from ..proto import graph_pb2 as pb
 from ..split_sources import NotSplittable, SourceNode, SourceWalk, require_splittable
 from .packs import calls_functions
 from .splits import SplitFeed, SplitRange
+from .state import State, state_of
 
 Dataset = Any
 Tensor = Any
@@ -44,22 +46,29 @@ GATE = "forebay/gate/{}:0"
 """Stands for the tensor of a repeat's gate where a graph is being imported."""
 
 
-class LoadedGraph:
-    """A graph as a dataset of this process. `close` frees what it holds in TensorFlow."""
+class TracedGraph:
+    """A graph as a function of this process's TensorFlow: each call makes the dataset anew.
 
-    def __init__(self, graph: bytes, feed: SplitFeed | None) -> None:
-        """Raises InvalidGraph, NotSplittable (with a feed), and TensorFlow's errors."""
+    Nothing of a run is captured by the trace, so that many may share it, also at the same time.
+    """
+
+    def __init__(self, graph: bytes, sources: Sequence[ev.SplitSource] | None) -> None:
+        """`sources` are those that were registered; None if the graph runs as it is.
+
+        Raises InvalidGraph, NotSplittable (with sources), and TensorFlow's errors.
+        """
         prefix = f"forebay{uuid.uuid4().hex}"
         parsed = Graph(graph)
-        walk = SourceWalk(parsed) if feed else None
-        feeds = _FedSources(_feeds_of(walk.sources, feed) if walk and feed else {})
+        walk = SourceWalk(parsed) if sources is not None else None
+        self._strands = _strands(walk.sources, sources) if walk and sources is not None else {}
         repeats = walk.endless_repeats if walk else {}
+        self._repeats = list(repeats.values())
         # An endless repeat begins anew, with a lease, for each so many elements.
-        again = [n for own in repeats.values() for n in own]
-        sizes = [source_size(feed.sources[n]) for n in again] if feed else []
+        sizes = [source_size(sources[n]) for own in self._repeats for n in own] if sources else []
         self.most_at_once = max(1, min(sizes, default=ENDLESS))
         self.component_specs = output_specs(parsed.dataset)
         self.calls_functions = calls_functions(parsed)
+        self._state = state_of(parsed)
         # Set again, because those from below a repeat without an end do not pass its gate.
         options = tf.data.Options()
         options._from_proto(dataset_options_pb2.Options.FromString(walk.options if walk else b""))
@@ -67,10 +76,17 @@ class LoadedGraph:
         isolated, result, tables = isolate(graph, prefix)
         _replace_repeats(isolated, repeats, f"{prefix}_reopen")
         self._functions: list[str] = []
-        self._tables: list[Tensor] = []
+        # TensorFlow itself keeps them only as long as the thread lives that traces.
+        self._callbacks: list[Callable[..., Any]] = []
 
-        def build() -> list[Tensor]:
-            gates = {GATE.format(n): _gate(feed, own) for n, own in repeats.items()} if feed else {}
+        def build(first: Tensor) -> list[Tensor]:
+            """`first` is the number of the run's first feed; those of its gates come last."""
+            feeds = _FedSources(list(self._strands), first, self._callbacks)
+            after = first + len(self._strands)
+            gates = {
+                GATE.format(name): _gate(after + i, self._callbacks)
+                for i, name in enumerate(repeats)
+            }
             variant, *rest = _import(isolated, feeds, gates, [result, *tables])
             dataset = dataset_ops._VariantDataset(variant, self.component_specs)
             return [dataset.with_options(options)._variant_tensor, *rest]
@@ -80,22 +96,84 @@ class LoadedGraph:
                 definition = function_pb2.FunctionDef.FromString(function.SerializeToString())
                 context.context().add_function_def(definition)
                 self._functions.append(function.signature.name)
-            # Kept, because the feeds' Python functions live as long as it does.
-            self._build = tf.function(build, autograph=False).get_concrete_function()
-            isolated.Clear()
-            self.variant, *self._tables = self._build()
+            self._build = tf.function(build, autograph=False).get_concrete_function(
+                tf.TensorSpec([], tf.int64)
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def load(self, feed: SplitFeed | None) -> LoadedGraph:
+        """The dataset of one run. Raises TensorFlow's errors."""
+        return LoadedGraph(self._build, self._strands, self._repeats, feed)
+
+    def may_be_shared(self, options: tf.data.Options) -> bool:
+        """Whether runs with these options have nothing in common but the graph.
+
+        What has state in a function of the pipeline's is made by each run for itself as long as
+        TensorFlow rewrites the dataset, which makes copies of its functions.
+        """
+        rewriting = options.experimental_optimization
+        rewritten = rewriting.apply_default_optimizations is not False
+        rewritten &= rewriting.noop_elimination is not False
+        return self._state == State.NONE or (self._state == State.IN_FUNCTIONS and rewritten)
+
+    def close(self) -> None:
+        """Free what TensorFlow holds of it. Idempotent. No run may use it any more."""
+        for name in self._functions:
+            context.context().remove_function(name)
+        self._functions = []
+        self._callbacks = []
+        self._build = None  # which holds the graph's constants
+
+
+class LoadedGraph:
+    """A traced graph as the dataset of one run. `close` frees what it holds in TensorFlow."""
+
+    def __init__(
+        self,
+        build: Callable[[Tensor], list[Tensor]],
+        strands: Mapping[str, tuple[int, bool]],
+        repeats: Sequence[list[int]],
+        feed: SplitFeed | None,
+    ) -> None:
+        self._tables: list[Tensor] = []
+        asked: list[_Feed | _Gate] = []
+        if feed is not None:
+            asked += _feeds(strands, feed)
+            asked += [_Gate(feed, own) for own in repeats]
+        self._numbers = _number(asked)
+        try:
+            self.variant, *self._tables = build(tf.constant(self._numbers.start, tf.int64))
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Idempotent. No pipeline of this graph may run any more."""
+        """Idempotent. The pipeline may not run any more."""
         for handle in self._tables:
             tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
-        for name in self._functions:
-            context.context().remove_function(name)
-        self._tables, self._functions = [], []
-        self.variant = self._build = None  # which hold the graph's constants
+        for number in self._numbers:
+            _asked.pop(number, None)
+        self._tables = []
+        self.variant = None
+
+
+_asked: dict[int, Any] = {}
+"""Whom the pipelines of this process ask, _Feeds and _Gates, by numbers that are used once."""
+
+_next_number = 0
+_numbering = threading.Lock()
+
+
+def _number(asked: Sequence[_Feed | _Gate]) -> range:
+    """Numbers for them, one after another."""
+    global _next_number
+    with _numbering:
+        numbers = range(_next_number, _next_number + len(asked))
+        _next_number = numbers.stop
+        _asked.update(zip(numbers, asked, strict=True))
+    return numbers
 
 
 def output_specs(node: pb.NodeDef) -> tuple[Any, ...]:
@@ -181,15 +259,11 @@ def _tensor_name(name: str) -> str:
     return name if ":" in name else f"{name}:0"
 
 
-def _gate(feed: SplitFeed, providers: list[int]) -> Tensor:
+def _gate(number: Tensor, callbacks: list[Callable[..., Any]]) -> Tensor:
     """The variant of something for each opening, until these will have no further split."""
-
-    def pass_one() -> int:
-        if feed.is_over(providers):
-            raise StopIteration
-        return 0
-
-    return until_stopped(lambda: _integers(pass_one, 1))._variant_tensor
+    return until_stopped(
+        lambda: _integers(lambda n: _asked[int(n)].pass_one(), 1, callbacks, number)
+    )._variant_tensor
 
 
 def _replace_repeats(graph: pb.GraphDef, repeats: Collection[str], function: str) -> None:
@@ -213,16 +287,18 @@ def _replace_repeats(graph: pb.GraphDef, repeats: Collection[str], function: str
         graph.library.function.add().ParseFromString(definition.SerializeToString())
 
 
-def _feeds_of(sources: list[SourceNode], feed: SplitFeed) -> dict[str, _Feed]:
-    """What feeds the sources, by the names of their nodes; nothing feeds those read whole.
+def _strands(
+    sources: list[SourceNode], registered: Sequence[ev.SplitSource]
+) -> dict[str, tuple[int, bool]]:
+    """For each source that is fed, by the name of its node: the source that is leased for it, and
+    whether that is below a repeat without an end. Nothing feeds those that are read whole.
 
     Raises NotSplittable.
     """
-    require_splittable(feed.sources)
-    strands: dict[int, _Strand] = {}
+    require_splittable(registered)
     found = {}
-    for number, (source, registered) in enumerate(zip(sources, feed.sources, strict=True)):
-        together = registered.leased_with if registered.HasField("leased_with") else None
+    for number, (source, splits) in enumerate(zip(sources, registered, strict=True)):
+        together = splits.leased_with if splits.HasField("leased_with") else None
         if source.unleasable or source.leased_with != together:
             raise NotSplittable(
                 "the dataset zips several sources, and was registered by a version that did not "
@@ -231,9 +307,13 @@ def _feeds_of(sources: list[SourceNode], feed: SplitFeed) -> dict[str, _Feed]:
         if source.whole:
             continue
         first = number if source.leased_with is None else source.leased_with
-        strand = strands.setdefault(first, _Strand(feed, first, sources[first].endless))
-        found[source.node.name] = _Feed(strand)
+        found[source.node.name] = (first, sources[first].endless)
     return found
+
+
+def _feeds(strands: Mapping[str, tuple[int, bool]], feed: SplitFeed) -> list[_Feed]:
+    made = {strand: _Strand(feed, *strand) for strand in strands.values()}
+    return [_Feed(made[strand]) for strand in strands.values()]
 
 
 class _Strand:
@@ -292,6 +372,19 @@ class _Feed:
         return splits.first, splits.count
 
 
+class _Gate:
+    """Before a repeat without an end: whether its sources will have a further split."""
+
+    def __init__(self, feed: SplitFeed, providers: list[int]) -> None:
+        self._feed = feed
+        self._providers = providers
+
+    def pass_one(self) -> int:
+        if self._feed.is_over(self._providers):
+            raise StopIteration
+        return 0
+
+
 class _FedSources:
     """A graph's sources, by the names of their nodes, on leased splits.
 
@@ -299,19 +392,23 @@ class _FedSources:
     hundreds of them.
     """
 
-    def __init__(self, feeds: dict[str, _Feed]) -> None:
-        self.names = list(feeds)
-        self._feeds = list(feeds.values())
+    def __init__(
+        self, names: list[str], first: Tensor, callbacks: list[Callable[..., Any]]
+    ) -> None:
+        """The feeds' numbers begin with `first`; `callbacks` is to be kept with the trace."""
+        self.names = names
+        self._first = first
+        self._callbacks = callbacks
         self._traced: dict[Any, tuple[Any, list[int]]] = {}
 
     def dataset(self, node: pb.NodeDef, operands: list[Tensor], source: Tensor) -> Tensor:
         """The variant of a dataset of a source's splits that are leased."""
-        feeds, number = self._feeds, self.names.index(node.name)
+        number, callbacks = self._first + self.names.index(node.name), self._callbacks
 
         def leases(number: Tensor) -> Dataset:
-            opening = _integers(lambda n: next(feeds[int(n)].openings), 1, number)
-            next_range = lambda n, opening: feeds[int(n)].next_range(opening)  # noqa: E731
-            return until_stopped(lambda: _integers(next_range, 2, number, *opening))
+            opening = _integers(lambda n: next(_asked[int(n)].openings), 1, callbacks, number)
+            next_range = lambda n, opening: _asked[int(n)].next_range(opening)  # noqa: E731
+            return until_stopped(lambda: _integers(next_range, 2, callbacks, number, *opening))
 
         specs, inputs = output_specs(node), [*operands, source]
         alike = (node.op, specs, *[(t.dtype, str(t.shape)) for t in inputs])
@@ -344,9 +441,12 @@ class _FedSources:
         return dataset_ops._VariantDataset(variant, spec)
 
 
-def _integers(function: Callable[..., Any], size: int, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """`size` integers: what a Python function of the inputs returns."""
-    found = tf.numpy_function(lambda *own: np.asarray(function(*own), np.int64), inputs, tf.int64)
+def _integers(
+    function: Callable[..., Any], size: int, callbacks: list[Callable[..., Any]], *inputs: Tensor
+) -> tuple[Tensor, ...]:
+    """`size` integers: what a Python function of the inputs returns, while `callbacks` is kept."""
+    callbacks.append(lambda *own: np.asarray(function(*own), np.int64))
+    found = tf.numpy_function(callbacks[-1], inputs, tf.int64)
     return tuple(tf.unstack(tf.reshape(found, [size])))
 
 

@@ -8,6 +8,7 @@ than LINGER_S for a block to fill. The queue bounds how far the pipeline runs ah
 
 from __future__ import annotations
 
+import hashlib
 import re
 import threading
 import time
@@ -15,28 +16,24 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.experimental.ops import compression_ops
-from tensorflow.python.data.ops import dataset_ops, map_op
 from tensorflow.python.eager import context, execute
 
+from .. import structure
 from ..blocks import BLOCK_BYTES, Block, Component
-from ..element_specs import component_specs, flatten, options_for, plain
+from ..element_specs import component_specs
 from ..errors import PipelineError
-from .columns import column, reshaped
-from .feeds import LoadedGraph
-from .packs import elements_per_pack
+from .columns import reshaped
 from .splits import SplitFeed
+from .traces import LARGE_BYTES, QUANTUM_BYTES, Trace, Traces, end_of
 
-LARGE_BYTES = 512 << 10  # an element of this size travels alone, and is not copied
-MAX_BLOCK_ELEMENTS = 8192
 LINGER_S = 0.01  # how long an element may wait for company
 POLL_S = 0.001
-QUANTUM_BYTES = 4096  # in which the queue's bytes are counted where sizes differ
-QUEUE_BLOCKS = 2
-DRIVEN_ELEMENTS = 1024
 UNWIND_S = 1.0  # for a cancelled pipeline to end at its next element, or by its feed
 
 Tensor = Any
+
+TRACES = Traces()
+"""Those of this process."""
 
 
 class TfDataExecutor:
@@ -58,34 +55,29 @@ class TfDataExecutor:
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
         """Raises InvalidGraph, NotSplittable, UnsupportedElement, PipelineError."""
+        sources = None if feed is None else [s.SerializeToString() for s in feed.sources]
+        key = (
+            hashlib.sha256(graph).digest(),
+            None if sources is None else tuple(sources),
+            None if element_spec is None else structure.encode(element_spec),
+            None if element_spec is None else tuple(component_specs(element_spec)),
+            compressed,
+            block_bytes,
+        )
+
+        def make() -> Trace:
+            registered = None if feed is None else feed.sources
+            return Trace(graph, registered, element_spec, compressed, block_bytes)
+
         try:
-            self._graph = LoadedGraph(graph, feed)
+            trace, self._graph, self._release = TRACES.load(key, len(graph), make, feed)
         except tf.errors.OpError as error:
             raise _pipeline_error(error) from error
         try:
-            dataset = self._dataset(element_spec, compressed)
-            raw = dataset.element_spec
-            specs = list(raw) if element_spec is None else component_specs(element_spec)
-            alone = compressed or self._graph.calls_functions
-            pack = 1 if alone else min(elements_per_pack(specs), self._graph.most_at_once)
-            self._run = _Run(dataset, element_spec, specs, block_bytes, pack)
+            self._run = _Run(trace, self._graph.variant)
         except BaseException:
-            self._graph.close()
+            self._release()
             raise
-
-    def _dataset(self, element_spec: Any, compressed: bool) -> Any:
-        raw = self._graph.component_specs
-        if element_spec is None or compressed:
-            dataset = dataset_ops._VariantDataset(self._graph.variant, raw)
-        else:
-            dataset = dataset_ops._VariantDataset(self._graph.variant, element_spec)
-        if element_spec is None or not compressed:
-            return dataset
-        return map_op._MapDataset(
-            dataset,
-            plain(lambda element: compression_ops.uncompress(element, element_spec)),
-            use_inter_op_parallelism=False,
-        )
 
     def blocks(self) -> Generator[Block, None, None]:
         """The elements, in order; to be called once. Raises PipelineError.
@@ -95,7 +87,7 @@ class TfDataExecutor:
         try:
             yield from self._run.blocks()
         finally:
-            self._graph.close()
+            self._release()
 
     def cancel(self) -> None:
         """End `blocks` soon, from any thread. The feed's own waits are the caller's to end."""
@@ -105,85 +97,23 @@ class TfDataExecutor:
 class _Run:
     """The queue between the pipeline and `blocks`."""
 
-    def __init__(
-        self, dataset: Any, element_spec: Any, specs: list[Any], block_bytes: int, pack: int
-    ) -> None:
-        """`pack` elements of fixed shapes go through the queue together, as one."""
-        self._shapes = [spec.shape for spec in specs] if pack > 1 else None
-        if pack > 1:
-            dataset = dataset.batch(pack)
-            specs = [tf.TensorSpec([None, *spec.shape], spec.dtype) for spec in specs]
-        self._columns = [column(spec) for spec in specs]
-        self._block_bytes = block_bytes
-        fixed = [c.fixed_bytes for c in self._columns if c.fixed_bytes is not None]
-        self._varies = len(fixed) < len(self._columns)
-        self._element_bytes = sum(fixed)
-        # One element a block: the large, and those that do not even have a rank in common.
-        self._alone = self._element_bytes >= LARGE_BYTES or any(s.shape.rank is None for s in specs)
-        most = 1 if self._alone else block_bytes // max(1, self._element_bytes)
-        self._most = max(1, min(MAX_BLOCK_ELEMENTS, most))
-
-        queued = [item for c in self._columns for item in c.queued]
-        if self._varies:
-            queued.append((tf.int64, []))  # the element's bytes
-        elif not queued:
-            queued.append((tf.bool, []))  # elements without a component still count
-        capacity = max(1, QUEUE_BLOCKS * block_bytes // max(1, self._element_bytes))
-        self._queue = tf.queue.FIFOQueue(
-            min(capacity, 2 * MAX_BLOCK_ELEMENTS),
-            [dtype for dtype, _ in queued],
-            [shape for _, shape in queued],
-        )
-        # Where sizes differ the bytes in the queue are bounded by a queue of quanta beside it.
-        self._quanta = QUEUE_BLOCKS * block_bytes // QUANTUM_BYTES
-        self._budget = tf.queue.FIFOQueue(self._quanta, [tf.bool], [[]])
-
-        @plain
-        def enqueue(*element: Any) -> Tensor:
-            whole = element if type(dataset.element_spec) is tuple else element[0]
-            tensors = list(whole) if element_spec is None else flatten(element_spec, whole)
-            parts = [p for c, t in zip(self._columns, tensors, strict=True) for p in c.encode(t)]
-            if self._varies:
-                sizes = [c.size(t) for c, t in zip(self._columns, tensors, strict=True)]
-                parts.append(tf.add_n(sizes))
-                quanta = tf.minimum(parts[-1] // QUANTUM_BYTES, self._quanta)
-                self._budget.enqueue_many([tf.zeros([quanta], tf.bool)])
-            self._queue.enqueue(parts or [True])
-            return tf.constant(0)
-
-        # An operation that fails cancels all others of its step. `drive` waits for something in
-        # this queue while the pipeline runs, so closing it cancels the pipeline. TensorFlow's
+    def __init__(self, trace: Trace, variant: Tensor) -> None:
+        self._trace = trace
+        self._variant = variant
+        # An operation that fails cancels all others of its step. The step waits for something in
+        # `stop` while the pipeline runs, so closing it cancels the pipeline. TensorFlow's
         # CancellationManager would hold Python's global lock while it waits for the pipeline's
         # locks; and who has one of these may wait for Python.
-        self._stop = tf.queue.FIFOQueue(1, [tf.bool], [[]])
-
-        @plain
-        def let_go(_: Tensor) -> Tensor:
-            self._stop.enqueue(True)
-            return tf.constant(0)
-
-        # Made outside `drive`, in which uses of one queue would wait for each other.
-        end = tf.data.Dataset.range(1).map(let_go).batch(1)
-
-        def drive() -> Tensor:
-            self._stop.dequeue()
-            # Without inter-op parallelism the function runs in the driving thread, 10 × faster.
-            fed = map_op._MapDataset(dataset, enqueue, use_inter_op_parallelism=False)
-            # Padded, because TensorFlow would fuse a plain batch with the map before it.
-            fed = fed.padded_batch(DRIVEN_ELEMENTS, []).concatenate(end)
-            options = options_for(specs)
-            options.experimental_optimization.inject_prefetch = False  # the queue is one
-            return fed.with_options(options).reduce(0, _keep)
-
-        self._drive = tf.function(drive, autograph=False).get_concrete_function()
+        self._queues = trace.make_queues()
+        self._stop, self._queue, *self._budget = self._queues
         self._ended = threading.Event()
         self._cancelled = threading.Event()
         self._error: PipelineError | None = None
 
     def cancel(self) -> None:
         self._cancelled.set()
-        _close(self._queue, cancel=True)
-        _close(self._budget, cancel=True)
+        for queue in (self._queue, *self._budget):
+            queue.close(cancel=True)
 
     def blocks(self) -> Generator[Block, None, None]:
         thread = threading.Thread(target=self._pipeline, name="forebay-pipeline", daemon=True)
@@ -203,27 +133,28 @@ class _Run:
             # Here, where waiting for a lock of the pipeline's holds up nobody else; and late:
             # a function call that returns while TensorFlow cancels waits for that, with its locks.
             if not self._ended.wait(UNWIND_S):
-                _close(self._stop)
+                self._stop.close()
             thread.join()
             # What holds elements and constants goes now: we are part of cycles of references.
-            for queue in (self._queue, self._budget, self._stop):
-                tf.raw_ops.DestroyResourceOp(resource=queue.queue_ref)
-            self._drive = None
+            for queue in self._queues:
+                queue.release()
+            self._variant = None
 
     def _pipeline(self) -> None:
         try:
-            _call(self._drive)
+            handles = [queue.handle for queue in self._queues]
+            _call(self._trace.drive, [self._variant, end_of(self._stop), *handles])
         except tf.errors.OpError as error:
             self._error = _pipeline_error(error)
         except Exception as error:  # noqa: BLE001 - a message of TensorFlow's that is no UTF-8, say
             self._error = PipelineError("UNKNOWN", f"the pipeline failed: {error!r}")
         finally:
             self._ended.set()
-            _close(self._queue)
+            self._queue.close()
 
     def _take(self, linger_s: float) -> list[Tensor] | None:
         """What the queue has, stacked; at least one element. None at the end."""
-        if self._alone:
+        if self._trace.alone:
             return self._dequeue(1)
         head = None
         if not self._ready():
@@ -233,7 +164,7 @@ class _Run:
         give_up = time.monotonic() + linger_s
         while not self._full() and time.monotonic() < give_up:
             time.sleep(POLL_S)
-        want = min(self._ready(), self._most)
+        want = min(self._ready(), self._trace.most)
         tail = self._dequeue(want) if want else None
         if head is None or tail is None:
             return head or tail
@@ -245,37 +176,36 @@ class _Run:
         ]
 
     def _ready(self) -> int:
-        return int(self._queue.size())
+        return self._queue.size()
 
     def _full(self) -> bool:
         """Is there a block's worth in the queue, or nothing more to come?"""
-        if self._ended.is_set() or self._cancelled.is_set() or self._ready() >= self._most:
+        if self._ended.is_set() or self._cancelled.is_set() or self._ready() >= self._trace.most:
             return True
-        return self._varies and 2 * int(self._budget.size()) >= self._quanta
+        return any(2 * queue.size() >= self._trace.quanta for queue in self._budget)
 
     def _dequeue(self, count: int) -> list[Tensor] | None:
         try:
             # dequeue_up_to would copy.
-            taken = self._queue.dequeue() if self._alone else self._queue.dequeue_up_to(count)
+            taken = self._queue.dequeue() if self._trace.alone else self._queue.dequeue_up_to(count)
         except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
             return None
-        tensors = list(taken) if isinstance(taken, list | tuple) else [taken]
         # Pack copies nothing here, and takes a fifth of reshape's time.
-        return [tf.raw_ops.Pack(values=[t]) for t in tensors] if self._alone else tensors
+        return [tf.raw_ops.Pack(values=[t]) for t in taken] if self._trace.alone else taken
 
     def _cut(self, stacked: list[Tensor]) -> Iterator[Block]:
         """Blocks of what was taken: large elements alone, the others by bytes."""
         count = stacked[0].shape[0]
-        if not self._varies:
+        if not self._trace.varies:
             yield self._block(stacked, 0, count, count)
             return
         sizes = stacked.pop().numpy()
-        quanta = int((sizes // QUANTUM_BYTES).clip(max=self._quanta).sum())
+        quanta = int((sizes // QUANTUM_BYTES).clip(max=self._trace.quanta).sum())
         if quanta:
             self._release(quanta)
         start, total = 0, 0
         for i, size in enumerate(sizes.tolist()):
-            if i > start and (size >= LARGE_BYTES or total + size > self._block_bytes):
+            if i > start and (size >= LARGE_BYTES or total + size > self._trace.block_bytes):
                 yield self._block(stacked, start, i, count)
                 start, total = i, 0
             total += size
@@ -287,21 +217,21 @@ class _Run:
 
     def _release(self, quanta: int) -> None:
         try:
-            self._budget.dequeue_many(quanta)
+            self._budget[0].dequeue_up_to(quanta)
         except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
             pass  # cancelled: nothing is counted any more
 
     def _block(self, stacked: list[Tensor], start: int, stop: int, count: int) -> Block:
         parts = iter(stacked if stop - start == count else [t[start:stop] for t in stacked])
-        components = tuple(c.decode([next(parts) for _ in c.queued]) for c in self._columns)
-        if self._shapes is None:
+        components = tuple(c.decode([next(parts) for _ in c.queued]) for c in self._trace.columns)
+        if self._trace.shapes is None:
             return Block(stop - start, components)
-        pairs = zip(components, self._shapes, strict=True)
+        pairs = zip(components, self._trace.shapes, strict=True)
         stacks = [reshaped(c.values, (-1, *shape)) for c, shape in pairs]
         return Block(len(stacks[0]), tuple(map(Component, stacks)))
 
 
-def _call(function: Any) -> None:
+def _call(function: Any, inputs: list[Tensor]) -> None:
     """Run a concrete function, whatever cancellation is on in other threads.
 
     CancellationManager.get_cancelable_function keeps the manager in a global variable, where
@@ -312,22 +242,10 @@ def _call(function: Any) -> None:
     execute.execute(
         function.name.decode(),
         num_outputs=len(function.outputs),
-        inputs=function.captured_inputs,
+        inputs=[*inputs, *function.captured_inputs],
         attrs=tuple(part for option in options.items() for part in option),
         ctx=ctx,
     )
-
-
-@plain
-def _keep(state: Tensor, _: Tensor) -> Tensor:
-    return state
-
-
-def _close(queue: Any, *, cancel: bool = False) -> None:
-    try:
-        queue.close(cancel_pending_enqueues=cancel)
-    except (tf.errors.CancelledError, tf.errors.NotFoundError):
-        pass  # closed already, or gone
 
 
 def _pipeline_error(error: Any) -> PipelineError:

@@ -20,10 +20,11 @@ from tensorflow.python.eager import context
 from forebay.service.blocks import Array, Block, Strings
 from forebay.service.client.tf_elements import dataset_of_blocks, graph_of
 from forebay.service.errors import PipelineError
-from forebay.service.executors import SplitRange
+from forebay.service.executors import SplitRange, tf_data
 from forebay.service.executors.evaluate import evaluate
-from forebay.service.executors.feeds import LoadedGraph
+from forebay.service.executors.feeds import TracedGraph
 from forebay.service.executors.tf_data import TfDataExecutor
+from forebay.service.executors.traces import Traces
 from forebay.service.split_sources import NotSplittable, require_splittable, split_sources
 
 from .pipelines import (
@@ -357,7 +358,8 @@ def test_options_hold_behind_a_repeat_without_an_end() -> None:
     below.threading.private_threadpool_size, above.threading.private_threadpool_size = 2, 3
     dataset = count(5).with_options(below).repeat().with_options(above).prefetch(1)
     leases = Leases(split_sources(graph_of(dataset), evaluate))
-    with contextlib.closing(LoadedGraph(graph_of(dataset), leases)) as loaded:
+    traced = TracedGraph(graph_of(dataset), leases.sources)
+    with contextlib.closing(traced), contextlib.closing(traced.load(leases)) as loaded:
         variant = dataset_ops._VariantDataset(loaded.variant, dataset.element_spec)
         assert variant.options() == dataset.options()
 
@@ -455,17 +457,23 @@ def test_an_error_that_is_no_text_is_an_error() -> None:
         list(executor.blocks())
 
 
-def test_a_run_that_has_ended_holds_nothing_of_its_elements() -> None:
+def test_a_run_that_has_ended_holds_nothing_of_its_elements(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tf_data, "TRACES", Traces())
     dataset = slices(tf.zeros([100, 1000])).repeat()
     executor = TfDataExecutor(graph_of(dataset), element_spec=dataset.element_spec)
     blocks = executor.blocks()
     next(blocks)
     queue = executor._run._queue
-    drive = weakref.ref(executor._run._drive)
+    trace = executor._run._trace
     blocks.close()
     with pytest.raises(tf.errors.NotFoundError):
         queue.size()
     assert executor._graph.variant is None
+    assert executor._run._variant is None
+    drive = weakref.ref(trace.drive)
+    trace.close()
     gc.collect()
     assert drive() is None
 
@@ -503,7 +511,8 @@ def test_an_endless_pipeline_can_be_left() -> None:
     executor.cancel()  # too late, which is no error
 
 
-def test_nothing_of_a_graph_stays_in_tensorflow() -> None:
+def test_nothing_of_a_graph_stays_in_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf_data, "TRACES", Traces(most=0))
     dataset = count(4).map(lambda i: i + 1).filter(lambda i: i > 2)
     graph = graph_of(dataset)
 

@@ -1,0 +1,34 @@
+"""Whether runs of one graph could meet in what TensorFlow keeps for its operations."""
+
+from __future__ import annotations
+
+import enum
+
+from tensorflow.python.framework import op_def_registry
+
+from ..graphs import TABLES, Graph
+
+# TensorFlow calls them stateful so that none is left out.
+_HARMLESS = {"Assert", "Case", "If", "PrintV2", "StatefulPartitionedCall", "While"}
+
+
+class State(enum.Enum):
+    """What of a graph has a state besides its datasets, which every run makes anew."""
+
+    NONE = enum.auto()
+    IN_FUNCTIONS = enum.auto()  # random numbers, for instance
+    IN_GRAPH = enum.auto()  # or in tables, which have names
+
+
+def state_of(graph: Graph) -> State:
+    nodes = [node.op for node in graph.proto.node if node is not graph.result]
+    functions = [node.op for f in graph.proto.library.function for node in f.node_def]
+    if any(map(_has_state, nodes)) or any(op in TABLES for op in functions):
+        return State.IN_GRAPH
+    return State.IN_FUNCTIONS if any(map(_has_state, functions)) else State.NONE
+
+
+def _has_state(op: str) -> bool:
+    definition = op_def_registry.get(op)  # None if it is a function of the graph's
+    stateful = definition is not None and definition.is_stateful
+    return stateful and "Dataset" not in op and op not in _HARMLESS

@@ -1,0 +1,256 @@
+"""Pipelines as TensorFlow functions, traced once for many runs.
+
+Importing a graph and tracing what drives it takes five times as long as running it to its first
+element, and TensorFlow keeps something of each function that it has ever run. So a trace is
+shared by all runs of the same graph, and kept for the next one.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.data.experimental.ops import compression_ops
+from tensorflow.python.data.ops import dataset_ops, map_op
+
+from ...journal.proto import events_pb2 as ev
+from ..element_specs import component_specs, flatten, options_for, plain
+from .columns import column
+from .feeds import LoadedGraph, TracedGraph
+from .packs import elements_per_pack
+from .queues import OwnedQueue, Queue, QueueSpec
+from .splits import SplitFeed
+
+LARGE_BYTES = 512 << 10  # an element of this size travels alone, and is not copied
+MAX_BLOCK_ELEMENTS = 8192
+QUANTUM_BYTES = 4096  # in which the queue's bytes are counted where sizes differ
+QUEUE_BLOCKS = 2
+DRIVEN_ELEMENTS = 1024
+KEPT_TRACES = 64
+KEPT_BYTES = 32 << 20  # of the kept traces' graphs; TensorFlow has several copies of each
+
+Tensor = Any
+
+_STOP = QueueSpec(1, (tf.bool,), ((),))
+
+
+class Trace:
+    """A graph, and the function that drives its dataset: every element into a queue."""
+
+    def __init__(
+        self,
+        graph: bytes,
+        sources: Sequence[ev.SplitSource] | None,
+        element_spec: Any,
+        compressed: bool,
+        block_bytes: int,
+    ) -> None:
+        """As for TfDataExecutor. Raises what TracedGraph does, UnsupportedElement."""
+        self._graph = TracedGraph(graph, sources)
+        try:
+            raw = self._graph.component_specs
+            specs = list(raw) if element_spec is None else component_specs(element_spec)
+            alone = compressed or self._graph.calls_functions
+            pack = 1 if alone else min(elements_per_pack(specs), self._graph.most_at_once)
+            self.shapes = [spec.shape for spec in specs] if pack > 1 else None
+            if pack > 1:  # elements of fixed shapes go through the queue together, as one
+                specs = [tf.TensorSpec([None, *spec.shape], spec.dtype) for spec in specs]
+            self._options = options_for(specs)
+            self.columns = [column(spec) for spec in specs]
+            self.block_bytes = block_bytes
+            fixed = [c.fixed_bytes for c in self.columns if c.fixed_bytes is not None]
+            self.varies = len(fixed) < len(self.columns)
+            element_bytes = sum(fixed)
+            # One element a block: the large, and those that do not even have a rank in common.
+            self.alone = element_bytes >= LARGE_BYTES or any(s.shape.rank is None for s in specs)
+            most = 1 if self.alone else block_bytes // max(1, element_bytes)
+            self.most = max(1, min(MAX_BLOCK_ELEMENTS, most))
+
+            queued = [item for c in self.columns for item in c.queued]
+            if self.varies:
+                queued.append((tf.int64, []))  # the element's bytes
+            elif not queued:
+                queued.append((tf.bool, []))  # elements without a component still count
+            dtypes = tuple(dtype for dtype, _ in queued)
+            shapes = tuple(tuple(shape) for _, shape in queued)
+            capacity = max(1, QUEUE_BLOCKS * block_bytes // max(1, element_bytes))
+            # Where sizes differ the bytes in the queue are bounded by a queue of quanta beside it.
+            self.quanta = QUEUE_BLOCKS * block_bytes // QUANTUM_BYTES
+            self._queues = [_STOP, QueueSpec(min(capacity, 2 * MAX_BLOCK_ELEMENTS), dtypes, shapes)]
+            if self.varies:
+                self._queues.append(QueueSpec(self.quanta, (tf.bool,), ((),)))
+
+            spec = raw if element_spec is None or compressed else element_spec
+            opened = element_spec if compressed else None
+
+            def drive(variant: Tensor, end: Tensor, *handles: Tensor) -> Tensor:
+                dataset = dataset_ops._VariantDataset(variant, spec)
+                if opened is not None:
+                    uncompress = plain(lambda e: compression_ops.uncompress(e, opened))
+                    dataset = map_op._MapDataset(
+                        dataset, uncompress, use_inter_op_parallelism=False
+                    )
+                if pack > 1:
+                    dataset = dataset.batch(pack)
+                return self._drive(dataset, element_spec, end, handles)
+
+            inputs = [tf.TensorSpec([], tf.variant)] * 2
+            inputs += [tf.TensorSpec([], tf.resource)] * len(self._queues)
+            function = tf.function(drive, autograph=False)
+            self.drive = function.get_concrete_function(*inputs)
+        except BaseException:
+            self.close()
+            raise
+
+    def _drive(
+        self, dataset: Any, element_spec: Any, end: Tensor, handles: tuple[Tensor, ...]
+    ) -> Tensor:
+        stop, queue, *budget = map(Queue, self._queues, handles)
+
+        @plain
+        def enqueue(*element: Any) -> Tensor:
+            whole = element if type(dataset.element_spec) is tuple else element[0]
+            tensors = list(whole) if element_spec is None else flatten(element_spec, whole)
+            parts = [p for c, t in zip(self.columns, tensors, strict=True) for p in c.encode(t)]
+            if budget:
+                sizes = [c.size(t) for c, t in zip(self.columns, tensors, strict=True)]
+                parts.append(tf.add_n(sizes))
+                quanta = tf.minimum(parts[-1] // QUANTUM_BYTES, self.quanta)
+                budget[0].enqueue_many([tf.zeros([quanta], tf.bool)])
+            queue.enqueue(parts or [True])
+            return tf.constant(0)
+
+        stop.dequeue()
+        # Without inter-op parallelism the function runs in the driving thread, 10 × faster.
+        fed = map_op._MapDataset(dataset, enqueue, use_inter_op_parallelism=False)
+        # Padded, because TensorFlow would fuse a plain batch with the map before it.
+        fed = fed.padded_batch(DRIVEN_ELEMENTS, [])
+        fed = fed.concatenate(dataset_ops._VariantDataset(end, fed.element_spec))
+        options = tf.data.Options().merge(self._options)
+        options.experimental_optimization.inject_prefetch = False  # the queue is one
+        return fed.with_options(options).reduce(0, _keep)
+
+    def make_queues(self) -> list[OwnedQueue]:
+        """New ones for a run: `stop`, the queue and, if sizes vary, the budget."""
+        return list(map(OwnedQueue, self._queues))
+
+    def load(self, feed: SplitFeed | None) -> LoadedGraph:
+        """The dataset of one run. Raises TensorFlow's errors."""
+        return self._graph.load(feed)
+
+    def may_be_shared(self, loaded: LoadedGraph) -> bool:
+        """Whether runs have nothing in common but what is traced; `loaded` is any one."""
+        options = dataset_ops._VariantDataset(loaded.variant, self._graph.component_specs).options()
+        return self._graph.may_be_shared(options.merge(self._options))
+
+    def close(self) -> None:
+        """Free what TensorFlow holds of it. Idempotent. No run may use it any more."""
+        self._graph.close()
+        self.drive = None
+
+
+@plain
+def _keep(state: Tensor, _: Tensor) -> Tensor:
+    return state
+
+
+@functools.cache
+def _end_of() -> Any:
+    @plain
+    def end(handle: Tensor) -> Tensor:
+        stop = Queue(_STOP, handle)
+
+        @plain
+        def let_go(_: Tensor) -> Tensor:
+            stop.enqueue([True])
+            return tf.constant(0)
+
+        return tf.data.Dataset.range(1).map(let_go).batch(1)._variant_tensor
+
+    function = tf.function(end, autograph=False)
+    return function.get_concrete_function(tf.TensorSpec([], tf.resource))
+
+
+def end_of(stop: Queue) -> Tensor:
+    """The variant of a dataset whose element puts something into the queue `stop`.
+
+    Made outside `Trace.drive`, in which uses of one queue would wait for each other.
+    """
+    return _end_of()(stop.handle)
+
+
+class _Entry:
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.users = 0
+        self.tracing = threading.Lock()
+        self.trace: Trace | None = None
+        self.shared = True
+
+
+class Traces:
+    """Traces, shared by those who ask for the same; the latest used are kept for the next.
+
+    Thread-safe. Those that nobody uses are at most `most`, of graphs with `most_bytes` together.
+    """
+
+    def __init__(self, most: int = KEPT_TRACES, most_bytes: int = KEPT_BYTES) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()  # the latest used come last
+
+    def load(
+        self, key: Hashable, size: int, make: Callable[[], Trace], feed: SplitFeed | None
+    ) -> tuple[Trace, LoadedGraph, Callable[[], None]]:
+        """A trace that is called `key`, by `make` if there is none; the dataset of a run; and what
+        to call when the run is over. `size` is the graph's, in bytes. Raises what `make` does.
+        """
+        with self._lock:
+            entry = self._entries.setdefault(key, _Entry(size))
+            entry.users += 1
+        trace: Trace | None = None
+        loaded: LoadedGraph | None = None
+
+        def release() -> None:
+            if loaded is not None:
+                loaded.close()
+            if trace is not None and trace is not entry.trace:
+                trace.close()
+            self._release(key, entry)
+
+        try:
+            with entry.tracing:  # by one, while the others wait
+                trace = entry.trace
+                if trace is None and entry.shared:
+                    trace = make()
+                    loaded = trace.load(feed)
+                    entry.shared = trace.may_be_shared(loaded)
+                    entry.trace = trace if entry.shared else None
+            if trace is None:
+                trace = make()
+            if loaded is None:
+                loaded = trace.load(feed)
+        except BaseException:
+            release()
+            raise
+        return trace, loaded, release
+
+    def _release(self, key: Hashable, entry: _Entry) -> None:
+        with self._lock:
+            entry.users -= 1
+            self._entries.move_to_end(key)
+            idle = [item for item in self._entries.items() if not item[1].users]
+            count, size = len(idle), sum(own.size for _, own in idle)
+            dropped = []
+            for name, own in idle:
+                if own.trace is None or count > self._most or size > self._most_bytes:
+                    count, size = count - 1, size - own.size
+                    dropped.append(self._entries.pop(name))
+        for own in dropped:
+            if own.trace is not None:
+                own.trace.close()

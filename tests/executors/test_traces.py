@@ -1,0 +1,294 @@
+"""Runs that share a trace share nothing else, and leave nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import weakref
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from forebay.service.blocks import Strings
+from forebay.service.client.tf_elements import graph_of
+from forebay.service.errors import PipelineError
+from forebay.service.executors import SplitRange, tf_data
+from forebay.service.executors.queues import OwnedQueue, QueueSpec
+from forebay.service.executors.tf_data import TfDataExecutor
+from forebay.service.executors.traces import Trace, Traces
+
+from .pipelines import Dataset, OneSource, count, slices
+
+made: list[weakref.ref[Trace]] = []
+
+
+@pytest.fixture(autouse=True)
+def traces(monkeypatch: pytest.MonkeyPatch) -> Traces:
+    """New ones for each test, and a list of all that were made."""
+
+    class Counted(Trace):
+        def __init__(self, *arguments: Any) -> None:
+            made.append(weakref.ref(self))
+            super().__init__(*arguments)
+
+    made.clear()
+    kept = Traces()
+    monkeypatch.setattr(tf_data, "Trace", Counted)
+    monkeypatch.setattr(tf_data, "TRACES", kept)
+    return kept
+
+
+class Splits(OneSource):
+    """These, and no others."""
+
+    def __init__(self, first: int, size: int = 5) -> None:
+        self._ranges = [SplitRange(first, size, 0)]
+
+    def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
+        return self._ranges.pop() if self._ranges else None
+
+
+def values(executor: TfDataExecutor) -> list[int]:
+    read = []
+    for block in executor.blocks():
+        column = block.components[0].values
+        assert not isinstance(column, Strings)
+        read += column.ravel().tolist()
+    return read
+
+
+def runs_of(dataset: Dataset) -> Callable[..., TfDataExecutor]:
+    graph, spec = graph_of(dataset), dataset.element_spec
+    return lambda *feed: TfDataExecutor(graph, *feed, element_spec=spec)
+
+
+def without_optimizations(dataset: Dataset) -> Dataset:
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = False
+    return dataset.with_options(options)
+
+
+def test_two_runs_at_once_do_not_mix_their_splits() -> None:
+    run = runs_of(count(100).map(lambda i: i * 10))
+    first, second = run(Splits(0)), run(Splits(50))
+    blocks = first.blocks(), second.blocks()
+    heads = [next(iterator).components[0].elements() for iterator in blocks]
+    read = [[int(v) for v in head] for head in heads]
+    for own, iterator in zip(read, blocks, strict=True):
+        own += [int(v) for block in iterator for v in block.components[0].elements()]
+    assert read == [[0, 10, 20, 30, 40], [500, 510, 520, 530, 540]]
+    assert values(run(Splits(20))) == [200, 210, 220, 230, 240]
+    assert len(made) == 1
+
+
+def test_repeats_without_an_end_ask_their_own_run() -> None:
+    class Over(Splits):
+        def is_over(self, providers: Iterable[int]) -> bool:
+            return not self._ranges
+
+    run = runs_of(count(100).repeat())
+    both = run(Over(0)), run(Over(50))
+    assert [values(one) for one in both] == [[*range(5)], [*range(50, 55)]]
+    assert len(made) == 1
+
+
+def test_a_trace_is_made_once_by_runs_that_begin_together() -> None:
+    run = runs_of(count(9).map(lambda i: i + 1))
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(lambda: values(run())) for _ in range(4)]
+        assert [future.result(timeout=60) for future in futures] == [[*range(1, 10)]] * 4
+    assert len(made) == 1
+
+
+def test_what_is_not_the_same_has_a_trace_of_its_own() -> None:
+    dataset = count(100).map(lambda i: i * 10)
+    run = runs_of(dataset)
+    assert values(run()) == [*range(0, 1000, 10)]
+    assert values(run(Splits(3))) == [30, 40, 50, 60, 70]
+    TfDataExecutor(graph_of(dataset)).blocks()
+    assert len(made) == 3
+    wider = TfDataExecutor(graph_of(dataset), element_spec=tf.TensorSpec(None, tf.int64))
+    assert sum(block.count for block in wider.blocks()) == 100
+    assert len(made) == 4
+
+
+def test_a_run_that_fails_or_is_cancelled_leaves_nothing_to_the_next() -> None:
+    class Broken(OneSource):
+        def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
+            raise OSError("the dispatcher is away")
+
+    run = runs_of(count(100).map(lambda i: i * 10))
+    with pytest.raises(PipelineError, match="the dispatcher is away"):
+        values(run(Broken()))
+    cancelled = run(Splits(10, 50))
+    cancelled.cancel()
+    assert values(cancelled) == []
+    left = run(Splits(60, 30)).blocks()
+    next(left)
+    left.close()
+    ended = run(Splits(7))
+    assert values(ended) == [70, 80, 90, 100, 110]
+    following = run(Splits(0))
+    ended.cancel()  # too late, and no concern of the next run's, whose queue has the same name
+    assert values(following) == [0, 10, 20, 30, 40]
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("optimized", [True, False])
+def test_state_is_new_for_each_run(optimized: bool) -> None:
+    """A second run reshuffles, fills its cache anew, and begins the numbers of a seed again."""
+
+    def twice(dataset: Dataset) -> tuple[list[int], list[int]]:
+        run = runs_of(dataset if optimized else without_optimizations(dataset))
+        return values(run()), values(run())
+
+    def drawn(seed: int | None) -> Dataset:
+        uniform = tf.random.uniform
+        return count(40).map(lambda _: uniform([], maxval=1 << 30, dtype=tf.int32, seed=seed))
+
+    numbers = count(200).shuffle(200)
+    for fresh in numbers, numbers.repeat(2), drawn(None), drawn(None).cache():
+        first, second = twice(fresh)
+        assert first != second
+    for same in drawn(3), count(200).shuffle(200, seed=3), drawn(4).cache().repeat(2):
+        first, second = twice(same)
+        assert first == second
+    first, second = twice(drawn(None).cache().repeat(2))
+    assert (first[:40], second[:40]) == (first[40:], second[40:])
+
+
+@pytest.mark.parametrize("optimized", [True, False])
+def test_runs_at_once_draw_the_numbers_of_a_seed_each_for_itself(optimized: bool) -> None:
+    def draw(_: Any) -> Any:
+        return tf.random.uniform([2000], maxval=1 << 30, dtype=tf.int32, seed=3)
+
+    dataset = count(300).map(draw)
+    run = runs_of(dataset if optimized else without_optimizations(dataset))
+    alone = values(run())
+    both = [run(), run()]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(values, both)) == [alone, alone]
+    assert len(made) == (1 if optimized else 3)
+
+
+def test_tables_are_each_runs_own() -> None:
+    keys = tf.constant([1, 2], tf.int64)
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys * 7), -1)
+    run = runs_of(slices(tf.constant([1, 2, 3], tf.int64)).map(table.lookup))
+    one, two = run(), run()
+    assert values(one) == [7, 14, -1]
+    assert values(two) == [7, 14, -1]
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("bound", [{"most": 1}, {"most_bytes": 100}])
+def test_dropped_traces_are_freed_and_made_again(
+    bound: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tf_data, "TRACES", Traces(**bound))
+    run = runs_of(count(9).map(lambda i: i + 1))
+    other = runs_of(count(9).map(lambda i: i + 2))
+    assert values(run(Splits(0))) == [1, 2, 3, 4, 5]
+    in_use = run(Splits(0))
+    assert values(other()) == [*range(2, 11)]
+    assert values(other()) == [*range(2, 11)]
+    assert values(in_use) == [1, 2, 3, 4, 5]  # though the other came later
+    assert values(other()) == [*range(2, 11)]
+    before = len(made)
+    assert values(run(Splits(2))) == [3, 4, 5, 6, 7]
+    assert len(made) == before + 1
+    del in_use
+    gc.collect()
+    assert sum(trace() is not None for trace in made) <= 1
+
+
+def test_what_cannot_be_traced_is_not_kept(traces: Traces) -> None:
+    graph = graph_of(count(3)).replace(b"RangeDataset", b"StrangeDaset")
+    for _ in range(2):
+        with pytest.raises(PipelineError, match="StrangeDaset"):
+            TfDataExecutor(graph, element_spec=tf.TensorSpec([], tf.int64))
+    assert len(made) == 2
+    assert not traces._entries
+
+
+def test_closing_a_queue_late_does_not_close_the_next_of_its_name() -> None:
+    spec = QueueSpec(3, (tf.int32,), ((),))
+    queue = OwnedQueue(spec)
+    name = queue._name
+    queue.release()
+    again = OwnedQueue(spec)
+    assert again._name == name
+    queue.close(cancel=True)
+    again.enqueue([7])
+    assert [int(v) for v in again.dequeue()] == [7]
+    again.release()
+
+
+def test_runs_leave_no_memory_behind() -> None:
+    """Less than 10 KB each, of what malloc has given out."""
+    script = """
+        import ctypes
+        import gc
+
+        import tensorflow as tf
+
+        from forebay.journal.proto import events_pb2 as ev
+        from forebay.service.client.tf_elements import graph_of
+        from forebay.service.executors import SplitRange
+        from forebay.service.executors.tf_data import TfDataExecutor
+
+
+        class Info(ctypes.Structure):  # mallinfo2(3)
+            _fields_ = [
+                (name, ctypes.c_size_t)
+                for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks"
+                .split() + ["keepcost"]
+            ]
+
+
+        class Feed:
+            sources = [ev.SplitSource(count=20)]
+
+            def __init__(self):
+                self.ranges = [SplitRange(0, 20, 0)]
+
+            def is_over(self, providers):
+                return False
+
+            def next_range(self, provider, opening, endless):
+                return self.ranges.pop() if self.ranges else None
+
+
+        libc = ctypes.CDLL(None)
+        libc.mallinfo2.restype = Info
+        dataset = tf.data.Dataset.range(20).shuffle(9).map(lambda i: tf.range(i))
+        graph = graph_of(dataset)
+
+
+        def after(runs):
+            for _ in range(runs):
+                executor = TfDataExecutor(graph, Feed(), element_spec=dataset.element_spec)
+                assert sum(block.count for block in executor.blocks()) == 20
+            gc.collect()
+            info = libc.mallinfo2()
+            return info.uordblks + info.hblkhd
+
+
+        few = after(20)
+        more = after(40)
+        assert more - few < 40 * 10_000, (more - few) / 40
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
