@@ -161,7 +161,7 @@ class DispatcherClient:
             answer: Response = call(request, timeout=timeout_s)
         except grpc.RpcError as error:
             if _is_temporary(error):
-                self._go_elsewhere(turn, _leader(error))
+                self._go_elsewhere(turn, _leader(error), f"{method}: {error.details()}")
             raise
         except ValueError as error:  # the channel was closed meanwhile
             if self._closed.is_set():
@@ -183,7 +183,7 @@ class DispatcherClient:
             if position.journal_id != known.journal_id or position.sequence > known.sequence:
                 self._known = position
 
-    def _go_elsewhere(self, turn: int, leader: str) -> None:
+    def _go_elsewhere(self, turn: int, leader: str, why: str) -> None:
         """On to the leader, if somebody named one, else to the next address."""
         with self._lock:
             if turn != self._turn or self._closed.is_set():
@@ -192,6 +192,7 @@ class DispatcherClient:
             here = known.index(self._address) if self._address in known else -1
             address = leader or known[(here + 1) % len(known)]
             if address != self._address:
+                log.info("asks the dispatcher %s instead of %s: %s", address, self._address, why)
                 self._turn += 1
                 self._address = address
                 self._channel.close()
