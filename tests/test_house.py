@@ -40,15 +40,16 @@ LAYERS: dict[str, set[str]] = {
     "service.connections": {"service.errors", "service.proto", "journal.proto"},
     "service.dispatcher": {
         *("service.core", "service.connections.grpc_server", "service.proto"),
+        "service.pipelines.definitions",
         *("journal", "storage", LOOSE),
     },
-    "service.executors": {LOOSE, *WORDS},
+    "service.pipelines": {LOOSE, *WORDS},
     "service.transport": {"service.connections.protocols", LOOSE, *WORDS},
     "service.worker": {
-        *("service.executors", "service.transport", "service.connections", LOOSE, *WORDS)
+        *("service.pipelines", "service.transport", "service.connections", LOOSE, *WORDS)
     },
     "service.client": {
-        *("service.executors", "service.transport", "service.connections", LOOSE, *WORDS)
+        *("service.pipelines", "service.transport", "service.connections", LOOSE, *WORDS)
     },
     "service.servers": {"service.worker", "service.connections", LOOSE, *WORDS},
     "service.chaos": {

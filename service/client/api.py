@@ -16,17 +16,17 @@ from tensorflow.python.data.experimental.ops import compression_ops
 
 from ...journal.proto import events_pb2 as ev
 from ..connections.dispatcher_client import DispatcherClient
-from ..element_specs import (
+from ..errors import InvalidArgument
+from ..pipelines.tf_data.element_specs import (
     check_element_spec,
     component_specs,
     decode_metadata,
     encode_element_spec,
     plain,
 )
-from ..errors import InvalidArgument
-from ..executors.evaluate import evaluate
+from ..pipelines.tf_data.evaluate import evaluate
+from ..pipelines.tf_data.split_sources import NotSplittable, split_sources
 from ..proto import forebay_pb2 as pb
-from ..split_sources import NotSplittable, split_sources
 from ..structure import encode
 from ..transport import MAX_COMPONENTS
 from .options import (

@@ -11,9 +11,9 @@ from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import InvalidArgument
+from ..pipelines.tf_data.split_sources import require_splittable
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
-from ..split_sources import require_splittable
 from ..structure import assemble
 from ..transport import has_local_workers
 from .consumer import Consumer

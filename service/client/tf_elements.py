@@ -20,7 +20,8 @@ from tensorflow.python.data.util.structure import to_tensor_list
 
 from .. import malloc
 from ..blocks import Array, Block, Component, Strings, numpy_dtype
-from ..element_specs import (
+from ..errors import PipelineError, Unimplemented
+from ..pipelines.tf_data.element_specs import (
     carrier,
     component_specs,
     flatten,
@@ -31,7 +32,6 @@ from ..element_specs import (
     until_stopped,
     without_extension_types,
 )
-from ..errors import PipelineError, Unimplemented
 
 SLICED_BYTES = 4 << 10  # elements that are worth a slice of their block instead of a copy
 

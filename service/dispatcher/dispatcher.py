@@ -24,7 +24,6 @@ from ...journal import Journal, Retention, replay
 from ...journal.journal import FLUSH_S
 from ...journal.proto import events_pb2 as ev
 from ...storage import Corrupt, Fenced, Missing, Storage, StorageError, Writer
-from .. import graphs
 from ..core import commands as c
 from ..core.datasets import fingerprint
 from ..core.encoding import decode_state, encode_state
@@ -33,6 +32,7 @@ from ..core.machine import apply, decide
 from ..core.state import Dataset, State
 from ..core.status import Stranger
 from ..errors import AnotherJournal, Unavailable
+from ..pipelines import definitions
 from ..proto import forebay_pb2 as pb
 from .attendance import Attendance
 from .leadership import Leadership
@@ -224,7 +224,7 @@ class Dispatcher:
         if dataset_id:
             known = state.datasets.get(dataset_id)
         else:
-            reference.fingerprint = await asyncio.to_thread(graphs.fingerprint, graph)
+            reference.fingerprint = await asyncio.to_thread(definitions.fingerprint, graph)
             equal = state.dataset_by_fingerprint.get(fingerprint(definition), "")
             known = state.datasets.get(equal)
         lost = known is not None and await self.is_lost(known)

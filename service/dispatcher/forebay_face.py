@@ -15,7 +15,7 @@ from ..core import commands as c
 from ..core.state import Iteration, lease_caller
 from ..core.status import status
 from ..errors import InvalidArgument, NotFound, Unavailable
-from ..graphs import sanitize
+from ..pipelines.definitions import sanitize
 from ..proto import forebay_pb2 as pb
 from .answering import Function, answering
 from .dispatcher import Dispatcher

@@ -26,9 +26,8 @@ from ..errors import (
     Unavailable,
     Unimplemented,
 )
-from ..graphs import sanitize
+from ..pipelines.definitions import Evaluate, evaluate_in_subprocess, sanitize, split_sources
 from ..proto import tf_service_pb2 as pb
-from ..split_sources import Evaluate, evaluate_in_subprocess, split_sources
 from .answering import Function, answering
 from .dispatcher import Dispatcher
 from .task_pusher import TaskPusher

@@ -19,7 +19,7 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.splits import source_size
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import ForebayError, NotFound, Unavailable
-from ..executors import SplitRange
+from ..pipelines import SplitRange
 from ..proto import forebay_pb2 as pb
 
 log = logging.getLogger(__name__)

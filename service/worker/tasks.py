@@ -9,7 +9,7 @@ from ...journal.proto import events_pb2 as ev
 from .. import malloc
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import ForebayError, NotFound, PipelineError, Unavailable, status_of
-from ..executors import Executor, make_executor
+from ..pipelines import Executor, make_executor
 from ..proto import forebay_pb2 as pb
 from ..transport import OutputCancelled, TaskOutput
 from .leases import LeaseFeed

@@ -12,7 +12,7 @@ import grpc
 from ..blocks import Block
 from ..connections.grpc_server import generic_handler
 from ..errors import PipelineError, Unavailable, Unimplemented
-from ..executors import response_maker
+from ..pipelines import response_maker
 from ..proto import tf_service_pb2 as pb
 from ..transport import End, EndOfTask, TaskFailed
 from .tasks import TaskRunner

@@ -29,7 +29,7 @@ from ..connections.dispatcher_client import DispatcherClient
 from ..connections.grpc_server import SERVER_OPTIONS, bind, told_address
 from ..connections.protocols import GRPC, SERVED, TCP
 from ..errors import ForebayError
-from ..executors import load
+from ..pipelines import load
 from ..proto import forebay_pb2 as pb
 from ..transport import BlockServer, TaskOutput
 from .tasks import TaskRunner

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from forebay.service.blocks import Block, Component, Strings
 from forebay.service.client.tf_elements import dataset_of_blocks
-from forebay.service.element_specs import check_element_spec
 from forebay.service.errors import InvalidArgument
+from forebay.service.pipelines.tf_data.element_specs import check_element_spec
 
 Spec = tf.TensorSpec
 Ragged = tf.RaggedTensorSpec

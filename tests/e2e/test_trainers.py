@@ -15,7 +15,7 @@ import tensorflow as tf
 from forebay import service
 
 from ..cluster import WorkerProcess
-from ..executors.pipelines import document, masked, plain
+from ..pipelines.pipelines import document, masked, plain
 from ..stock import DispatcherProcess
 
 OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
-from forebay.service import graphs
 from forebay.service.client import reader as client
 from forebay.service.client.options import ShardingPolicy
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import NotFound, Unavailable
+from forebay.service.pipelines import definitions
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import tasks, worker
 
@@ -235,7 +235,7 @@ class Job:
 @contextmanager
 def computing(pipeline: Pipeline, credit_bytes: int) -> Iterator[None]:
     """Have workers compute this pipeline, and trainers grant so much credit."""
-    sanitized = graphs.sanitize(GRAPH)
+    sanitized = definitions.sanitize(GRAPH)
 
     def make_executor(_: Any, graph: bytes, feed: Any) -> Executor:
         if graph != sanitized:

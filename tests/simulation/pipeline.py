@@ -11,7 +11,7 @@ import numpy as np
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
 from forebay.service.errors import ForebayError, PipelineError
-from forebay.service.executors import SplitFeed, SplitRange
+from forebay.service.pipelines import SplitFeed, SplitRange
 from forebay.service.proto import graph_pb2
 
 from .kernel import kernel

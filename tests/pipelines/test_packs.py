@@ -11,16 +11,16 @@ import pytest
 import tensorflow as tf
 
 from forebay.service.client.tf_elements import graph_of
-from forebay.service.element_specs import component_specs
 from forebay.service.errors import PipelineError
-from forebay.service.executors import SplitRange
-from forebay.service.executors.packs import (
+from forebay.service.pipelines import SplitRange
+from forebay.service.pipelines.tf_data.element_specs import component_specs
+from forebay.service.pipelines.tf_data.graphs import Graph
+from forebay.service.pipelines.tf_data.packs import (
     MAX_PACK_ELEMENTS,
     calls_functions,
     elements_per_pack,
 )
-from forebay.service.executors.tf_data import TfDataExecutor
-from forebay.service.graphs import Graph
+from forebay.service.pipelines.tf_data.run import TfDataExecutor
 
 from .pipelines import OneSource
 

@@ -1,4 +1,8 @@
-"""Executors: from a dataset definition and splits to blocks of elements. One kind each."""
+"""Pipelines: from a dataset's definition and splits to blocks of elements.
+
+Each kind of dataset has a package of its own here. Workers come in by this module, and the
+dispatcher, which runs none of them, by `definitions`.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +32,10 @@ class Executor(Protocol):
 
 
 def load() -> None:
-    """Import what executors need, so that the first task does not wait for it."""
+    """Import what pipelines need, so that the first task does not wait for it."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # a worker computes on the CPU
-    from . import stock_elements, tf_data  # noqa: F401
+    from .tf_data import run, stock_elements  # noqa: F401
 
 
 def make_executor(
@@ -46,8 +50,8 @@ def make_executor(
             f"this worker cannot run datasets of kind {definition.WhichOneof('kind')}; "
             "run workers of the version that registered it"
         )
-    from ..element_specs import decode_metadata, without_extension_types
-    from .tf_data import TfDataExecutor
+    from .tf_data.element_specs import decode_metadata, without_extension_types
+    from .tf_data.run import TfDataExecutor
 
     metadata = decode_metadata(definition)
     if metadata.raw:
@@ -58,6 +62,6 @@ def make_executor(
 
 def response_maker(definition: ev.DatasetDefinition) -> Callable[[Block], tf.GetElementResponse]:
     """Makes of a block of one element the answer that tf.data service's own clients want."""
-    from . import stock_elements
+    from .tf_data import stock_elements
 
     return stock_elements.response_maker(definition)

@@ -9,10 +9,10 @@ from tensorflow.core.framework import tensor_pb2
 from tensorflow.python.data.experimental.ops import compression_ops
 from tensorflow.python.data.util import structure
 
-from ...journal.proto import events_pb2 as ev
-from ..blocks import Array, Block
-from ..element_specs import Metadata, decode_metadata, restore
-from ..proto import tf_service_pb2 as pb
+from ....journal.proto import events_pb2 as ev
+from ...blocks import Array, Block
+from ...proto import tf_service_pb2 as pb
+from .element_specs import Metadata, decode_metadata, restore
 
 MakeResponse = Callable[[Block], pb.GetElementResponse]
 

@@ -18,12 +18,12 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import context, execute
 
-from .. import structure
-from ..blocks import BLOCK_BYTES, Block, Component
-from ..element_specs import component_specs
-from ..errors import PipelineError
+from ... import structure
+from ...blocks import BLOCK_BYTES, Block, Component
+from ...errors import PipelineError
+from ..splits import SplitFeed
 from .columns import reshaped
-from .splits import SplitFeed
+from .element_specs import component_specs
 from .traces import LARGE_BYTES, QUANTUM_BYTES, Trace, Traces, end_of
 
 LINGER_S = 0.01  # how long an element may wait for company

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from ..blocks import Component, Strings, numpy_dtype
-from ..element_specs import carrier
+from ...blocks import Component, Strings, numpy_dtype
+from .element_specs import carrier
 
 Tensor = Any
 

@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from forebay.service import malloc
 from forebay.service.client.tf_elements import dataset_of_blocks, graph_of
-from forebay.service.executors.tf_data import TfDataExecutor
+from forebay.service.pipelines.tf_data.run import TfDataExecutor
 
 
 class Info(ctypes.Structure):  # mallinfo2(3)
@@ -102,7 +102,7 @@ def test_a_pipeline_on_leased_splits_keeps_its_large_buffers() -> None:
     run(
         """
         from forebay.journal.proto import events_pb2 as ev
-        from forebay.service.executors import SplitRange
+        from forebay.service.pipelines import SplitRange
 
         class Feed:
             def is_over(self, providers):

@@ -14,15 +14,15 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from forebay.service.client.tf_elements import graph_of
-from forebay.service.executors.evaluate import evaluate
-from forebay.service.graphs import InvalidGraph, fingerprint, sanitize
-from forebay.service.proto import graph_pb2 as pb
-from forebay.service.split_sources import (
+from forebay.service.pipelines.definitions import evaluate_in_subprocess
+from forebay.service.pipelines.tf_data.evaluate import evaluate
+from forebay.service.pipelines.tf_data.graphs import InvalidGraph, fingerprint, sanitize
+from forebay.service.pipelines.tf_data.split_sources import (
     NotSplittable,
     TensorFacts,
-    evaluate_in_subprocess,
     split_sources,
 )
+from forebay.service.proto import graph_pb2 as pb
 
 from .pipelines import Dataset, count, slices
 
@@ -206,7 +206,7 @@ def test_the_same_pipeline_in_another_process_has_the_same_fingerprint() -> None
     code = (
         "import tensorflow as tf\n"
         "from forebay.service.client.tf_elements import graph_of\n"
-        "from forebay.service.graphs import fingerprint\n"
+        "from forebay.service.pipelines.tf_data.graphs import fingerprint\n"
         "for _ in range(3): dataset = tf.data.Dataset.range(9).map(lambda x: x + 1).shuffle(3)\n"
         "print(fingerprint(graph_of(dataset)))"
     )

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from google.protobuf.message import DecodeError
 
-from .errors import InvalidArgument
-from .proto import graph_pb2 as pb
+from ...errors import InvalidArgument
+from ...proto import graph_pb2 as pb
 
 
 class InvalidGraph(InvalidArgument):

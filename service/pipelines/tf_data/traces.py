@@ -17,13 +17,13 @@ import tensorflow as tf
 from tensorflow.python.data.experimental.ops import compression_ops
 from tensorflow.python.data.ops import dataset_ops, map_op
 
-from ...journal.proto import events_pb2 as ev
-from ..element_specs import component_specs, flatten, options_for, plain
+from ....journal.proto import events_pb2 as ev
+from ..splits import SplitFeed
 from .columns import column
+from .element_specs import component_specs, flatten, options_for, plain
 from .feeds import LoadedGraph, TracedGraph
 from .packs import elements_per_pack
 from .queues import OwnedQueue, Queue, QueueSpec
-from .splits import SplitFeed
 
 LARGE_BYTES = 512 << 10  # an element of this size travels alone, and is not copied
 MAX_BLOCK_ELEMENTS = 8192

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..graphs import Graph
+from .graphs import Graph
 
 PACK_BYTES = 64 << 10
 MAX_PACK_ELEMENTS = 1024

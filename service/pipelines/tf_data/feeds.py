@@ -29,14 +29,14 @@ from tensorflow.python.data.util import structure
 from tensorflow.python.eager import context
 from tensorflow.python.ops import gen_dataset_ops
 
-from ...journal.proto import events_pb2 as ev
-from ...journal.splits import ENDLESS, source_size
-from ..element_specs import plain, until_stopped
-from ..graphs import Graph, isolate
-from ..proto import graph_pb2 as pb
-from ..split_sources import NotSplittable, SourceNode, SourceWalk, require_splittable
+from ....journal.proto import events_pb2 as ev
+from ....journal.splits import ENDLESS, source_size
+from ...proto import graph_pb2 as pb
+from ..splits import SplitFeed, SplitRange
+from .element_specs import plain, until_stopped
+from .graphs import Graph, isolate
 from .packs import calls_functions
-from .splits import SplitFeed, SplitRange
+from .split_sources import NotSplittable, SourceNode, SourceWalk, require_splittable
 from .state import State, state_of
 
 Dataset = Any

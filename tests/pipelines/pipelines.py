@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.executors import SplitRange
-from forebay.service.split_sources import Source
+from forebay.service.pipelines import SplitRange
+from forebay.service.pipelines.tf_data.split_sources import Source
 
 Dataset = Any
 Point = namedtuple("Point", ["x", "label"])

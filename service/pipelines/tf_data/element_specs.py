@@ -17,9 +17,9 @@ from tensorflow.python.data.util import nest
 from tensorflow.python.framework.extension_type import ExtensionTypeSpec
 from tensorflow.python.saved_model import nested_structure_coder
 
-from ..journal.proto import events_pb2 as ev
-from . import structure
-from .errors import InvalidArgument
+from ....journal.proto import events_pb2 as ev
+from ... import structure
+from ...errors import InvalidArgument
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,6 +1,6 @@
 """Computes tensors of a dataset graph with TensorFlow, for split_sources.py.
 
-    python -m forebay.service.executors.evaluate TENSOR … < graph > facts.json
+    python -m forebay.service.pipelines.tf_data.evaluate TENSOR … < graph > facts.json
 
 prints a list of [shape, value or null]. The dispatcher runs it as a process of its own.
 """
@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ..graphs import Graph, InvalidGraph
-from ..split_sources import TensorFacts
+from .graphs import Graph, InvalidGraph
+from .split_sources import TensorFacts
 
 
 def evaluate(graph: bytes, names: Sequence[str]) -> list[TensorFacts]:

@@ -18,10 +18,11 @@ import tensorflow as tf
 from forebay.service.blocks import Strings
 from forebay.service.client.tf_elements import graph_of
 from forebay.service.errors import PipelineError
-from forebay.service.executors import SplitRange, tf_data
-from forebay.service.executors.queues import OwnedQueue, QueueSpec
-from forebay.service.executors.tf_data import TfDataExecutor
-from forebay.service.executors.traces import Trace, Traces
+from forebay.service.pipelines import SplitRange
+from forebay.service.pipelines.tf_data import run as tf_data
+from forebay.service.pipelines.tf_data.queues import OwnedQueue, QueueSpec
+from forebay.service.pipelines.tf_data.run import TfDataExecutor
+from forebay.service.pipelines.tf_data.traces import Trace, Traces
 
 from .pipelines import Dataset, OneSource, count, slices
 
@@ -240,8 +241,8 @@ def test_runs_leave_no_memory_behind() -> None:
 
         from forebay.journal.proto import events_pb2 as ev
         from forebay.service.client.tf_elements import graph_of
-        from forebay.service.executors import SplitRange
-        from forebay.service.executors.tf_data import TfDataExecutor
+        from forebay.service.pipelines import SplitRange
+        from forebay.service.pipelines.tf_data.run import TfDataExecutor
 
 
         class Info(ctypes.Structure):  # mallinfo2(3)

@@ -6,7 +6,7 @@ import enum
 
 from tensorflow.python.framework import op_def_registry
 
-from ..graphs import TABLES, Graph
+from .graphs import TABLES, Graph
 
 # TensorFlow calls them stateful so that none is left out.
 _HARMLESS = {"Assert", "Case", "If", "PrintV2", "StatefulPartitionedCall", "While"}

@@ -3,7 +3,7 @@
 Walking back from a graph's result, each dataset node passes on the sources of its dataset input,
 and a few have several inputs, until nodes are reached that have none: the *sources*, one split
 provider each. What they yield is mostly a constant in the graph; the rest needs TensorFlow, and is
-left to an `Evaluate` function (see executors/evaluate.py).
+left to an `Evaluate` function (see evaluate.py).
 
 Sources that are zipped are *leased together*, so that a worker that has split n of one has split n
 of the others. Pairs then stay pairs wherever each split yields equally many elements, for which
@@ -13,18 +13,15 @@ the inputs of a zip must treat their sources alike; where they visibly don't, th
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..journal.proto import events_pb2 as ev
-from ..journal.splits import source_size
-from .errors import Unimplemented
+from ....journal.proto import events_pb2 as ev
+from ....journal.splits import source_size
+from ...errors import Unimplemented
+from ...proto import graph_pb2 as pb
 from .graphs import Graph, InvalidGraph
-from .processes import forebay
-from .proto import graph_pb2 as pb
 
 
 class NotSplittable(Unimplemented):
@@ -412,26 +409,3 @@ def _not_splittable(node: pb.NodeDef, reason: str) -> NotSplittable:
         f"{node.name!r}: {reason}. Read it with sharding policy OFF, or start it from "
         "Dataset.range or Dataset.from_tensor_slices, for example of file names"
     )
-
-
-def evaluate_in_subprocess(
-    graph: bytes, names: Sequence[str], timeout_s: float = 120
-) -> list[TensorFacts]:
-    """An `Evaluate` that runs TensorFlow in a process of its own, and waits for it.
-
-    Raises InvalidGraph if the tensors cannot be computed there.
-    """
-    command = forebay("executors.evaluate", *names)
-    try:
-        done = subprocess.run(command, input=graph, capture_output=True, timeout=timeout_s)
-    except subprocess.TimeoutExpired as error:
-        raise InvalidGraph(
-            f"the tensors {list(names)} of the graph were not computed within {timeout_s:g} s"
-        ) from error
-    if done.returncode:
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise InvalidGraph(
-            f"the tensors {list(names)} of the graph could not be computed: "
-            f"{last[0] if last else f'exit code {done.returncode}'}"
-        )
-    return [TensorFacts(tuple(shape), value) for shape, value in json.loads(done.stdout)]

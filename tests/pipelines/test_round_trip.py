@@ -14,15 +14,15 @@ import tensorflow as tf
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
 from forebay.service.client.tf_elements import NOTHING, as_registered, dataset_of_blocks, graph_of
-from forebay.service.element_specs import (
+from forebay.service.errors import PipelineError
+from forebay.service.pipelines.tf_data.element_specs import (
     check_element_spec,
     decode_element_spec,
     decode_metadata,
     encode_element_spec,
     without_extension_types,
 )
-from forebay.service.errors import PipelineError
-from forebay.service.executors.tf_data import TfDataExecutor
+from forebay.service.pipelines.tf_data.run import TfDataExecutor
 from forebay.service.structure import Ragged, Sparse, UnsupportedElement, assemble, encode
 
 from .pipelines import ELEMENTS, plain

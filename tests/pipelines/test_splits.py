@@ -20,12 +20,17 @@ from tensorflow.python.eager import context
 from forebay.service.blocks import Array, Block, Strings
 from forebay.service.client.tf_elements import dataset_of_blocks, graph_of
 from forebay.service.errors import PipelineError
-from forebay.service.executors import SplitRange, tf_data
-from forebay.service.executors.evaluate import evaluate
-from forebay.service.executors.feeds import TracedGraph
-from forebay.service.executors.tf_data import TfDataExecutor
-from forebay.service.executors.traces import Traces
-from forebay.service.split_sources import NotSplittable, require_splittable, split_sources
+from forebay.service.pipelines import SplitRange
+from forebay.service.pipelines.tf_data import run as tf_data
+from forebay.service.pipelines.tf_data.evaluate import evaluate
+from forebay.service.pipelines.tf_data.feeds import TracedGraph
+from forebay.service.pipelines.tf_data.run import TfDataExecutor
+from forebay.service.pipelines.tf_data.split_sources import (
+    NotSplittable,
+    require_splittable,
+    split_sources,
+)
+from forebay.service.pipelines.tf_data.traces import Traces
 
 from .pipelines import (
     Dataset,
@@ -410,7 +415,7 @@ def test_two_graphs_with_the_same_names_do_not_meet() -> None:
         found = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), -1)
         return graph_of(count(2).map(found.lookup))
 
-    from forebay.service.graphs import Graph
+    from forebay.service.pipelines.tf_data.graphs import Graph
 
     first, second = table(5), Graph(table(6))
     names = [f.signature.name for f in Graph(first).proto.library.function]

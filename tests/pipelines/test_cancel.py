@@ -22,7 +22,8 @@ from tensorflow.python.data.experimental.ops import testing
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.client.tf_elements import graph_of
-from forebay.service.executors import SplitRange, tf_data
+from forebay.service.pipelines import SplitRange
+from forebay.service.pipelines.tf_data import run as tf_data
 
 faulthandler.dump_traceback_later(60, exit=True)
 asleep = testing.sleep(1)
