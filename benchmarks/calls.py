@@ -164,7 +164,7 @@ def lease_splits(channel: grpc.Channel, task_id: int, want: int) -> Iterator[int
         request.request.number += 1
         lease = fb.LeaseSplitsResponse.FromString(send(request.SerializeToString()))
         yield lease.count
-        request.completed[:] = [lease.lease_id]
+        request.begun[:] = [lease.lease_id]
 
 
 Loop = Callable[..., Iterator[int]]

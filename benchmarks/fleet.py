@@ -107,7 +107,7 @@ class Fleet:
         for request.request.number in itertools.count(1):
             lease = await self._lease(request, timeout=TIMEOUT_S)
             self._leases += 1
-            request.completed[:] = [lease.lease_id]
+            request.begun[:] = [lease.lease_id]
             if time.perf_counter() >= until:
                 return
 

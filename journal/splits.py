@@ -9,7 +9,7 @@ ENDLESS = 2**63 - 1
 
 
 def source_size(source: ev.SplitSource) -> int:
-    """The number of splits of one repetition; ENDLESS if there is no end."""
+    """The number of splits of one pass; ENDLESS if there is no end."""
     kind = source.WhichOneof("source")
     if kind == "arithmetic":
         numbers = source.arithmetic

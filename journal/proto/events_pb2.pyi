@@ -34,7 +34,7 @@ FILE_OR_DATA: Sharding
 HINT: Sharding
 
 class Event(_message.Message):
-    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_completed", "lease_returned", "lease_lost", "repetition_started", "iteration_paused")
+    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_begun", "lease_returned", "lease_lost", "pass_started", "iteration_paused")
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     LEADER_ELECTED_FIELD_NUMBER: _ClassVar[int]
@@ -51,10 +51,10 @@ class Event(_message.Message):
     TASK_CREATED_FIELD_NUMBER: _ClassVar[int]
     TASK_COMPLETED_FIELD_NUMBER: _ClassVar[int]
     SPLITS_LEASED_FIELD_NUMBER: _ClassVar[int]
-    LEASE_COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    LEASE_BEGUN_FIELD_NUMBER: _ClassVar[int]
     LEASE_RETURNED_FIELD_NUMBER: _ClassVar[int]
     LEASE_LOST_FIELD_NUMBER: _ClassVar[int]
-    REPETITION_STARTED_FIELD_NUMBER: _ClassVar[int]
+    PASS_STARTED_FIELD_NUMBER: _ClassVar[int]
     ITERATION_PAUSED_FIELD_NUMBER: _ClassVar[int]
     time_ms: int
     request: Request
@@ -72,12 +72,12 @@ class Event(_message.Message):
     task_created: TaskCreated
     task_completed: TaskCompleted
     splits_leased: SplitsLeased
-    lease_completed: LeaseCompleted
+    lease_begun: LeaseBegun
     lease_returned: LeaseReturned
     lease_lost: LeaseLost
-    repetition_started: RepetitionStarted
+    pass_started: PassStarted
     iteration_paused: IterationPaused
-    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_completed: _Optional[_Union[LeaseCompleted, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., repetition_started: _Optional[_Union[RepetitionStarted, _Mapping]] = ..., iteration_paused: _Optional[_Union[IterationPaused, _Mapping]] = ...) -> None: ...
+    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_begun: _Optional[_Union[LeaseBegun, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., pass_started: _Optional[_Union[PassStarted, _Mapping]] = ..., iteration_paused: _Optional[_Union[IterationPaused, _Mapping]] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("caller", "number")
@@ -202,14 +202,14 @@ class JobCreated(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., name: _Optional[str] = ..., dataset_id: _Optional[str] = ..., sharding: _Optional[_Union[Sharding, str]] = ..., num_consumers: _Optional[int] = ..., cross_trainer_cache: bool = ..., target_workers: _Optional[int] = ...) -> None: ...
 
 class IterationCreated(_message.Message):
-    __slots__ = ("iteration_id", "job_id", "repetition")
+    __slots__ = ("iteration_id", "job_id", "epoch")
     ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
-    REPETITION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     iteration_id: int
     job_id: int
-    repetition: int
-    def __init__(self, iteration_id: _Optional[int] = ..., job_id: _Optional[int] = ..., repetition: _Optional[int] = ...) -> None: ...
+    epoch: int
+    def __init__(self, iteration_id: _Optional[int] = ..., job_id: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class IterationFinished(_message.Message):
     __slots__ = ("iteration_id",)
@@ -308,24 +308,24 @@ class TaskCompleted(_message.Message):
     def __init__(self, task_id: _Optional[int] = ...) -> None: ...
 
 class SplitsLeased(_message.Message):
-    __slots__ = ("lease_id", "iteration_id", "task_id", "provider", "repetition", "first", "count")
+    __slots__ = ("lease_id", "iteration_id", "task_id", "source", "pass_number", "first", "count")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
-    PROVIDER_FIELD_NUMBER: _ClassVar[int]
-    REPETITION_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PASS_NUMBER_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     iteration_id: int
     task_id: int
-    provider: int
-    repetition: int
+    source: int
+    pass_number: int
     first: int
     count: int
-    def __init__(self, lease_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., task_id: _Optional[int] = ..., provider: _Optional[int] = ..., repetition: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+    def __init__(self, lease_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., task_id: _Optional[int] = ..., source: _Optional[int] = ..., pass_number: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
-class LeaseCompleted(_message.Message):
+class LeaseBegun(_message.Message):
     __slots__ = ("lease_id",)
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
@@ -345,15 +345,15 @@ class LeaseLost(_message.Message):
     lease_id: int
     def __init__(self, lease_id: _Optional[int] = ...) -> None: ...
 
-class RepetitionStarted(_message.Message):
-    __slots__ = ("iteration_id", "provider", "repetition")
+class PassStarted(_message.Message):
+    __slots__ = ("iteration_id", "source", "pass_number")
     ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
-    PROVIDER_FIELD_NUMBER: _ClassVar[int]
-    REPETITION_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PASS_NUMBER_FIELD_NUMBER: _ClassVar[int]
     iteration_id: int
-    provider: int
-    repetition: int
-    def __init__(self, iteration_id: _Optional[int] = ..., provider: _Optional[int] = ..., repetition: _Optional[int] = ...) -> None: ...
+    source: int
+    pass_number: int
+    def __init__(self, iteration_id: _Optional[int] = ..., source: _Optional[int] = ..., pass_number: _Optional[int] = ...) -> None: ...
 
 class Snapshot(_message.Message):
     __slots__ = ("format", "time_ms", "state")

@@ -28,7 +28,7 @@ class Epoch:
     when the dispatcher stopped it, since nobody read the epoch.
     """
 
-    repetition: int
+    number: int
     finished: bool = False
     lease_of: dict[tuple[int, int], Lease] = field(default_factory=dict)
     tasks: set[int] = field(default_factory=set)
@@ -52,7 +52,7 @@ class History:
     terms: int = 0
     broken: list[str] = field(default_factory=list)
     leaders: list[tuple[int, str]] = field(default_factory=list)  # (since when, ms; address)
-    jobs: dict[str, dict[int, Epoch]] = field(default_factory=dict)  # by name and repetition
+    jobs: dict[str, dict[int, Epoch]] = field(default_factory=dict)  # by name and number
     workers: dict[int, Worker] = field(default_factory=dict)  # by id
     worker_of: dict[int, int] = field(default_factory=dict)  # by task
     no_worker_ms: list[tuple[int, float]] = field(default_factory=list)  # from when until when
@@ -103,9 +103,9 @@ class _Reading:
                 self._jobs[created_job.job_id] = history.jobs[created_job.name] = {}
             case "iteration_created":
                 begun = event.iteration_created
-                epoch = Epoch(begun.repetition)
+                epoch = Epoch(begun.epoch)
                 self._iterations[begun.iteration_id] = epoch
-                self._jobs[begun.job_id][begun.repetition] = epoch
+                self._jobs[begun.job_id][begun.epoch] = epoch
             case "iteration_finished":
                 self._iterations[event.iteration_finished.iteration_id].finished = True
             case "iteration_paused":
@@ -143,13 +143,13 @@ class _Reading:
     def _lease(self, sequence: int, event: ev.Event) -> None:
         leased = event.splits_leased
         epoch = self._iterations[leased.iteration_id]
-        in_pass = leased.repetition
+        in_pass = leased.pass_number
         lease = Lease(leased.task_id, in_pass, leased.first, leased.count, event.time_ms)
         self._leases[leased.lease_id] = epoch, lease
         splits = range(leased.first, leased.first + leased.count)
         if again := [split for split in splits if (in_pass, split) in epoch.lease_of]:
             self._broken(
-                f"epoch {epoch.repetition}: {listed(again)} of pass {in_pass} leased again by "
+                f"epoch {epoch.number}: {listed(again)} of pass {in_pass} leased again by "
                 f"event {sequence}, without having been handed back"
             )
         epoch.lease_of.update(dict.fromkeys(((in_pass, split) for split in splits), lease))

@@ -94,8 +94,8 @@ def check(
     ledger = _Ledger(history, lives, lost_with_a_trainer, wall_s, verdict)
     for records in trainers:
         ledger.take(records)
-    for repetition, epoch in ledger.enter_epochs(job):
-        ledger.check_epoch(repetition, epoch, elements, passes)
+    for number, epoch in ledger.enter_epochs(job):
+        ledger.check_epoch(number, epoch, elements, passes)
     ledger.check_strays()
     ledger.check_lives()
     return verdict
@@ -120,11 +120,11 @@ def check_crowd(
         for number, records in enumerate(of_job):
             ledger.take(records)
             ledger.check_end(number, records)
-        for repetition, epoch in ledger.enter_epochs(job):
+        for number, epoch in ledger.enter_epochs(job):
             if len(of_job) > 1:
-                ledger.check_epoch(repetition, epoch, elements, passes=1)
+                ledger.check_epoch(number, epoch, elements, passes=1)
             else:
-                ledger.check_unsharded(repetition, epoch, elements)
+                ledger.check_unsharded(number, epoch, elements)
         ledger.check_strays()
     return verdict
 
@@ -145,7 +145,7 @@ class _Ledger:
         self._lives = lives
         self._lost_with_a_trainer = lost_with_a_trainer
         self._wall_s = wall_s
-        # By repetition: how often each (task, id) was delivered.
+        # By epoch: how often each (task, id) was delivered.
         self._got: defaultdict[int, Counter[tuple[int, int]]] = defaultdict(Counter)
         self._readings: defaultdict[int, list[Reading]] = defaultdict(list)
         self._prefix = prefix
@@ -162,14 +162,14 @@ class _Ledger:
                     life = self._lives[name]
                     gone_s = math.inf if life.ended_s is None else life.ended_s
                     reading = Reading(name, record.at_s, gone_s=gone_s)
-                    self._readings[record.repetition].append(reading)
+                    self._readings[record.epoch].append(reading)
                 case Got():
-                    self._got[record.repetition].update((record.task_id, i) for i in record.ids)
+                    self._got[record.epoch].update((record.task_id, i) for i in record.ids)
                     self.verdict.delivered += len(record.ids)
                     if record.damaged:
                         self.verdict.damaged += len(record.damaged)
                         self._broken(
-                            f"epoch {record.repetition}: {listed(record.damaged)} damaged on the "
+                            f"epoch {record.epoch}: {listed(record.damaged)} damaged on the "
                             f"way to {name}"
                         )
                 case Ended():
@@ -185,25 +185,24 @@ class _Ledger:
         self.verdict.epochs += len(epochs)
         return epochs
 
-    def check_epoch(self, repetition: int, epoch: Epoch, elements: int, passes: int) -> None:
-        got = self._got.pop(repetition, Counter())
+    def check_epoch(self, number: int, epoch: Epoch, elements: int, passes: int) -> None:
+        got = self._got.pop(number, Counter())
         leases: defaultdict[tuple[int, int], list[Lease]] = defaultdict(list)  # by task and id
         for (_, i), lease in epoch.lease_of.items():
             leases[lease.task_id, i].append(lease)
         excess = {key: times - len(leases.get(key, ())) for key, times in got.items()}
         if twice := sorted({i for (task, i), n in excess.items() if n > 0 and (task, i) in leases}):
             self._broken(
-                f"epoch {repetition}: {listed(twice)} delivered more often than they were leased"
+                f"epoch {number}: {listed(twice)} delivered more often than they were leased"
             )
         if unleased := sorted({i for task, i in got if (task, i) not in leases}):
             self._broken(
-                f"epoch {repetition}: {listed(unleased)} delivered by a task that had no lease of "
-                "them"
+                f"epoch {number}: {listed(unleased)} delivered by a task that had no lease of them"
             )
         self.verdict.twice += sum(n for key, n in excess.items() if n > 0 and key in leases)
         outside = [i for in_pass, i in epoch.lease_of if in_pass >= passes or i >= elements]
         if outside:
-            self._broken(f"epoch {repetition}: {listed(outside)} leased that it does not have")
+            self._broken(f"epoch {number}: {listed(outside)} leased that it does not have")
         # Of several leases of an id to one task, nobody knows which one's element is missing.
         missing = [
             (i, lease)
@@ -212,47 +211,47 @@ class _Ledger:
         ]
         leased = Counter(i for _, i in epoch.lease_of)
         never = [i for i in range(elements) for _ in range(passes - leased[i])]
-        if self._was_left(repetition):
+        if self._was_left(number):
             self._excused(EPOCH_LEFT, len(missing) + len(never))
             return
         if not epoch.finished:
             undelivered = sorted({*never, *(i for i, _ in missing)})
             self._broken(
-                f"epoch {repetition} never finished: {listed(undelivered)} had not been delivered"
+                f"epoch {number} never finished: {listed(undelivered)} had not been delivered"
             )
             return
         if never:
-            self._unexplained(repetition, never, "it finished without handing them out")
+            self._unexplained(number, never, "it finished without handing them out")
         by_worker = defaultdict(list)
         for i, lease in missing:
-            if self._was_paused_unread(repetition, epoch.paused_ms.get(lease.task_id)):
+            if self._was_paused_unread(number, epoch.paused_ms.get(lease.task_id)):
                 self._excused(EPOCH_PAUSED, 1)
             else:
                 by_worker[self._history.worker_of[lease.task_id]].append((i, lease))
         for worker_id, lost in by_worker.items():
-            self._excuse(repetition, worker_id, lost)
+            self._excuse(number, worker_id, lost)
 
-    def check_unsharded(self, repetition: int, epoch: Epoch, elements: int) -> None:
+    def check_unsharded(self, number: int, epoch: Epoch, elements: int) -> None:
         """Its one reader has each element once from each worker's process."""
-        got = self._got.pop(repetition, Counter())
+        got = self._got.pop(number, Counter())
         if stray := sorted({i for task, i in got if task not in epoch.tasks or i >= elements}):
-            self._broken(f"epoch {repetition}: {listed(stray)} delivered that it does not have")
+            self._broken(f"epoch {number}: {listed(stray)} delivered that it does not have")
         by_process: defaultdict[str, Counter[int]] = defaultdict(Counter)
         for (task, i), times in got.items():
             by_process[self._process(task)][i] += times
         for process, counts in by_process.items():
             if twice := sorted(i for i, times in counts.items() if times > 1):
                 self._broken(
-                    f"epoch {repetition}: {listed(twice)} of {process} delivered more than once"
+                    f"epoch {number}: {listed(twice)} of {process} delivered more than once"
                 )
                 self.verdict.twice += sum(counts[i] - 1 for i in twice)
         if not epoch.completed:
-            self._broken(f"epoch {repetition} ended, and no worker had read it to its end")
+            self._broken(f"epoch {number} ended, and no worker had read it to its end")
         for task in sorted(epoch.completed):
             lease = Lease(task, 0, 0, elements, 0)
             delivered = by_process[self._process(task)]
             if lost := [(i, lease) for i in range(elements) if i not in delivered]:
-                self._excuse(repetition, self._history.worker_of[task], lost)
+                self._excuse(number, self._history.worker_of[task], lost)
 
     def _process(self, task: int) -> str:
         worker_id = self._history.worker_of.get(task, 0)
@@ -265,11 +264,9 @@ class _Ledger:
 
     def check_strays(self) -> None:
         """Nothing came from an epoch that is not in the journal."""
-        for repetition, got in self._got.items():
+        for number, got in self._got.items():
             ids = sorted({i for _, i in got})
-            self._broken(
-                f"epoch {repetition}: {listed(ids)} delivered, and it is not in the journal"
-            )
+            self._broken(f"epoch {number}: {listed(ids)} delivered, and it is not in the journal")
 
     def check_lives(self) -> None:
         """What no fault excuses in processes."""
@@ -280,24 +277,24 @@ class _Ledger:
                 how = "had to be killed" if life.stuck else f"ended with {life.code}"
                 self._broken(f"{life.name} was told to stop, and {how}")
 
-    def _was_left(self, repetition: int) -> bool:
+    def _was_left(self, number: int) -> bool:
         """Did every trainer that read it leave it for good?"""
-        last = {self._lives[r.name].number: r for r in self._readings[repetition]}
+        last = {self._lives[r.name].number: r for r in self._readings[number]}
         return all(reading.left for reading in last.values())
 
-    def _was_paused_unread(self, repetition: int, paused_ms: int | None) -> bool:
+    def _was_paused_unread(self, number: int, paused_ms: int | None) -> bool:
         if paused_ms is None:
             return False
         at_s = paused_ms / 1000 - self._wall_s
-        for reading in self._readings[repetition]:
+        for reading in self._readings[number]:
             told_s = self._lives[reading.name].terminated_s or math.inf
             if reading.joined_s <= at_s < min(reading.until_s, told_s):
                 return False
         return True
 
-    def _excuse(self, repetition: int, worker_id: int, lost: list[tuple[int, Lease]]) -> None:
+    def _excuse(self, number: int, worker_id: int, lost: list[tuple[int, Lease]]) -> None:
         """Find out why elements of one worker are missing."""
-        readings = self._readings[repetition]
+        readings = self._readings[number]
         worker = self._history.workers[worker_id]
         life = self._lives.get(worker.name)
         read_until_s = max((reading.until_s for reading in readings), default=0.0)
@@ -318,7 +315,7 @@ class _Ledger:
         if rest and life is not None and _unattended(life, readings, read_until_s):
             self._excused(NOBODY_READ, len(rest))
         elif rest:
-            self._unexplained(repetition, rest, f"{worker.name or worker_id} had them")
+            self._unexplained(number, rest, f"{worker.name or worker_id} had them")
 
     def _was_paused(self, life: Life | None, at_ms: int) -> bool:
         if life is None:
@@ -329,9 +326,9 @@ class _Ledger:
     def _excused(self, excuse: str, count: int) -> None:
         self.verdict.lost[excuse] = self.verdict.lost.get(excuse, 0) + count
 
-    def _unexplained(self, repetition: int, ids: list[int], what: str) -> None:
+    def _unexplained(self, number: int, ids: list[int], what: str) -> None:
         self.verdict.lost_unexplained += len(ids)
-        self._broken(f"epoch {repetition}: {listed(ids)} lost: {what}, and nothing excuses it")
+        self._broken(f"epoch {number}: {listed(ids)} lost: {what}, and nothing excuses it")
 
     def _broken(self, promise: str) -> None:
         self.verdict.broken.append(self._prefix + promise)

@@ -23,9 +23,9 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):
-    """It is a consumer of a repetition from now on, and has asked for nothing yet."""
+    """It is a consumer of an epoch from now on, and has asked for nothing yet."""
 
-    repetition: int
+    epoch: int
     consumer_id: int
     at_s: float
 
@@ -33,7 +33,7 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
 class Got(msgspec.Struct, frozen=True, tag="got"):
     """A block of a task's elements. `damaged` are those whose content is not what their id says."""
 
-    repetition: int
+    epoch: int
     at_s: float
     task_id: int
     ids: list[int]
@@ -41,16 +41,16 @@ class Got(msgspec.Struct, frozen=True, tag="got"):
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """It was told that the repetition has ended, and has all of its elements."""
+    """It was told that the epoch has ended, and has all of its elements."""
 
-    repetition: int
+    epoch: int
     at_s: float
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
-    """It leaves the repetition before its end, for good: the next one is its next."""
+    """It leaves the epoch before its end, for good: the next one is its next."""
 
-    repetition: int
+    epoch: int
     at_s: float
 
 

@@ -48,7 +48,7 @@ class Task(msgspec.Struct, frozen=True):
 
 def main(task: Task) -> None:
     path = pathlib.Path(task.records)
-    repetition = next_repetition(list(read_records(path)))
+    epoch = next_epoch(list(read_records(path)))
     recorder = Recorder(path)
     recorder.add(Started(task.name, time.monotonic()))
     dispatcher = DispatcherClient(task.service)
@@ -57,49 +57,49 @@ def main(task: Task) -> None:
             pb.GetOrCreateJobRequest(dataset_id=task.dataset_id, job_name=JOB, sharding="DYNAMIC"),
             pb.GetOrCreateJobResponse,
         )
-        # A repetition that was begun is ended, even if it is time to stop.
-        while repetition.begun or not os.path.exists(task.stop):
-            pace_s = task.pace_s if repetition.number % 2 == 0 else 0.0
-            read_epoch(dispatcher, job.job_id, repetition.number, recorder, pace_s)
-            repetition = Repetition(repetition.number + 1)
+        # An epoch that was begun is ended, even if it is time to stop.
+        while epoch.begun or not os.path.exists(task.stop):
+            pace_s = task.pace_s if epoch.number % 2 == 0 else 0.0
+            read_epoch(dispatcher, job.job_id, epoch.number, recorder, pace_s)
+            epoch = NextEpoch(epoch.number + 1)
     finally:
         dispatcher.close()
         recorder.close()
 
 
-class Repetition(msgspec.Struct, frozen=True):
+class NextEpoch(msgspec.Struct, frozen=True):
     number: int
     begun: bool = False
 
 
-def next_repetition(records: list[Record]) -> Repetition:
+def next_epoch(records: list[Record]) -> NextEpoch:
     """Where a trainer goes on: with what it has joined and not ended."""
     for record in reversed(records):
         if isinstance(record, Joined):
-            return Repetition(record.repetition, begun=True)
+            return NextEpoch(record.epoch, begun=True)
         if isinstance(record, Ended | Left):
-            return Repetition(record.repetition + 1)
-    return Repetition(1)
+            return NextEpoch(record.epoch + 1)
+    return NextEpoch(1)
 
 
 def read_epoch(
-    dispatcher: DispatcherClient, job_id: int, repetition: int, recorder: Recorder, pace_s: float
+    dispatcher: DispatcherClient, job_id: int, epoch: int, recorder: Recorder, pace_s: float
 ) -> None:
-    """Read a repetition, and record what comes."""
-    consumer = Consumer(dispatcher, job_id, repetition, credit_bytes=CREDIT_BYTES)
+    """Read an epoch, and record what comes."""
+    consumer = Consumer(dispatcher, job_id, epoch, credit_bytes=CREDIT_BYTES)
     try:
-        recorder.add(Joined(repetition, consumer.consumer_id, time.monotonic()))
+        recorder.add(Joined(epoch, consumer.consumer_id, time.monotonic()))
         _leave.clear()
         for block in consumer.blocks(NOTHING):
             if block is not NOTHING:
                 ids, damaged = _unpack(block)
                 task_id = consumer.last_task_id
-                recorder.add(Got(repetition, time.monotonic(), task_id, ids, damaged))
+                recorder.add(Got(epoch, time.monotonic(), task_id, ids, damaged))
                 time.sleep(pace_s * block.count)
             if _leave.is_set():
-                recorder.add(Left(repetition, time.monotonic()))
+                recorder.add(Left(epoch, time.monotonic()))
                 return
-        recorder.add(Ended(repetition, time.monotonic()))
+        recorder.add(Ended(epoch, time.monotonic()))
     finally:
         consumer.close()
 

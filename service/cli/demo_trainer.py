@@ -16,7 +16,7 @@ from .demo_data import PIXELS
 def main(
     trainer: int, service: str, dataset_id: str, epochs: int, batch: int, held_out: int
 ) -> None:
-    """Train for some epochs, each the next repetition of the job "digits"."""
+    """Train for some epochs, each the next epoch of the job "digits"."""
     import keras
 
     dataset = from_dataset_id(ShardingPolicy.DYNAMIC, service, dataset_id, job_name="digits")

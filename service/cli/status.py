@@ -88,17 +88,17 @@ def render(summary: dict[str, Any]) -> Any:
         of_job = (_name(job), job["dataset_id"], job["sharding"])
         over = [it for it in job["iterations"] if it["finished"]]
         if over:
-            lost = sum(provider["lost"] for it in over for provider in it["providers"])
-            epochs = _runs([it["repetition"] for it in over])
+            lost = sum(source["lost"] for it in over for source in it["sources"])
+            epochs = _runs([it["epoch"] for it in over])
             jobs.add_row(*of_job, epochs, "", "finished", f"{lost} lost" if lost else "")
         for it in job["iterations"]:
             if not it["finished"]:
                 jobs.add_row(
                     *of_job,
-                    str(it["repetition"]),
+                    str(it["epoch"]),
                     str(it["consumers"]),
                     f"{it['completed_tasks']} of {it['completed_tasks'] + it['running_tasks']}",
-                    " | ".join(map(_progress, it["providers"])) or "–",
+                    " | ".join(map(_progress, it["sources"])) or "–",
                 )
     if not summary.get("strangers"):
         return Group(head, workers, jobs)
@@ -128,7 +128,7 @@ def _runs(numbers: list[int]) -> str:
     return ", ".join("–".join(map(str, run)) for run in runs)
 
 
-def _progress(provider: dict[str, Any]) -> str:
-    size = "∞" if provider["splits"] is None else provider["splits"]
-    lost = f", {provider['lost']} lost" if provider["lost"] else ""
-    return f"{provider['completed']} of {size}, {provider['leased']} out{lost}"
+def _progress(source: dict[str, Any]) -> str:
+    size = "∞" if source["splits"] is None else source["splits"]
+    lost = f", {source['lost']} lost" if source["lost"] else ""
+    return f"{source['begun']} of {size}, {source['leased']} out{lost}"

@@ -151,7 +151,7 @@ def from_dataset_id(
       element_spec: of the registered dataset; by default it is asked for. Nesting and dtypes
         must be those of the dataset, shapes may say less, or more if that is true.
       job_name: trainers that give the same name share one job: each element goes to one of
-        them. Each iteration over the returned dataset is the job's next repetition. Without a
+        them. Each iteration over the returned dataset is the job's next epoch. Without a
         name each iteration is a job of its own. The dataset of a named job has
         `AutoShardPolicy.OFF`, so that `tf.distribute` leaves its elements alone.
       max_outstanding_requests: at most so many elements are on their way to this reader or

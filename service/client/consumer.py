@@ -107,7 +107,7 @@ _Inbox = queue.SimpleQueue[_Delivery | _Gone | pb.ConsumerHeartbeatResponse | Fo
 
 
 class Consumer:
-    """Joins repetition `repetition` of a job, and reads it. For one thread at a time; close it.
+    """Joins epoch `epoch` of a job, and reads it. For one thread at a time; close it.
 
     Raises NotFound (no such job), Unavailable.
     """
@@ -116,7 +116,7 @@ class Consumer:
         self,
         dispatcher: DispatcherClient,
         job_id: int,
-        repetition: int,
+        epoch: int,
         *,
         credit_bytes: int,
         reading: Reading = AS_EVER,
@@ -125,7 +125,7 @@ class Consumer:
         self._process_id = os.getpid()
         self._reading = reading
         joined = dispatcher.call_numbered(
-            pb.JoinIterationRequest(job_id=job_id, repetition=repetition), pb.JoinIterationResponse
+            pb.JoinIterationRequest(job_id=job_id, epoch=epoch), pb.JoinIterationResponse
         )
         self.consumer_id = joined.consumer_id
         self.last_task_id = 0  # whose block came last

@@ -46,7 +46,7 @@ def fetch_definition(service: str | tuple[str, str], dataset_id: str) -> ev.Data
 
 
 class Reader:
-    """The reads of one dataset under one job: each iteration is the next repetition.
+    """The reads of one dataset under one job: each iteration is the next epoch.
 
     Thread-safe. A named job is shared with whoever names it; without a name, each iteration
     has a job of its own, so that readers are independent.
@@ -65,7 +65,7 @@ class Reader:
         self._policy = policy
         self._job_name = job_name
         self._how = how
-        self._repetitions = itertools.count(1)  # as stock clients count
+        self._epochs = itertools.count(1)  # as stock clients count
         self._known: pb.JournalPosition | None = None  # so that all are of one journal
 
     def definition(self) -> ev.DatasetDefinition:
@@ -79,7 +79,7 @@ class Reader:
         return definition
 
     def iterate(self, nothing: Block | None = None) -> Generator[Block, None, None]:
-        """The blocks of the next repetition. Close the iterator to leave it early.
+        """The blocks of the next epoch. Close the iterator to leave it early.
 
         `nothing`, if it is given, comes now and then while no block does.
         """
@@ -88,7 +88,7 @@ class Reader:
                 "Local reads require local tf.data workers, but no local worker is found. You "
                 "need to run local tf.data service workers in your training workers."
             )
-        repetition = next(self._repetitions) if self._job_name else 0
+        epoch = next(self._epochs) if self._job_name else 0
         dispatcher = DispatcherClient(self.service, known=self._known)
         consumer = None
         try:
@@ -106,7 +106,7 @@ class Reader:
             consumer = Consumer(
                 dispatcher,
                 job.job_id,
-                repetition,
+                epoch,
                 credit_bytes=CREDIT_BYTES,
                 reading=self._how,
             )
@@ -146,7 +146,7 @@ def _arriving(definition: ev.DatasetDefinition) -> tuple[bytes, bool]:
 
 
 class ElementIterator:
-    """Iterates over the elements of one repetition; made by `read`.
+    """Iterates over the elements of one epoch; made by `read`.
 
     Elements are nested as they were registered: NumPy arrays and scalars (bytes for
     strings), in dicts, tuples and named tuples; ragged and sparse tensors as named tuples of
@@ -206,7 +206,7 @@ def read(
     data_transfer_protocol: str | None = None,
     target_workers: str = "AUTO",
 ) -> ElementIterator:
-    """Read one repetition of a registered dataset, without TensorFlow.
+    """Read one epoch of a registered dataset, without TensorFlow.
 
     Args:
       service: "grpc://host:port", "host:port", a (protocol, address) pair, or several

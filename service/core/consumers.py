@@ -38,14 +38,14 @@ def _join_iteration(state: State, command: JoinIteration) -> Decision:
             "state; read the dataset again"
         )
     if command.epoch < 0:
-        raise InvalidArgument(f"repetition {command.epoch} is negative; the first one is 0")
+        raise InvalidArgument(f"epoch {command.epoch} is negative; the first one is 0")
     ids = Ids(state)
     events = []
     iteration = state.iterations.get(job.iterations.get(command.epoch, -1))
     if iteration is None:
         iteration_id = ids.new()
         begun = ev.IterationCreated(
-            iteration_id=iteration_id, job_id=job.job_id, repetition=command.epoch
+            iteration_id=iteration_id, job_id=job.job_id, epoch=command.epoch
         )
         events.append(ev.Event(iteration_created=begun))
         having = set()

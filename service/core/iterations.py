@@ -47,11 +47,11 @@ def _iteration_created(state: State, event: ev.IterationCreated) -> None:
     state.iterations[iteration_id] = Iteration(
         iteration_id,
         event.job_id,
-        event.repetition,
+        event.epoch,
         ledgers(sources) if job.sharding == ev.DYNAMIC else [],
         idle_since_ms=state.time_ms,
     )
-    job.iterations[event.repetition] = iteration_id
+    job.iterations[event.epoch] = iteration_id
 
 
 def _iteration_finished(state: State, event: ev.IterationFinished) -> None:

@@ -22,7 +22,7 @@ Table = dict[str, dict[str, str]]
 
 LEASE: Table = {
     "splits_leased": {ABSENT: LEASED},
-    "lease_completed": {LEASED: ABSENT},  # all of its splits were begun
+    "lease_begun": {LEASED: ABSENT},  # all of its splits were begun
     "lease_returned": {LEASED: ABSENT},  # the last of them were not
     "lease_lost": {LEASED: LOST},  # kept with its task, and leased again if that comes back
 }
@@ -37,7 +37,7 @@ ITERATION: Table = {
     "iteration_created": {ABSENT: WAITING},
     "task_created": {WAITING: EITHER, RUNNING: RUNNING},
     "splits_leased": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},
-    "repetition_started": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},
+    "pass_started": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},
     "consumer_joined": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},
     "iteration_paused": {WAITING: WAITING, RUNNING: WAITING},
     "iteration_finished": {WAITING: FINISHED},

@@ -18,7 +18,7 @@ from .state import Iteration, Lease, State, Task
 
 
 class GetSplit(Command, frozen=True, kw_only=True):
-    """TensorFlow's GetSplit. → SplitsLeased of one split, or RepetitionStarted.
+    """TensorFlow's GetSplit. → SplitsLeased of one split, or PassStarted.
 
     Answers the SplitsLeased event; at the end of the pass one without splits, of the source's
     present pass, that is no event.
@@ -30,7 +30,7 @@ class GetSplit(Command, frozen=True, kw_only=True):
 
 
 class LeaseSplits(Command, frozen=True, kw_only=True):
-    """→ LeaseCompleted …, LeaseReturned …, then SplitsLeased or RepetitionStarted.
+    """→ LeaseBegun …, LeaseReturned …, then SplitsLeased or PassStarted.
 
     Answers as GetSplit does; None if want is 0.
     """
@@ -40,7 +40,7 @@ class LeaseSplits(Command, frozen=True, kw_only=True):
     pass_number: int
     want: int
     or_later: bool = False  # if that pass is over, from the present one
-    completed: tuple[int, ...] = ()
+    begun: tuple[int, ...] = ()
     returned: tuple[tuple[int, int], ...] = ()  # (lease id, count)
 
 
@@ -56,9 +56,9 @@ def _lease_splits(state: State, command: LeaseSplits) -> Decision:
     task = find_task(state, command.task_id)
     if task is None or task.completed:
         raise NotFound(f"Task {command.task_id} not found: it has ended, or its worker was lost")
-    events = [lease_completed(i) for i in dict.fromkeys(command.completed) if i in task.leases]
+    events = [lease_begun(i) for i in dict.fromkeys(command.begun) if i in task.leases]
     for lease_id, count in dict(command.returned).items():
-        if lease_id in task.leases and lease_id not in command.completed:
+        if lease_id in task.leases and lease_id not in command.begun:
             lease = state.leases[lease_id]
             if not 0 < count <= lease.count:
                 raise InvalidArgument(
@@ -90,19 +90,19 @@ def _lease(
     """Lease up to `want` of what is offered, to `task` or (GetSplit) to nobody known."""
     events = []
     if offer.starts:
-        started = ev.RepetitionStarted(
-            iteration_id=iteration.iteration_id, provider=source, repetition=offer.pass_number
+        started = ev.PassStarted(
+            iteration_id=iteration.iteration_id, source=source, pass_number=offer.pass_number
         )
-        events.append(ev.Event(repetition_started=started))
+        events.append(ev.Event(pass_started=started))
     count = min(want, offer.stop - offer.first)
     if count <= 0:
-        return Decision(events, ev.SplitsLeased(repetition=offer.pass_number))
+        return Decision(events, ev.SplitsLeased(pass_number=offer.pass_number))
     leased = ev.SplitsLeased(
         lease_id=0 if task is None else state.next_id,
         iteration_id=iteration.iteration_id,
         task_id=0 if task is None else task.task_id,
-        provider=source,
-        repetition=offer.pass_number,
+        source=source,
+        pass_number=offer.pass_number,
         first=offer.first,
         count=count,
     )
@@ -135,9 +135,9 @@ def _require_one_way(state: State, iteration: Iteration, ledger: Ledger, *, sing
         )
 
 
-def lease_completed(lease_id: int) -> ev.Event:
+def lease_begun(lease_id: int) -> ev.Event:
     """All of its splits have been begun."""
-    return ev.Event(lease_completed=ev.LeaseCompleted(lease_id=lease_id))
+    return ev.Event(lease_begun=ev.LeaseBegun(lease_id=lease_id))
 
 
 def lost_leases(state: State, task_ids: Iterable[int]) -> Iterator[ev.Event]:
@@ -160,28 +160,28 @@ def ledgers(sources: Sequence[ev.SplitSource]) -> list[Ledger]:
 
 def _splits_leased(state: State, event: ev.SplitsLeased) -> None:
     iteration = state.iterations[event.iteration_id]
-    ledger = iteration.ledgers[event.provider]
+    ledger = iteration.ledgers[event.source]
     if ledger.is_zipped:
         iteration.leased_singly = event.lease_id == 0
     first, stop = event.first, event.first + event.count
-    ledger.lease(event.repetition, first, stop)
+    ledger.lease(event.pass_number, first, stop)
     if event.lease_id == 0:  # nobody will say what becomes of it
-        ledger.begin(event.repetition, first, stop)
+        ledger.begin(event.pass_number, first, stop)
         return
     lease_id = taken(state, event.lease_id)
     state.leases[lease_id] = Lease(
         lease_id,
         event.iteration_id,
         event.task_id,
-        event.provider,
-        event.repetition,
+        event.source,
+        event.pass_number,
         first,
         event.count,
     )
     state.tasks[event.task_id].leases.append(lease_id)
 
 
-def _lease_completed(state: State, event: ev.LeaseCompleted) -> None:
+def _lease_begun(state: State, event: ev.LeaseBegun) -> None:
     lease = _end_lease(state, event.lease_id)
     ledger_of(state, lease).begin(lease.pass_number, lease.first, lease.stop)
 
@@ -210,15 +210,15 @@ def ledger_of(state: State, lease: Lease) -> Ledger:
     return state.iterations[lease.iteration_id].ledgers[lease.source]
 
 
-def _repetition_started(state: State, event: ev.RepetitionStarted) -> None:
-    state.iterations[event.iteration_id].ledgers[event.provider].start(event.repetition)
+def _pass_started(state: State, event: ev.PassStarted) -> None:
+    state.iterations[event.iteration_id].ledgers[event.source].start(event.pass_number)
 
 
 DECIDE: Decide = {GetSplit: _get_split, LeaseSplits: _lease_splits}
 APPLY: Apply = {
     "splits_leased": _splits_leased,
-    "lease_completed": _lease_completed,
+    "lease_begun": _lease_begun,
     "lease_returned": _lease_returned,
     "lease_lost": _lease_lost,
-    "repetition_started": _repetition_started,
+    "pass_started": _pass_started,
 }

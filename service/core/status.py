@@ -67,12 +67,12 @@ def status(state: State, strangers: Iterable[Stranger] = ()) -> dict[str, Any]:
 def _iteration(iteration: Iteration) -> dict[str, Any]:
     return {
         "iteration_id": iteration.iteration_id,
-        "repetition": iteration.epoch,
+        "epoch": iteration.epoch,
         "finished": iteration.finished,
         "consumers": len(iteration.consumers),
         "running_tasks": iteration.running_tasks,
         "completed_tasks": iteration.completed_tasks,
-        "providers": [
+        "sources": [
             _ledger(x, x.size if iteration.leased_singly else x.size_together)
             for x in iteration.ledgers
             if x.leased_with is None or iteration.leased_singly
@@ -82,10 +82,10 @@ def _iteration(iteration: Iteration) -> dict[str, Any]:
 
 def _ledger(ledger: Ledger, size: int) -> dict[str, Any]:
     return {
-        "repetition": ledger.pass_number,
+        "pass": ledger.pass_number,
         "splits": None if size == ENDLESS else size,
         "leased": ledger.leased,
-        "completed": ranges.total(ledger.begun),
+        "begun": ranges.total(ledger.begun),
         "lost": ranges.total(ledger.lost),
         "returned": ranges.total(ledger.returned),
     }

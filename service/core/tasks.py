@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from ...journal.proto import events_pb2 as ev
 from .base import Apply, Command, Decide, Decision, Ids, find_task, taken
-from .splits import lease_completed, ledger_of
+from .splits import lease_begun, ledger_of
 from .state import MAX_LOST_TASKS, Iteration, LostTask, State, Task, lease_caller
 
 
 class CompleteTask(Command, frozen=True, kw_only=True):
-    """→ LeaseCompleted …, TaskCompleted, (IterationFinished or TaskCreated).
+    """→ LeaseBegun …, TaskCompleted, (IterationFinished or TaskCreated).
 
     Unknown tasks are ignored.
     """
@@ -23,7 +23,7 @@ def _complete_task(state: State, command: CompleteTask) -> Decision:
     task = find_task(state, command.task_id)
     if task is None or task.completed:
         return Decision([], None)
-    events = [lease_completed(lease_id) for lease_id in task.leases]
+    events = [lease_begun(lease_id) for lease_id in task.leases]
     events.append(ev.Event(task_completed=ev.TaskCompleted(task_id=task.task_id)))
     iteration = state.iterations[task.iteration_id]
     workers = None if task.sweeps else list(state.workers)  # it swept what it could

@@ -256,7 +256,7 @@ class Attendance:
             if current is iteration and not iteration.consumers:  # nobody has joined meanwhile
                 if iteration.ledgers:
                     log.warning(
-                        "repetition %d of job %s is paused, since nobody reads it: who joins it "
+                        "epoch %d of job %s is paused, since nobody reads it: who joins it "
                         "gets the splits that are left, not what workers have begun",
                         iteration.epoch, self._dispatcher.state.jobs[iteration.job_id].name,
                     )  # fmt: skip

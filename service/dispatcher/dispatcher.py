@@ -40,7 +40,7 @@ from .options import DispatcherOptions
 
 log = logging.getLogger(__name__)
 
-_QUIET = frozenset({"splits_leased", "lease_completed", "lease_returned", "repetition_started"})
+_QUIET = frozenset({"splits_leased", "lease_begun", "lease_returned", "pass_started"})
 """Events that nobody waits for."""
 
 REFUSAL_PAUSE_MS = 1_000

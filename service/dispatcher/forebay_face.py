@@ -128,7 +128,7 @@ class ForebayFace:
             c.JoinIteration(
                 request=_numbered(request.request),
                 job_id=request.job_id,
-                epoch=request.repetition,
+                epoch=request.epoch,
             )
         )
         self._dispatcher.attendance.saw(joined.consumer_id)
@@ -229,7 +229,7 @@ class ForebayFace:
                         iteration_id=iteration.iteration_id,
                         dataset_id=job.dataset_id,
                         sharding=ev.Sharding.Name(job.sharding),
-                        num_providers=len(iteration.ledgers),
+                        num_sources=len(iteration.ledgers),
                     )
                 )
             await dispatcher.settled()  # within the poll, which may break meanwhile
@@ -240,16 +240,16 @@ class ForebayFace:
         leased: ev.SplitsLeased | None = await self._dispatcher.execute(
             c.LeaseSplits(
                 request=(
-                    (lease_caller(request.task_id, request.provider), request.request.number)
+                    (lease_caller(request.task_id, request.source), request.request.number)
                     if request.request.number
                     else None
                 ),
                 task_id=request.task_id,
-                source=request.provider,
-                pass_number=request.repetition,
+                source=request.source,
+                pass_number=request.pass_number,
                 want=request.want,
                 or_later=request.or_later,
-                completed=tuple(request.completed),
+                begun=tuple(request.begun),
                 returned=tuple((r.lease_id, r.count) for r in request.returned),
             )
         )
@@ -258,7 +258,7 @@ class ForebayFace:
             response.lease_id = leased.lease_id
             response.first, response.count = leased.first, leased.count
             response.end_of_splits = not leased.count
-            response.repetition = leased.repetition
+            response.pass_number = leased.pass_number
         return response
 
     async def complete_task(self, request: pb.CompleteTaskRequest) -> pb.CompleteTaskResponse:

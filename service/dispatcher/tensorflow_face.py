@@ -305,7 +305,7 @@ class TensorFlowFace:
         )
         if not leased.count:
             return pb.GetSplitResponse(end_of_splits=True)
-        value = split_value(sources[leased.provider], leased.first)
+        value = split_value(sources[leased.source], leased.first)
         return pb.GetSplitResponse(split=_split(_SCALAR_INT64, value))
 
     def _sources_of(self, iteration_id: int) -> Sequence[ev.SplitSource]:

@@ -11,11 +11,11 @@ from ...journal.proto import events_pb2 as ev
 
 @dataclass(frozen=True, slots=True)
 class SplitRange:
-    """Consecutive splits of one repetition of a source."""
+    """Consecutive splits of one pass over a source."""
 
     first: int
     count: int
-    repetition: int
+    pass_number: int
 
 
 class SplitFeed(Protocol):
@@ -30,8 +30,8 @@ class SplitFeed(Protocol):
         """The next splits of a provider; None at the end of this opening of it.
 
         A pipeline with a `repeat` opens its source again and again. Openings count from 0: each is
-        the repetition of that number, or, if the repeat is `endless`, whichever has splits. Splits
-        of an earlier repetition that were handed back may be among them. Blocks until the answer
+        the pass of that number, or, if the repeat is `endless`, whichever has splits. Splits
+        of an earlier pass that were handed back may be among them. Blocks until the answer
         is known. Called by one thread a provider at a time. What it raises ends the source, and
         the pipeline unless that ignores errors; whoever cancels the executor makes it raise, too.
         """

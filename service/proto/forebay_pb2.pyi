@@ -86,16 +86,16 @@ class GetOrCreateJobResponse(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class JoinIterationRequest(_message.Message):
-    __slots__ = ("request", "job_id", "repetition", "known")
+    __slots__ = ("request", "job_id", "epoch", "known")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
-    REPETITION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     request: _events_pb2.Request
     job_id: int
-    repetition: int
+    epoch: int
     known: JournalPosition
-    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., job_id: _Optional[int] = ..., repetition: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., job_id: _Optional[int] = ..., epoch: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class JoinIterationResponse(_message.Message):
     __slots__ = ("iteration_id", "consumer_id", "journal")
@@ -194,40 +194,40 @@ class WorkerHeartbeatResponse(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("task_id", "iteration_id", "dataset_id", "sharding", "num_providers")
+    __slots__ = ("task_id", "iteration_id", "dataset_id", "sharding", "num_sources")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     SHARDING_FIELD_NUMBER: _ClassVar[int]
-    NUM_PROVIDERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SOURCES_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     iteration_id: int
     dataset_id: str
     sharding: _events_pb2.Sharding
-    num_providers: int
-    def __init__(self, task_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., num_providers: _Optional[int] = ...) -> None: ...
+    num_sources: int
+    def __init__(self, task_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., num_sources: _Optional[int] = ...) -> None: ...
 
 class LeaseSplitsRequest(_message.Message):
-    __slots__ = ("request", "task_id", "provider", "repetition", "want", "completed", "returned", "known", "or_later")
+    __slots__ = ("request", "task_id", "source", "pass_number", "want", "begun", "returned", "known", "or_later")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
-    PROVIDER_FIELD_NUMBER: _ClassVar[int]
-    REPETITION_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PASS_NUMBER_FIELD_NUMBER: _ClassVar[int]
     WANT_FIELD_NUMBER: _ClassVar[int]
-    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
     RETURNED_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     OR_LATER_FIELD_NUMBER: _ClassVar[int]
     request: _events_pb2.Request
     task_id: int
-    provider: int
-    repetition: int
+    source: int
+    pass_number: int
     want: int
-    completed: _containers.RepeatedScalarFieldContainer[int]
+    begun: _containers.RepeatedScalarFieldContainer[int]
     returned: _containers.RepeatedCompositeFieldContainer[ReturnedLease]
     known: JournalPosition
     or_later: bool
-    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., task_id: _Optional[int] = ..., provider: _Optional[int] = ..., repetition: _Optional[int] = ..., want: _Optional[int] = ..., completed: _Optional[_Iterable[int]] = ..., returned: _Optional[_Iterable[_Union[ReturnedLease, _Mapping]]] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., or_later: bool = ...) -> None: ...
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., task_id: _Optional[int] = ..., source: _Optional[int] = ..., pass_number: _Optional[int] = ..., want: _Optional[int] = ..., begun: _Optional[_Iterable[int]] = ..., returned: _Optional[_Iterable[_Union[ReturnedLease, _Mapping]]] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., or_later: bool = ...) -> None: ...
 
 class ReturnedLease(_message.Message):
     __slots__ = ("lease_id", "count")
@@ -238,20 +238,20 @@ class ReturnedLease(_message.Message):
     def __init__(self, lease_id: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class LeaseSplitsResponse(_message.Message):
-    __slots__ = ("lease_id", "first", "count", "end_of_splits", "journal", "repetition")
+    __slots__ = ("lease_id", "first", "count", "end_of_splits", "journal", "pass_number")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     END_OF_SPLITS_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
-    REPETITION_FIELD_NUMBER: _ClassVar[int]
+    PASS_NUMBER_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     first: int
     count: int
     end_of_splits: bool
     journal: JournalPosition
-    repetition: int
-    def __init__(self, lease_id: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., end_of_splits: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., repetition: _Optional[int] = ...) -> None: ...
+    pass_number: int
+    def __init__(self, lease_id: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., end_of_splits: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., pass_number: _Optional[int] = ...) -> None: ...
 
 class CompleteTaskRequest(_message.Message):
     __slots__ = ("task_id", "known")

@@ -2,7 +2,7 @@
 
 A lease is asked for while the one before it is being worked on, so that the pipeline does
 not wait for a decision. Its size aims at LEASE_S of work, measured on the leases before: fine
-splits are leased by the thousand, coarse ones singly. A lease counts as completed when the
+splits are leased by the thousand, coarse ones singly. A lease counts as begun when the
 pipeline has begun all its splits, which shows when it asks for the next one. Sources that a
 pipeline may leave before their end are leased one split at a time, when it is needed.
 """
@@ -122,14 +122,14 @@ class _Provider:
         self.draining = threading.Event()
         self._opening = -1
         self._endless = False
-        self._repetition = -1  # of this opening
-        self._present = 0  # repetition: earlier ones are over
+        self._pass = -1  # of this opening
+        self._present = 0  # pass: earlier ones are over
         self._requests = 0
         self._want = 1
         self._working: pb.LeaseSplitsResponse | None = None  # what the pipeline has
         self._working_since_s = 0.0
         self.begun_last = ""
-        self._begun: list[int] = []  # lease ids to report as completed
+        self._begun: list[int] = []  # lease ids to report as begun
         self._ahead: Future[pb.LeaseSplitsResponse] | None = None
 
     def next_range(self, opening: int, endless: bool) -> SplitRange | None:
@@ -147,15 +147,15 @@ class _Provider:
                     self._begun.extend(filter(None, [self._ahead.result().lease_id]))
                     self._ahead = None
                 self._opening, self._endless = opening, endless
-                self._repetition = self._repetition + 1 if endless else opening
-            if self._repetition < self._present:
+                self._pass = self._pass + 1 if endless else opening
+            if self._pass < self._present:
                 return None  # it was over before this worker came
             lease = (self._ahead or self._ask()).result()
             self._ahead = None
             if endless:
-                self._repetition = max(self._repetition, lease.repetition)
+                self._pass = max(self._pass, lease.pass_number)
             elif lease.end_of_splits:
-                self._present = lease.repetition
+                self._present = lease.pass_number
             if lease.end_of_splits:
                 return None
             if self.draining.is_set():  # since it was asked for
@@ -166,7 +166,7 @@ class _Provider:
             self.begun_last = f"{lease.first}–{last} of source {self._number}"
             if not self._singly:
                 self._ahead = self._ask()
-            return SplitRange(lease.first, lease.count, lease.repetition)
+            return SplitRange(lease.first, lease.count, lease.pass_number)
 
     def hand_back(self, within_s: float) -> None:
         """Return the lease ahead, unless no dispatcher answers: then it is lost with us."""
@@ -197,10 +197,10 @@ class _Provider:
             log.warning("task %d cannot hand splits back: %r", self._task_id, error)
 
     def _report(self, request: pb.LeaseSplitsRequest) -> None:
-        request.task_id, request.provider = self._task_id, self._number
-        request.completed.extend(self._begun)
+        request.task_id, request.source = self._task_id, self._number
+        request.begun.extend(self._begun)
         self._begun = []
-        if request.completed or request.returned:
+        if request.begun or request.returned:
             self._dispatcher.call(
                 request, pb.LeaseSplitsResponse, timeout_s=HAND_BACK_S / 3, patience_s=HAND_BACK_S
             )
@@ -213,11 +213,11 @@ class _Provider:
         request = pb.LeaseSplitsRequest(
             request=ev.Request(number=self._requests),
             task_id=self._task_id,
-            provider=self._number,
-            repetition=self._repetition,
+            source=self._number,
+            pass_number=self._pass,
             or_later=self._endless,
             want=self._want,
-            completed=begun,
+            begun=begun,
         )
         return self._pool.submit(
             self._dispatcher.call, request, pb.LeaseSplitsResponse, closed=self._closed

@@ -128,7 +128,7 @@ class TaskRunner:
     def _make_executor(self) -> Executor:
         task = self.task
         dataset = self._dispatcher.get_dataset(task.dataset_id, with_graph=True)
-        if task.num_providers:
+        if task.num_sources:
             self._feed = LeaseFeed(self._dispatcher, task.task_id, dataset.definition.sources)
         self.definition = dataset.definition
         self.output.compression = dataset.definition.compression

@@ -48,7 +48,7 @@ class Run:
         self.elect(1)
         self.add(job_created=ev.JobCreated(job_id=JOB, name="chaos", sharding="DYNAMIC"))
         self.add(iteration_created=ev.IterationCreated(
-            iteration_id=ITERATION, job_id=JOB, repetition=1))  # fmt: skip
+            iteration_id=ITERATION, job_id=JOB, epoch=1))  # fmt: skip
         for number, (worker, task) in enumerate(zip(WORKERS, TASKS, strict=True)):
             self.add(worker_registered=ev.WorkerRegistered(
                 worker_id=worker, tags=[f"worker{number}.1"]))  # fmt: skip
@@ -72,7 +72,7 @@ class Run:
         lease_id = next(self.lease_ids)
         self.add(at_s, splits_leased=ev.SplitsLeased(
             lease_id=lease_id, iteration_id=ITERATION, task_id=TASKS[worker],
-            repetition=in_pass, first=first, count=count))  # fmt: skip
+            pass_number=in_pass, first=first, count=count))  # fmt: skip
         return lease_id
 
     def give_back(self, lease_id: int, count: int) -> None:
@@ -232,7 +232,7 @@ class TestLosses:
 
     def test_a_trainer_that_left_another_epoch_is_no_excuse(self, run: Run) -> None:
         run.add(iteration_created=ev.IterationCreated(
-            iteration_id=ITERATION + 1, job_id=JOB, repetition=2))  # fmt: skip
+            iteration_id=ITERATION + 1, job_id=JOB, epoch=2))  # fmt: skip
         other: list[Record] = [Started("trainer1.1", 0.0), Joined(2, 31, 1.0)]
         verdict = run.verdict(reader(0, *range(9)), other)
         assert verdict.lost_unexplained == 1
@@ -379,7 +379,7 @@ class Crowd(Run):
         super().__init__()
         self.add(job_created=ev.JobCreated(job_id=self.ALONE, name="alone", sharding="OFF"))
         self.add(iteration_created=ev.IterationCreated(
-            iteration_id=ITERATION + 1, job_id=self.ALONE, repetition=1))  # fmt: skip
+            iteration_id=ITERATION + 1, job_id=self.ALONE, epoch=1))  # fmt: skip
         for worker, task in zip(WORKERS, self.TASKS_ALONE, strict=True):
             self.add(task_created=ev.TaskCreated(
                 task_id=task, iteration_id=ITERATION + 1, worker_id=worker))  # fmt: skip

@@ -16,7 +16,7 @@ from forebay.service.chaos.records import (
     Started,
     read_records,
 )
-from forebay.service.chaos.trainer import Repetition, next_repetition
+from forebay.service.chaos.trainer import NextEpoch, next_epoch
 
 RECORDS: tuple[Record, ...] = (
     Started("trainer0.1", 1.0),
@@ -58,12 +58,12 @@ def test_cut_at_every_byte(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize(
     ("count", "expected"),
-    [(0, Repetition(1)), (1, Repetition(1)), (2, Repetition(1, begun=True)),
-     (3, Repetition(1, begun=True)), (4, Repetition(2))],
+    [(0, NextEpoch(1)), (1, NextEpoch(1)), (2, NextEpoch(1, begun=True)),
+     (3, NextEpoch(1, begun=True)), (4, NextEpoch(2))],
 )  # fmt: skip
-def test_where_a_trainer_goes_on(count: int, expected: Repetition) -> None:
-    assert next_repetition(list(RECORDS[:count])) == expected
+def test_where_a_trainer_goes_on(count: int, expected: NextEpoch) -> None:
+    assert next_epoch(list(RECORDS[:count])) == expected
 
 
 def test_it_goes_on_behind_what_it_has_left() -> None:
-    assert next_repetition([*RECORDS[:3], Left(1, 4.0)]) == Repetition(2)
+    assert next_epoch([*RECORDS[:3], Left(1, 4.0)]) == NextEpoch(2)

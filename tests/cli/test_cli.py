@@ -308,10 +308,10 @@ def job(name: str | None, *iterations: dict[str, Any]) -> dict[str, Any]:
     return {"job_id": 5, "name": name, **known}
 
 
-def iteration(repetition: int, *, finished: bool = False, lost: bool = False) -> dict[str, Any]:
-    splits = {"splits": 9, "completed": 9 - lost, "leased": 0, "lost": int(lost)}
+def iteration(epoch: int, *, finished: bool = False, lost: bool = False) -> dict[str, Any]:
+    splits = {"splits": 9, "begun": 9 - lost, "leased": 0, "lost": int(lost)}
     tasks = {"completed_tasks": 1, "running_tasks": 1, "consumers": 1}
-    return {"repetition": repetition, "finished": finished, "providers": [splits], **tasks}
+    return {"epoch": epoch, "finished": finished, "sources": [splits], **tasks}
 
 
 class TestRedis:

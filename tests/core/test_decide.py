@@ -47,9 +47,9 @@ class Given:
     def task_of(self, worker_id: int) -> int:
         return max(self.state.workers[worker_id].tasks)
 
-    def lease(self, task_id: int, want: int, repetition: int = 0) -> ev.SplitsLeased | None:
+    def lease(self, task_id: int, want: int, pass_number: int = 0) -> ev.SplitsLeased | None:
         lease: ev.SplitsLeased = self.when(
-            c.LeaseSplits(task_id=task_id, source=0, pass_number=repetition, want=want)
+            c.LeaseSplits(task_id=task_id, source=0, pass_number=pass_number, want=want)
         )
         return lease if lease.count else None
 
@@ -411,7 +411,7 @@ def test_splits_handed_back_by_the_last_worker_wait_for_the_next_one() -> None:
     assert again.first == lease.first + lease.count - 4
 
 
-def test_splits_handed_back_after_the_next_repetition_began_are_leased_before_all_others() -> None:
+def test_splits_handed_back_after_the_next_pass_began_are_leased_before_all_others() -> None:
     given = Given()
     first, second = given.worker(1), given.worker(2)
     given.iteration()
@@ -420,24 +420,24 @@ def test_splits_handed_back_after_the_next_repetition_began_are_leased_before_al
     assert lease is not None
     while given.lease(other, 100) is not None:
         pass
-    assert given.lease(other, 1, repetition=1) is not None
+    assert given.lease(other, 1, pass_number=1) is not None
     given.hand_back(lease, 4)
-    again = given.lease(other, 100, repetition=1)
+    again = given.lease(other, 100, pass_number=1)
     assert again is not None
-    assert (again.repetition, again.first) == (0, lease.first + lease.count - 4)
+    assert (again.pass_number, again.first) == (0, lease.first + lease.count - 4)
     given.hand_back(again, again.count)  # and once more, by who got them then
     left = 4
     while left:
-        again = given.lease(other, 100, repetition=1)
+        again = given.lease(other, 100, pass_number=1)
         assert again is not None
-        assert again.repetition == 0
+        assert again.pass_number == 0
         left -= again.count
-    again = given.lease(other, 100, repetition=1)
+    again = given.lease(other, 100, pass_number=1)
     assert again is not None
-    assert (again.repetition, again.first) == (1, 1)
+    assert (again.pass_number, again.first) == (1, 1)
 
 
-def test_what_was_handed_back_before_the_next_repetition_began_is_not_forgotten() -> None:
+def test_what_was_handed_back_before_the_next_pass_began_is_not_forgotten() -> None:
     given = Given()
     worker = given.worker(1)
     given.iteration()
@@ -446,20 +446,20 @@ def test_what_was_handed_back_before_the_next_repetition_began_is_not_forgotten(
     assert lease is not None
     given.hand_back(lease, lease.count)
     other = given.task_of(given.worker(2))
-    again = given.lease(other, 1, repetition=1)  # it has left the repetition early
+    again = given.lease(other, 1, pass_number=1)  # it has left the pass early
     assert again is not None
-    assert (again.repetition, again.first) == (0, 0)
+    assert (again.pass_number, again.first) == (0, 0)
 
 
-def test_splits_left_over_of_an_earlier_repetition_are_swept_up() -> None:
+def test_splits_left_over_of_an_earlier_pass_are_swept_up() -> None:
     given = Given()
     first, second = given.worker(1), given.worker(2)
     given.iteration()
     mine, other = given.task_of(first), given.task_of(second)
     lease = given.lease(mine, 10)
     assert lease is not None
-    for repetition in (0, 1):
-        while given.lease(other, 100, repetition) is not None:
+    for pass_number in (0, 1):
+        while given.lease(other, 100, pass_number) is not None:
             pass
     given.when(c.CompleteTask(task_id=other))
     given.hand_back(lease, 4)
@@ -467,38 +467,38 @@ def test_splits_left_over_of_an_earlier_repetition_are_swept_up() -> None:
     assert given.then == ["worker_lost", "task_created"]
     again = given.lease(given.task_of(second), 100)
     assert again is not None
-    assert again.repetition == 0
+    assert again.pass_number == 0
 
 
-def test_who_joins_an_endless_pipeline_late_takes_part_in_the_present_repetition() -> None:
+def test_who_joins_an_endless_pipeline_late_takes_part_in_the_present_pass() -> None:
     given = Given()
     worker = given.worker(1)
     given.iteration()
     task = given.task_of(worker)
-    for repetition in range(3):
-        while given.lease(task, 100, repetition) is not None:
+    for pass_number in range(3):
+        while given.lease(task, 100, pass_number) is not None:
             pass
-    lease = given.lease(task, 10, repetition=3)
+    lease = given.lease(task, 10, pass_number=3)
     assert lease is not None
     late = given.task_of(given.worker(2))
     ask = c.LeaseSplits(task_id=late, source=0, pass_number=0, want=1, or_later=True)
     got = given.when(ask)
-    assert (got.repetition, got.first, got.count) == (3, lease.count, 1)
-    while given.lease(task, 100, repetition=3) is not None:
+    assert (got.pass_number, got.first, got.count) == (3, lease.count, 1)
+    while given.lease(task, 100, pass_number=3) is not None:
         pass
     end = given.when(ask)
-    assert (end.repetition, end.count) == (3, 0)
+    assert (end.pass_number, end.count) == (3, 0)
     assert given.then == []
 
 
-def test_repetitions_of_no_splits_are_no_events() -> None:
+def test_passes_of_no_splits_are_no_events() -> None:
     given = Given()
     given.register("empty", ev.SplitSource(count=0))
     given.worker(1)
     given.iteration(dataset_id="empty")
     task = max(given.state.tasks)
-    for repetition in range(3):
-        assert given.lease(task, 1, repetition) is None
+    for pass_number in range(3):
+        assert given.lease(task, 1, pass_number) is None
         assert given.then == []
 
 

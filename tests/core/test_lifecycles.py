@@ -84,11 +84,11 @@ def test_what_cannot_follow_is_refused(name: str, found: str, kind: str) -> None
 def test_the_story_is_what_happened_to_that_lease() -> None:
     cluster, ids = cluster_with_one_in_each_state()
     lost = ids["lease"]["lost"]
-    gone = ev.LeaseCompleted(lease_id=lost)
+    gone = ev.LeaseBegun(lease_id=lost)
     with pytest.raises(WrongTransition) as error:
-        apply(cluster.state, ev.Event(lease_completed=gone))
+        apply(cluster.state, ev.Event(lease_begun=gone))
     story = str(error.value).partition("What happened to it: ")[2].split("; ")
     assert [step.split()[1] for step in story] == ["splits_leased", "lease_lost"]
-    of_another = ev.LeaseCompleted(lease_id=10**9)
+    of_another = ev.LeaseBegun(lease_id=10**9)
     with pytest.raises(WrongTransition, match=r"None of the last \d+ events is of it"):
-        apply(cluster.state, ev.Event(lease_completed=of_another))
+        apply(cluster.state, ev.Event(lease_begun=of_another))

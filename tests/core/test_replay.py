@@ -87,10 +87,10 @@ class Dispatcher(RuleBasedStateMachine):
 
     def count(self, leased: ev.SplitsLeased) -> None:
         for number in range(leased.first, leased.first + leased.count):
-            key = (leased.iteration_id, leased.provider, leased.repetition, number)
+            key = (leased.iteration_id, leased.source, leased.pass_number, number)
             self.handed_out[key] += 1
-            if leased.lease_id and leased.provider == 0:
-                self.handed_out[leased.iteration_id, 3, leased.repetition, number] += 1
+            if leased.lease_id and leased.source == 0:
+                self.handed_out[leased.iteration_id, 3, leased.pass_number, number] += 1
             assert self.handed_out[key] == 1, f"split {key} was leased twice"
         self.leases[leased.lease_id] = leased
 
@@ -98,10 +98,10 @@ class Dispatcher(RuleBasedStateMachine):
         leased = self.leases[returned.lease_id]
         stop = leased.first + leased.count
         for number in range(stop - returned.count, stop):
-            key = (leased.iteration_id, leased.provider, leased.repetition, number)
+            key = (leased.iteration_id, leased.source, leased.pass_number, number)
             self.handed_out[key] -= 1
-            if leased.provider == 0:
-                self.handed_out[leased.iteration_id, 3, leased.repetition, number] -= 1
+            if leased.source == 0:
+                self.handed_out[leased.iteration_id, 3, leased.pass_number, number] -= 1
 
     def numbered(self, caller: str) -> tuple[str, int]:
         self.numbers[caller] += 1
@@ -150,13 +150,13 @@ class Dispatcher(RuleBasedStateMachine):
             )
         )
 
-    @rule(job=st.integers(0, 50), repetition=st.integers(-1, 2), caller=st.sampled_from("ab"))
-    def join(self, job: int, repetition: int, caller: str) -> None:
+    @rule(job=st.integers(0, 50), epoch=st.integers(-1, 2), caller=st.sampled_from("ab"))
+    def join(self, job: int, epoch: int, caller: str) -> None:
         self.run(
             c.JoinIteration(
                 request=self.numbered(caller),
                 job_id=self.pick(self.live.jobs, job),
-                epoch=repetition,
+                epoch=epoch,
             )
         )
 
@@ -177,10 +177,10 @@ class Dispatcher(RuleBasedStateMachine):
     def complete(self, task: int) -> None:
         self.run(c.CompleteTask(task_id=self.pick(self.live.tasks, task)))
 
-    @rule(iteration=st.integers(0, 50), repetition=st.integers(0, 3), provider=st.integers(-1, 4))
-    def get_split(self, iteration: int, repetition: int, provider: int) -> None:
+    @rule(iteration=st.integers(0, 50), pass_number=st.integers(0, 3), provider=st.integers(-1, 4))
+    def get_split(self, iteration: int, pass_number: int, provider: int) -> None:
         iteration_id = self.pick(self.live.iterations, iteration)
-        self.run(c.GetSplit(iteration_id=iteration_id, pass_number=repetition, source=provider))
+        self.run(c.GetSplit(iteration_id=iteration_id, pass_number=pass_number, source=provider))
 
     @rule(
         task=st.integers(0, 50),
@@ -196,18 +196,18 @@ class Dispatcher(RuleBasedStateMachine):
     ) -> None:
         task_id = self.pick(self.live.tasks, task)
         held = self.live.tasks[task_id].leases if task_id in self.live.tasks else []
-        repetition = 0
+        pass_number = 0
         if held:
             iteration = self.live.iterations[self.live.tasks[task_id].iteration_id]
-            repetition = iteration.ledgers[provider].pass_number + later
+            pass_number = iteration.ledgers[provider].pass_number + later
         command = c.LeaseSplits(
             request=self.numbered(f"task/{task_id}/{provider}"),
             task_id=task_id,
             source=provider,
-            pass_number=repetition,
+            pass_number=pass_number,
             want=want,
             or_later=or_later,
-            completed=tuple(held[:done]),
+            begun=tuple(held[:done]),
             returned=tuple((lease, back) for lease in held[-1:]) if want <= 0 else (),
         )
         self.run(command)

@@ -82,16 +82,16 @@ def test_leases_are_neither_repeated_nor_lost(tmp_path: pathlib.Path, point: str
         task_id, _ = prepare(client)
         dispatcher.crash_from_now_on()
         got: list[int] = []
-        completed: list[int] = []
+        begun: list[int] = []
         for number in range(1, 10 * SPLITS):
             request = pb.LeaseSplitsRequest(
-                request=ev.Request(number=number), task_id=task_id, want=1, completed=completed
+                request=ev.Request(number=number), task_id=task_id, want=1, begun=begun
             )
             lease = client.call(request, pb.LeaseSplitsResponse)
             if lease.end_of_splits:
                 break
             got += range(lease.first, lease.first + lease.count)
-            completed = [lease.lease_id]
+            begun = [lease.lease_id]
         dispatcher.wait_until_over()
         client.close()
     assert got == list(range(SPLITS))

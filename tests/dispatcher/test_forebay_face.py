@@ -130,7 +130,7 @@ def test_leases_that_do_not_fit(client: DispatcherClient) -> None:
     ask = pb.LeaseSplitsRequest(task_id=off.task_id, want=1)
     with pytest.raises(FailedPrecondition, match="not sharded dynamically"):
         client.call(ask, pb.LeaseSplitsResponse)
-    ask = pb.LeaseSplitsRequest(task_id=dynamic.task_id, provider=3, want=1)
+    ask = pb.LeaseSplitsRequest(task_id=dynamic.task_id, source=3, want=1)
     with pytest.raises(InvalidArgument, match="no number 3"):
         client.call(ask, pb.LeaseSplitsResponse)
     request = ev.Request(number=5)
@@ -234,11 +234,11 @@ def test_a_dispatcher_whose_disk_is_full_says_so_and_loses_nothing(
 
 
 def leave_epochs(client: DispatcherClient, count: int, **fields: object) -> None:
-    """Join a named job's repetitions, one after the other, and leave each at once."""
+    """Join a named job's epochs, one after the other, and leave each at once."""
     dataset_id = register(client, sources=[ev.SplitSource(count=1000)])
     job_id = job(client, dataset_id, job_name="left early", **fields)
-    for repetition in range(count):
-        request = pb.JoinIterationRequest(job_id=job_id, repetition=repetition)
+    for epoch in range(count):
+        request = pb.JoinIterationRequest(job_id=job_id, epoch=epoch)
         joined = client.call_numbered(request, pb.JoinIterationResponse)
         leave = pb.LeaveIterationRequest(consumer_id=joined.consumer_id)
         client.call(leave, pb.LeaveIterationResponse)

@@ -67,7 +67,7 @@ class TestHealthy:
         dataset = tf.data.Dataset.range(5000).apply(service.distribute(DYNAMIC, dispatcher.target))
         assert sorted(numbers(dataset)) == list(range(5000))
 
-    def test_each_iteration_is_a_repetition(self, dispatcher: DispatcherProcess) -> None:
+    def test_each_iteration_is_an_epoch(self, dispatcher: DispatcherProcess) -> None:
         distribute = service.distribute(DYNAMIC, dispatcher.target, job_name="epochs")
         dataset = tf.data.Dataset.range(40).apply(distribute)
         for _ in range(2):

@@ -116,7 +116,7 @@ def test_what_is_paired_wrongly_by_workers_is_read_unsharded(
         assert [(int(a), int(b)) for a, b in elements] == [(i, i + 1) for i in range(99)]
 
 
-def test_a_drained_worker_leaves_no_repetition_incomplete(dispatcher: DispatcherProcess) -> None:
+def test_a_drained_worker_leaves_no_pass_incomplete(dispatcher: DispatcherProcess) -> None:
     dataset_id = service.register_dataset(dispatcher.target, count(1000).repeat(40))
     with (
         WorkerProcess(dispatcher.address) as first,

@@ -186,24 +186,24 @@ class Leases:
                 first = splits.leased_with
                 self._ends[first] = min(self._ends[first], _length(splits))
         self._next = [0] * len(sources)
-        self._repetition = [0] * len(sources)
+        self._pass = [0] * len(sources)
         self._size = size
         self.calls = 0
 
     def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
         with self._lock:
             self.calls += 1
-            repetition = max(opening, self._repetition[provider]) if endless else opening
-            if repetition < self._repetition[provider]:
+            pass_number = max(opening, self._pass[provider]) if endless else opening
+            if pass_number < self._pass[provider]:
                 return None
-            if repetition > self._repetition[provider]:
-                self._repetition[provider], self._next[provider] = repetition, 0
+            if pass_number > self._pass[provider]:
+                self._pass[provider], self._next[provider] = pass_number, 0
             first, end = self._next[provider], self._ends[provider]
             if first >= end:
-                self._repetition[provider], self._next[provider] = repetition + 1, 0
+                self._pass[provider], self._next[provider] = pass_number + 1, 0
                 return None
             self._next[provider] = min(end, first + self._size)
-            return SplitRange(first, self._next[provider] - first, repetition)
+            return SplitRange(first, self._next[provider] - first, pass_number)
 
     def is_over(self, providers: Iterable[int]) -> bool:
         return not any(self._ends[self._first(provider)] for provider in providers)

@@ -88,6 +88,19 @@ def test_two_runs_at_once_do_not_mix_their_splits() -> None:
     assert len(made) == 1
 
 
+def test_a_run_that_nobody_reads_holds_up_no_other() -> None:
+    run = runs_of(count(10).repeat().map(lambda i: i))
+    unread = [run().blocks() for _ in range(3)]
+    for blocks in unread:  # now their queues run full
+        next(blocks)
+    other = run().blocks()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(next, other).result(timeout=30).count
+    for blocks in [*unread, other]:
+        blocks.close()
+    assert len(made) == 1
+
+
 def test_repeats_without_an_end_ask_their_own_run() -> None:
     class Over(Splits):
         def is_over(self, providers: Iterable[int]) -> bool:

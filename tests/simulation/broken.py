@@ -99,8 +99,8 @@ def keeps_splits_at_drain() -> AbstractContextManager[None]:
     return replaced(_Provider, _return=lambda *_: None)
 
 
-def forgets_what_an_earlier_repetition_handed_back() -> AbstractContextManager[None]:
-    """An `apply` that drops what is handed back once the next repetition has begun."""
+def forgets_what_an_earlier_pass_handed_back() -> AbstractContextManager[None]:
+    """An `apply` that drops what is handed back once the next pass has begun."""
     returned = splits.APPLY["lease_returned"]
 
     def forgets(state: State, event: ev.LeaseReturned) -> None:
@@ -111,8 +111,8 @@ def forgets_what_an_earlier_repetition_handed_back() -> AbstractContextManager[N
     return patch.dict(machine.APPLY, lease_returned=forgets)
 
 
-def takes_the_end_of_a_repetition_for_the_end() -> AbstractContextManager[None]:
-    """A worker that ends its endless pipeline when others had all splits of a repetition."""
+def takes_the_end_of_a_pass_for_the_end() -> AbstractContextManager[None]:
+    """A worker that ends its endless pipeline when others had all splits of a pass."""
 
     def is_over(self: LeaseFeed, _: object) -> bool:
         return any(p._working is None and p._opening >= 0 for p in self._providers)
@@ -191,10 +191,10 @@ BROKEN: dict[str, Variant] = {
         Variant(forgets_what_was_sent, "", ("cut connections",)),
         Variant(keeps_splits_at_drain, "was never delivered", ("drain worker",)),
         Variant(
-            forgets_what_an_earlier_repetition_handed_back, "nobody was ever given",
+            forgets_what_an_earlier_pass_handed_back, "nobody was ever given",
             ("drain worker",), 200,
         ),
-        Variant(takes_the_end_of_a_repetition_for_the_end, "that has none", ("kill worker",)),
+        Variant(takes_the_end_of_a_pass_for_the_end, "that has none", ("kill worker",)),
         Variant(cuts_consumers_off_at_drain, "was never delivered", ("drain worker",)),
         Variant(forgets_the_tasks_of_lost_workers, "came to", ("freeze worker",)),
         Variant(keeps_every_epoch, "epochs that nobody reads go on", seeds=80),

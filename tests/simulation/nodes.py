@@ -162,7 +162,7 @@ class Trainer(Node):
     def main(self) -> None:
         job = self.job
         reader = client.Reader(job.service, job.dataset_id(), job.policy, job.name)
-        reader._repetitions = itertools.count(self.epoch)
+        reader._epochs = itertools.count(self.epoch)
         while self.epoch <= job.epochs:
             self.reading = True
             try:

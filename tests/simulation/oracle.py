@@ -34,7 +34,7 @@ class Element(NamedTuple):
     task_id: int
     iteration_id: int
     provider: int
-    repetition: int
+    pass_number: int
     split: int
 
 
@@ -42,7 +42,7 @@ class Element(NamedTuple):
 class Lease:
     lease_id: int
     task_id: int
-    place: tuple[int, int, int]  # iteration, provider, repetition
+    place: tuple[int, int, int]  # iteration, source, pass
     first: int
     count: int
 
@@ -203,7 +203,7 @@ class Oracle:
 
     def _splits_leased(self, event: ev.SplitsLeased) -> None:
         books = self.books
-        place = (event.iteration_id, event.provider, event.repetition)
+        place = (event.iteration_id, event.source, event.pass_number)
         lease = Lease(event.lease_id, event.task_id, place, event.first, event.count)
         if event.lease_id in books.leases:
             raise Violation(f"lease {event.lease_id} was given twice")

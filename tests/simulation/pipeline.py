@@ -25,19 +25,19 @@ TASK_THREAD = "forebay-task-"
 class Pipeline:
     """What the dataset of a run is."""
 
-    splits: int  # of each provider, in each repetition
+    splits: int  # of each provider, in each pass_number
     providers: int
-    repetitions: int
+    passes: int
     split_s: float  # of work, typically
     block_elements: int  # at most
     alternate: bool  # between providers, rather than one after the other
-    endless: bool = False  # repetitions go on and on
+    endless: bool = False  # passes go on and on
 
     def places(self) -> list[tuple[int, int, int]]:
-        """(provider, repetition, split) of every element."""
+        """(provider, pass_number, split) of every element."""
         return [
-            (provider, repetition, split)
-            for repetition in range(self.repetitions)
+            (provider, pass_number, split)
+            for pass_number in range(self.passes)
             for provider in range(self.providers)
             for split in range(self.splits)
         ]
@@ -89,12 +89,12 @@ class Executor:
                 if self._pipeline.alternate:
                     open_ends.append(open_ends.pop(0))
                 for split in range(found.first, found.first + found.count):
-                    place = (provider, found.repetition, split)
+                    place = (provider, found.pass_number, split)
                     yield Element(self._task_id, self._iteration_id, *place)
 
     def _openings(self) -> Iterator[int]:
         if not self._pipeline.endless:
-            yield from range(self._pipeline.repetitions)
+            yield from range(self._pipeline.passes)
             return
         for opening in itertools.count():
             if self._feed is not None and self._feed.is_over(range(self._pipeline.providers)):

@@ -93,7 +93,7 @@ def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
     pipeline = Pipeline(
         splits=int(10 ** rng.uniform(1.3, 2.5)),
         providers=rng.choice([1, 1, 1, 2]),
-        repetitions=rng.choice([1, 1, 1, 1, 2]),
+        passes=rng.choice([1, 1, 1, 1, 2]),
         split_s=10 ** rng.uniform(-3.5, -1.3),
         block_elements=block_elements,
         alternate=rng.random() < 0.5,
@@ -104,7 +104,7 @@ def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
         pipeline = replace(pipeline, endless=True)
     elif roll < 0.3:
         times = repeats.randint(2, 6)
-        pipeline = replace(pipeline, repetitions=times, splits=1 + pipeline.splits // times)
+        pipeline = replace(pipeline, passes=times, splits=1 + pipeline.splits // times)
     bad = rng.random() < 0.4
     scenario = Scenario(
         files=rng.random() < 0.5,

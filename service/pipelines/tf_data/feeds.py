@@ -2,7 +2,7 @@
 
 Python gives ranges of splits, (first, count), and C++ expands them into the splits themselves, so
 Python is touched once a lease, not once a split. Each time the pipeline opens the source again
-(`repeat`, for instance) the feed goes on to its next *opening*, which is the next repetition.
+(`repeat`, for instance) the feed goes on to its next *opening*, which is the next pass.
 
 A repeat without an end ends in TensorFlow when its first opening yields nothing; but here that only
 means that other workers had all splits. So it is replaced by a flat_map over an endless *gate*.

@@ -16,7 +16,6 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context, execute
 
 from ... import structure
 from ...blocks import BLOCK_BYTES, Block, Component
@@ -143,7 +142,7 @@ class _Run:
     def _pipeline(self) -> None:
         try:
             handles = [queue.handle for queue in self._queues]
-            _call(self._trace.drive, [self._variant, end_of(self._stop), *handles])
+            self._trace.drive(self._variant, end_of(self._stop), *handles)
         except tf.errors.OpError as error:
             self._error = _pipeline_error(error)
         except Exception as error:  # noqa: BLE001 - a message of TensorFlow's that is no UTF-8, say
@@ -229,23 +228,6 @@ class _Run:
         pairs = zip(components, self._trace.shapes, strict=True)
         stacks = [reshaped(c.values, (-1, *shape)) for c, shape in pairs]
         return Block(len(stacks[0]), tuple(map(Component, stacks)))
-
-
-def _call(function: Any, inputs: list[Tensor]) -> None:
-    """Run a concrete function, whatever cancellation is on in other threads.
-
-    CancellationManager.get_cancelable_function keeps the manager in a global variable, where
-    the calls of all threads find it.
-    """
-    ctx = context.context()
-    options = ctx.function_call_options.as_attrs()
-    execute.execute(
-        function.name.decode(),
-        num_outputs=len(function.outputs),
-        inputs=[*inputs, *function.captured_inputs],
-        attrs=tuple(part for option in options.items() for part in option),
-        ctx=ctx,
-    )
 
 
 def _pipeline_error(error: Any) -> PipelineError:

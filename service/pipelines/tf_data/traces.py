@@ -7,15 +7,19 @@ shared by all runs of the same graph, and kept for the next one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.data.experimental.ops import compression_ops
 from tensorflow.python.data.ops import dataset_ops, map_op
+from tensorflow.python.eager import context, execute
 
 from ....journal.proto import events_pb2 as ev
 from ..splits import SplitFeed
@@ -50,6 +54,7 @@ class Trace:
         block_bytes: int,
     ) -> None:
         """As for TfDataExecutor. Raises what TracedGraph does, UnsupportedElement."""
+        self._places = Places()
         self._graph = TracedGraph(graph, sources)
         try:
             raw = self._graph.component_specs
@@ -100,8 +105,7 @@ class Trace:
 
             inputs = [tf.TensorSpec([], tf.variant)] * 2
             inputs += [tf.TensorSpec([], tf.resource)] * len(self._queues)
-            function = tf.function(drive, autograph=False)
-            self.drive = function.get_concrete_function(*inputs)
+            self._function = tf.function(drive, autograph=False).get_concrete_function(*inputs)
         except BaseException:
             self.close()
             raise
@@ -134,6 +138,23 @@ class Trace:
         options.experimental_optimization.inject_prefetch = False  # the queue is one
         return fed.with_options(options).reduce(0, _keep)
 
+    def drive(self, *inputs: Tensor) -> None:
+        """Run a dataset to its end: its variant, what `end_of` makes, and the queues' handles.
+
+        Raises TensorFlow's errors.
+        """
+        function = self._function
+        with self._places.taken() as place:
+            # Not by calling it: CancellationManager.get_cancelable_function keeps the manager in a
+            # global variable, where the calls of all threads find it.
+            execute.execute(
+                function.name.decode(),
+                num_outputs=len(function.outputs),
+                inputs=[*inputs, *function.captured_inputs],
+                attrs=("executor_type", "", "config_proto", _config_of(place)),
+                ctx=context.context(),
+            )
+
     def make_queues(self) -> list[OwnedQueue]:
         """New ones for a run: `stop`, the queue and, if sizes vary, the budget."""
         return list(map(OwnedQueue, self._queues))
@@ -150,7 +171,41 @@ class Trace:
     def close(self) -> None:
         """Free what TensorFlow holds of it. Idempotent. No run may use it any more."""
         self._graph.close()
-        self.drive = None
+        self._function = None
+
+
+class Places:
+    """Numbers for what runs at the same time, the smallest first. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: set[int] = set()
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[int]:
+        with self._lock:
+            place = next(i for i in itertools.count() if i not in self._taken)
+            self._taken.add(place)
+        try:
+            yield place
+        finally:
+            with self._lock:
+                self._taken.remove(place)
+
+
+def _config_of(place: int) -> bytes:
+    """The configuration with which the run at a place calls a trace's function.
+
+    TensorFlow has one set of kernels for all calls of a function with the same configuration, and
+    of some, `reduce`'s for instance, one works for one call at a time: another would wait until
+    the first run has ended.
+    """
+    config = config_pb2.ConfigProto.FromString(
+        context.context().function_call_options.config_proto_serialized
+    )
+    config.experimental.session_metadata.version = place
+    serialized: bytes = config.SerializeToString(deterministic=True)
+    return serialized
 
 
 @plain
