@@ -1,0 +1,63 @@
+"""Given events, when a command, then events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import commands as c
+from forebay.service.core.machine import apply, decide
+from forebay.service.core.state import State
+
+
+class Given:
+    """A state, and what happens to it."""
+
+    def __init__(self) -> None:
+        self.state = State()
+        self.when(c.ElectLeader(term=1, address="a:1", version="0", journal_id="j"))
+        self.register("d", ev.SplitSource(count=100))
+
+    def register(self, dataset_id: str, *sources: ev.SplitSource) -> None:
+        definition = ev.DatasetDefinition(sources=sources)
+        self.when(c.RegisterDataset(dataset_id=dataset_id, definition=definition))
+
+    def when(self, command: c.Command) -> Any:
+        """Carry a command out; its answer."""
+        events, answer = decide(self.state, command, 1)
+        for event in events:
+            apply(self.state, event)
+        self.then = [event.WhichOneof("event") for event in events]
+        return answer
+
+    def iteration(self, name: str = "", dataset_id: str = "d") -> ev.ConsumerJoined:
+        job_id = self.when(c.GetOrCreateJob(dataset_id=dataset_id, name=name, sharding=ev.DYNAMIC))
+        joined: ev.ConsumerJoined = self.when(c.JoinIteration(job_id=job_id, epoch=0))
+        return joined
+
+    def worker(self, number: int) -> int:
+        worker_id: int = self.when(c.RegisterWorker(address=f"w:{number}", uid=number))
+        return worker_id
+
+    def task_of(self, worker_id: int) -> int:
+        return max(self.state.workers[worker_id].tasks)
+
+    def lease(self, task_id: int, want: int, pass_number: int = 0) -> ev.SplitsLeased | None:
+        lease: ev.SplitsLeased = self.when(
+            c.LeaseSplits(task_id=task_id, source=0, pass_number=pass_number, want=want)
+        )
+        return lease if lease.count else None
+
+    def hand_back(self, lease: ev.SplitsLeased, count: int) -> None:
+        self.when(
+            c.LeaseSplits(
+                task_id=lease.task_id, source=0, pass_number=0, want=0,
+                returned=((lease.lease_id, count),),
+            )
+        )  # fmt: skip
+
+
+def dataset(blob: str, fingerprint: str = "", **fields: Any) -> c.RegisterDataset:
+    graph = ev.TfDataGraph(blob=blob, fingerprint=fingerprint)
+    definition = ev.DatasetDefinition(tf_data_graph=graph, **fields)
+    return c.RegisterDataset(dataset_id="", definition=definition)

@@ -1,0 +1,214 @@
+"""Splits: who leases which, and what becomes of those that are handed back."""
+
+from __future__ import annotations
+
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import commands as c
+from forebay.service.errors import FailedPrecondition, InvalidArgument
+
+from .given import Given
+
+
+def test_splits_handed_back_find_another_task_when_all_others_have_completed() -> None:
+    given = Given()
+    first, second = given.worker(1), given.worker(2)
+    given.iteration()
+    mine, other = given.task_of(first), given.task_of(second)
+    lease = given.lease(mine, 10)
+    assert lease is not None
+    while given.lease(other, 100) is not None:
+        pass
+    given.when(c.CompleteTask(task_id=other))
+    given.hand_back(lease, 4)
+    given.when(c.LoseWorker(worker_id=first, reason="drained"))
+    assert given.then == ["worker_lost", "task_created"]
+    again = given.lease(given.task_of(second), 10)
+    assert again is not None
+    assert again.first == lease.first + lease.count - 4
+    while given.lease(given.task_of(second), 10) is not None:
+        pass
+    given.when(c.CompleteTask(task_id=given.task_of(second)))
+    assert given.then[-2:] == ["task_completed", "iteration_finished"]
+
+
+def test_a_lease_is_at_most_half_of_an_even_share() -> None:
+    given = Given()
+    first = given.worker(1)
+    given.worker(2)
+    given.iteration()
+    counts = []
+    while (lease := given.lease(given.task_of(first), 1000)) is not None:
+        counts.append(lease.count)
+    assert counts[0] == 25
+    assert counts == sorted(counts, reverse=True)
+    assert sum(counts) == 100
+
+
+def test_a_sweeping_task_ends_the_iteration_whatever_it_left() -> None:
+    given = Given()
+    first, second = given.worker(1), given.worker(2)
+    given.iteration()
+    mine, other = given.task_of(first), given.task_of(second)
+    lease = given.lease(mine, 10)
+    assert lease is not None
+    given.when(c.CompleteTask(task_id=other))  # as with take(n): not all splits were asked for
+    given.hand_back(lease, 4)
+    given.when(c.LoseWorker(worker_id=first, reason="drained"))
+    given.when(c.CompleteTask(task_id=given.task_of(second)))
+    assert given.then == ["task_completed", "iteration_finished"]
+
+
+def test_splits_handed_back_by_the_last_worker_wait_for_the_next_one() -> None:
+    given = Given()
+    first = given.worker(1)
+    given.iteration()
+    mine = given.task_of(first)
+    second = given.worker(2)
+    other = given.task_of(second)
+    given.when(c.CompleteTask(task_id=other))
+    given.when(c.LoseWorker(worker_id=second, reason="it said goodbye", left=True))
+    lease = given.lease(mine, 10)
+    assert lease is not None
+    given.hand_back(lease, 4)
+    given.when(c.LoseWorker(worker_id=first, reason="it said goodbye", left=True))
+    assert given.then == ["worker_lost"]
+    again = given.lease(given.task_of(given.worker(3)), 10)
+    assert again is not None
+    assert again.first == lease.first + lease.count - 4
+
+
+def test_splits_handed_back_after_the_next_pass_began_are_leased_before_all_others() -> None:
+    given = Given()
+    first, second = given.worker(1), given.worker(2)
+    given.iteration()
+    mine, other = given.task_of(first), given.task_of(second)
+    lease = given.lease(mine, 10)
+    assert lease is not None
+    while given.lease(other, 100) is not None:
+        pass
+    assert given.lease(other, 1, pass_number=1) is not None
+    given.hand_back(lease, 4)
+    again = given.lease(other, 100, pass_number=1)
+    assert again is not None
+    assert (again.pass_number, again.first) == (0, lease.first + lease.count - 4)
+    given.hand_back(again, again.count)  # and once more, by who got them then
+    left = 4
+    while left:
+        again = given.lease(other, 100, pass_number=1)
+        assert again is not None
+        assert again.pass_number == 0
+        left -= again.count
+    again = given.lease(other, 100, pass_number=1)
+    assert again is not None
+    assert (again.pass_number, again.first) == (1, 1)
+
+
+def test_what_was_handed_back_before_the_next_pass_began_is_not_forgotten() -> None:
+    given = Given()
+    worker = given.worker(1)
+    given.iteration()
+    task = given.task_of(worker)
+    lease = given.lease(task, 10)
+    assert lease is not None
+    given.hand_back(lease, lease.count)
+    other = given.task_of(given.worker(2))
+    again = given.lease(other, 1, pass_number=1)  # it has left the pass early
+    assert again is not None
+    assert (again.pass_number, again.first) == (0, 0)
+
+
+def test_splits_left_over_of_an_earlier_pass_are_swept_up() -> None:
+    given = Given()
+    first, second = given.worker(1), given.worker(2)
+    given.iteration()
+    mine, other = given.task_of(first), given.task_of(second)
+    lease = given.lease(mine, 10)
+    assert lease is not None
+    for pass_number in (0, 1):
+        while given.lease(other, 100, pass_number) is not None:
+            pass
+    given.when(c.CompleteTask(task_id=other))
+    given.hand_back(lease, 4)
+    given.when(c.LoseWorker(worker_id=first, reason="drained"))
+    assert given.then == ["worker_lost", "task_created"]
+    again = given.lease(given.task_of(second), 100)
+    assert again is not None
+    assert again.pass_number == 0
+
+
+def test_who_joins_an_endless_pipeline_late_takes_part_in_the_present_pass() -> None:
+    given = Given()
+    worker = given.worker(1)
+    given.iteration()
+    task = given.task_of(worker)
+    for pass_number in range(3):
+        while given.lease(task, 100, pass_number) is not None:
+            pass
+    lease = given.lease(task, 10, pass_number=3)
+    assert lease is not None
+    late = given.task_of(given.worker(2))
+    ask = c.LeaseSplits(task_id=late, source=0, pass_number=0, want=1, or_later=True)
+    got = given.when(ask)
+    assert (got.pass_number, got.first, got.count) == (3, lease.count, 1)
+    while given.lease(task, 100, pass_number=3) is not None:
+        pass
+    end = given.when(ask)
+    assert (end.pass_number, end.count) == (3, 0)
+    assert given.then == []
+
+
+def test_passes_of_no_splits_are_no_events() -> None:
+    given = Given()
+    given.register("empty", ev.SplitSource(count=0))
+    given.worker(1)
+    given.iteration(dataset_id="empty")
+    task = max(given.state.tasks)
+    for pass_number in range(3):
+        assert given.lease(task, 1, pass_number) is None
+        assert given.then == []
+
+
+def zipped(*sizes: int) -> list[ev.SplitSource]:
+    first, *rest = [ev.SplitSource(count=size) for size in sizes]
+    for source in rest:
+        source.leased_with = 0
+    return [first, *rest]
+
+
+def test_zipped_sources_are_leased_as_one_of_the_size_that_all_have() -> None:
+    given = Given()
+    given.register("z", *zipped(30, 20))
+    given.worker(1)
+    given.iteration(dataset_id="z")
+    task = max(given.state.tasks)
+    total = 0
+    while (lease := given.lease(task, 100)) is not None:
+        assert lease.first == total
+        total += lease.count
+    assert total == 20
+    with pytest.raises(InvalidArgument, match="zipped with 0"):
+        given.when(c.LeaseSplits(task_id=task, source=1, pass_number=0, want=1))
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_zipped_sources_are_not_leased_to_both_kinds_of_workers(ours_first: bool) -> None:
+    given = Given()
+    given.register("z", *zipped(30, 30))
+    given.worker(1)
+    iteration_id = given.iteration(dataset_id="z").iteration_id
+    task = max(given.state.tasks)
+
+    def singly() -> None:
+        for provider in (1, 0):
+            given.when(c.GetSplit(iteration_id=iteration_id, pass_number=0, source=provider))
+
+    def together() -> None:
+        assert given.lease(task, 1) is not None
+
+    first, second = (together, singly) if ours_first else (singly, together)
+    first()
+    first()
+    with pytest.raises(FailedPrecondition, match="workers of one kind"):
+        second()

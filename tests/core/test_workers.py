@@ -1,0 +1,144 @@
+"""Workers that are lost, come back, or were another process."""
+
+from __future__ import annotations
+
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import commands as c
+from forebay.service.core.machine import apply
+from forebay.service.core.state import lease_caller
+from forebay.service.errors import FailedPrecondition, Unavailable
+
+from .given import Given
+
+
+def test_a_process_whose_address_was_taken_is_refused() -> None:
+    given = Given()
+    given.when(c.RegisterWorker(address="w:1", uid=1))
+    given.when(c.RegisterWorker(address="w:1", uid=2))
+    with pytest.raises(FailedPrecondition, match="of its own"):
+        given.when(c.RegisterWorker(address="w:1", uid=1))
+    given.when(c.RegisterWorker(address="w:1", uid=2))
+    assert given.then == []
+
+
+def test_a_heartbeat_that_a_goodbye_has_overtaken_registers_nobody() -> None:
+    given = Given()
+    worker_id = given.worker(7)
+    given.when(c.LoseWorker(worker_id=worker_id, reason="it said goodbye", left=True))
+    with pytest.raises(FailedPrecondition, match="has said goodbye"):
+        given.worker(7)
+    assert given.worker(8)
+
+
+def test_a_process_that_was_given_up_and_comes_back_goes_on_with_its_task() -> None:
+    given = Given()
+    worker_id = given.worker(7)
+    joined = given.iteration()
+    task_id = given.task_of(worker_id)
+    lease = given.lease(task_id, 10)
+    assert lease is not None
+    given.when(c.LoseWorker(worker_id=worker_id, reason="no sign of life"))
+    assert given.then == ["lease_lost", "worker_lost"]
+    for command in (
+        c.LeaseSplits(task_id=task_id, source=0, pass_number=0, want=1),
+        c.CompleteTask(task_id=task_id),
+    ):
+        with pytest.raises(Unavailable, match="registered again"):
+            given.when(command)
+    again = given.worker(7)
+    assert again != worker_id
+    assert given.task_of(again) == task_id
+    provider = given.state.iterations[joined.iteration_id].ledgers[0]
+    assert provider.lost == []
+    back = ((lease.lease_id, lease.count),)
+    given.when(c.LeaseSplits(task_id=task_id, source=0, pass_number=0, want=0, returned=back))
+    assert given.lease(task_id, 10) == lease_like(lease, given)
+    assert not given.state.lost_tasks
+
+
+def test_a_lease_whose_answer_was_lost_with_the_worker_is_found_when_it_comes_back() -> None:
+    given = Given()
+    worker_id = given.worker(7)
+    given.iteration()
+    task_id = given.task_of(worker_id)
+    request = (lease_caller(task_id, 0), 1)
+    ask = c.LeaseSplits(request=request, task_id=task_id, source=0, pass_number=0, want=5)
+    lease = given.when(ask)
+    given.when(c.LoseWorker(worker_id=worker_id, reason="no sign of life"))
+    given.worker(7)
+    assert given.when(ask) == lease
+    assert given.then == []
+
+
+def test_another_process_does_not_go_on_with_a_lost_task() -> None:
+    given = Given()
+    worker_id = given.worker(7)
+    given.iteration()
+    task_id = given.task_of(worker_id)
+    given.when(c.LoseWorker(worker_id=worker_id, reason="no sign of life"))
+    assert given.task_of(given.worker(8)) != task_id
+
+
+@pytest.mark.parametrize("ends", ["finished", "collected", "replaced", "repaired", "departed"])
+def test_a_task_that_nobody_can_go_on_with_is_forgotten(ends: str) -> None:
+    given = Given()
+    worker_id = given.worker(7)
+    joined = given.iteration()
+    task_id = given.task_of(worker_id)
+    given.when(
+        c.LeaseSplits(
+            request=(lease_caller(task_id, 0), 1), task_id=task_id, source=0, pass_number=0, want=5
+        )
+    )
+    given.when(c.LoseWorker(worker_id=worker_id, reason="r", left=ends == "departed"))
+    assert bool(given.state.lost_tasks) == (ends != "departed")
+    if ends == "finished":
+        given.when(c.CompleteTask(task_id=given.task_of(given.worker(8))))
+    elif ends == "collected":
+        given.when(c.LeaveIteration(consumer_id=joined.consumer_id, reason="r"))
+    elif ends == "replaced":
+        given.worker(7)
+        given.when(c.RegisterWorker(address="w:7", uid=8))
+    elif ends == "repaired":
+        apply(given.state, ev.Event(leader_elected=ev.LeaderElected(term=2, journal_id="k")))
+    assert not given.state.lost_tasks
+    assert lease_caller(task_id, 0) not in given.state.answers
+
+
+def lease_like(lease: ev.SplitsLeased, given: Given) -> ev.SplitsLeased:
+    """The same splits, leased once more."""
+    again = ev.SplitsLeased()
+    again.CopyFrom(lease)
+    again.lease_id = max(given.state.leases)
+    return again
+
+
+def test_a_completed_task_of_a_worker_that_comes_back_is_not_run_again() -> None:
+    given = Given()
+    first, second = given.worker(1), given.worker(2)
+    job_id = given.when(c.GetOrCreateJob(dataset_id="d", name="off", sharding=ev.OFF))
+    joined = given.when(c.JoinIteration(job_id=job_id, epoch=0))
+    done, other = given.task_of(first), given.task_of(second)
+    given.when(c.CompleteTask(task_id=done))
+    given.when(c.LoseWorker(worker_id=first, reason="no sign of life"))
+    given.when(c.CompleteTask(task_id=done))  # a retry whose answer was lost
+    assert given.then == []
+    again = given.worker(1)
+    iteration = given.state.iterations[joined.iteration_id]
+    assert sorted(iteration.tasks) == sorted([done, other])
+    assert not given.state.workers[again].tasks
+    given.when(c.JoinIteration(job_id=job_id, epoch=0))
+    assert given.then == ["consumer_joined"]
+    given.when(c.CompleteTask(task_id=other))
+    assert given.then == ["task_completed", "iteration_finished"]
+
+
+def test_lost_tasks_are_not_remembered_without_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.service.core.tasks.MAX_LOST_TASKS", 3)
+    given = Given()
+    given.iteration()
+    for number in range(5):
+        given.when(c.LoseWorker(worker_id=given.worker(number), reason="no sign of life"))
+    assert [lost.uid for lost in given.state.lost_tasks.values()] == [2, 3, 4]
