@@ -1,0 +1,267 @@
+"""Following a journal, taking over, and finding out that history was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+import shutil
+
+import pytest
+
+from forebay.journal import encode, repair
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.service.core.encoding import encode_state
+from forebay.service.core.machine import apply
+from forebay.service.core.state import State
+from forebay.service.dispatcher.candidate import Candidate, Follower
+from forebay.service.dispatcher.dispatcher import Dispatcher, continues, recover
+from forebay.service.dispatcher.options import DispatcherOptions
+from forebay.service.errors import (
+    AnotherJournal,
+    ForebayError,
+    Unavailable,
+)
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.storage import (
+    Away,
+    Corrupt,
+    Fenced,
+    MemoryStorage,
+    StorageError,
+    open_storage,
+)
+
+from ..stock import DispatcherProcess
+from .leading import dataset, elected, run_dispatcher, until
+
+
+class TestFollower:
+    def setup_method(self) -> None:
+        self.storage = MemoryStorage()
+        self.follower = Follower(self.storage)
+        self.writer = self.storage.open_writer("the test")
+        self.writer.append([elected(1), dataset("a")])
+
+    def expect_current(self) -> None:
+        self.follower.catch_up()
+        assert encode_state(self.follower.state) == encode_state(recover(self.storage)[0])
+
+    def test_it_keeps_up(self) -> None:
+        self.expect_current()
+        self.expect_current()
+        self.writer.append([dataset("b"), dataset("c")])
+        self.expect_current()
+        assert self.follower.replayed == 4  # each event once
+        assert list(self.follower.state.datasets) == ["a", "b", "c"]
+
+    @pytest.mark.parametrize("more", [0, 1, 2])
+    def test_an_append_that_failed_after_it_was_seen_vanishes(self, more: int) -> None:
+        self.writer.append([dataset("vanishes"), dataset("too")])
+        self.follower.catch_up()
+        assert "vanishes" in self.follower.state.datasets
+        del self.storage._records[-2:]
+        self.writer.close()
+        successor = self.storage.open_writer("its successor")
+        successor.append([elected(successor.term), *map(dataset, "xyz"[:more])])
+        self.expect_current()
+        assert "vanishes" not in self.follower.state.datasets
+
+    def test_what_was_seen_vanishes_and_nothing_follows(self) -> None:
+        self.writer.append([dataset("vanishes")])
+        self.follower.catch_up()
+        del self.storage._records[-1:]
+        self.expect_current()
+
+    def test_it_is_overtaken_by_a_trim(self) -> None:
+        self.follower.catch_up()
+        self.writer.append([dataset(str(i)) for i in range(20)])
+        state, _ = recover(self.storage)
+        from forebay.journal.snapshots import encode_snapshot
+
+        self.writer.write_snapshot(22, encode_snapshot(encode_state(state), 1))
+        self.writer.trim(23)
+        self.writer.append([dataset("more")])
+        self.expect_current()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ev.Event(task_completed=ev.TaskCompleted(task_id=7)),
+        ev.Event(task_completed=ev.TaskCompleted()),
+        ev.Event(compression_decided=ev.CompressionDecided(dataset_id="none")),
+        ev.Event(consumer_left=ev.ConsumerLeft(consumer_id=7)),
+    ],
+    ids=lambda event: f"{event.WhichOneof('event')} {event.ByteSize()}",
+)
+def test_a_journal_that_cannot_be_is_corrupt_for_everybody(wrong: ev.Event) -> None:
+    storage = MemoryStorage()
+    writer = storage.open_writer("a bug")
+    writer.append([elected(writer.term), encode(wrong)])
+    writer.close()
+    for find in (recover, lambda storage: Follower(storage).catch_up()):
+        with pytest.raises(Corrupt, match=r"record 2 is whole, and cannot follow what came"):
+            find(storage)
+    follower = Follower(storage)
+    follower.state = recover(storage, 1)[0]
+    with pytest.raises(Corrupt, match="record 2 is whole"):
+        follower.catch_up()
+
+
+@pytest.mark.parametrize("error", [Away("it is away"), Fenced("term 2 exists")])
+def test_a_standby_that_cannot_begin_tries_again(error: StorageError) -> None:
+    class Flickering(MemoryStorage):
+        tries = 0
+
+        def snapshots(self) -> list[int]:
+            if self._writer is not None:  # so it has the place, and is about to begin
+                self.tries += 1
+                if self.tries == 1:
+                    raise error
+            return super().snapshots()
+
+    storage = Flickering()
+
+    async def begun(dispatcher: Dispatcher) -> None:
+        assert storage.tries > 1
+        assert dispatcher.state.term == 2
+
+    run_dispatcher(storage, begun, standby=True, leader_lease_ms=100)
+
+
+def test_a_dispatcher_that_knows_less_than_others_stops() -> None:
+    storage = MemoryStorage()
+
+    async def check(dispatcher: Dispatcher) -> None:
+        known = dispatcher.position()
+        await dispatcher.check_history("x", known)
+        known.sequence += 1
+        another = pb.JournalPosition(journal_id="another", sequence=9)
+        await dispatcher.check_history("x", another)  # which was in memory
+        another.lasting = True
+        with pytest.raises(AnotherJournal, match="knows the journal another up to event 9"):
+            await dispatcher.check_history("x", another)
+        assert not dispatcher.stopped.is_set()
+        with pytest.raises(Unavailable):
+            await dispatcher.check_history("worker w:1", known)
+        assert dispatcher.stopped.is_set()
+
+    run_dispatcher(storage, check)
+    with pytest.raises(Corrupt, match="worker w:1 was told of event 2, and the journal ends at 1"):
+        storage.open_writer("its successor")
+
+
+def lead_once(candidate: Candidate) -> None:
+    async def run() -> None:
+        dispatcher = await candidate.take_over()
+        await dispatcher.close()
+        candidate.remember(dispatcher.position())
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_who_led_does_not_lead_on_less(kept: int) -> None:
+    storage = MemoryStorage()
+    candidate = Candidate(storage, DispatcherOptions(), "here:1")
+    lead_once(candidate)
+    lead_once(candidate)
+    assert storage.extent().last == 2
+    del storage._records[kept:]
+    # With nothing left, the first event of a new journal is not yet written when it is found out.
+    with pytest.raises(Corrupt, match=f"knows of event 2 of .*, and the log ends at {kept}"):
+        lead_once(candidate)
+    with pytest.raises(Corrupt, match="knows of event 2"):
+        storage.open_writer("another")
+
+
+def test_who_followed_does_not_lead_on_less() -> None:
+    storage = MemoryStorage()
+    writer = storage.open_writer("the leader")
+    writer.append([elected(1)])
+    candidate = Candidate(storage, DispatcherOptions(standby=True, leader_lease_ms=100), "here:1")
+
+    async def follow() -> None:
+        following = asyncio.create_task(candidate.take_over())
+        await until(lambda: candidate._follower.state.sequence == 1)
+        writer.append([dataset("a")])  # so the event before was acknowledged
+        await until(lambda: candidate._follower.state.sequence == 2)
+        storage._records.clear()
+        writer.close()
+        with pytest.raises(Corrupt, match="knows of event 1 of journal j, and the log ends at 0"):
+            await following
+
+    asyncio.run(follow())
+
+
+@pytest.mark.parametrize("repaired", [True, False])
+def test_a_dispatcher_follows_its_journal_over_a_repair_only(repaired: bool) -> None:
+    storage = MemoryStorage()
+    candidate = Candidate(storage, DispatcherOptions(), "here:1")
+    lead_once(candidate)
+    lead_once(candidate)
+    storage._records.clear()
+    writer = storage.open_writer("a repair, or somebody with another journal")
+    writer.append([elected(writer.term, after_repair=repaired)])
+    writer.close()
+    if repaired:
+        lead_once(candidate)
+    else:
+        with pytest.raises(Corrupt, match=r"holds the journal j, which began on .* and held"):
+            lead_once(candidate)
+        lead_once(Candidate(storage, DispatcherOptions(), "here:1"))
+
+
+def test_what_a_repair_has_made_continues_what_it_repaired() -> None:
+    state = State()
+    for journal_id, after_repair in (("a", False), ("b", True), ("c", True)):
+        leader = ev.LeaderElected(journal_id=journal_id, after_repair=after_repair)
+        apply(state, ev.Event(time_ms=7, leader_elected=leader))
+    assert [continues(state, journal) for journal in "abcd"] == [True, True, False, False]
+    of_nothing = State()
+    apply(of_nothing, ev.Event(leader_elected=ev.LeaderElected(journal_id="b", after_repair=True)))
+    assert continues(of_nothing, "a")
+
+
+def beat(client: DispatcherClient, uid: int = 1) -> pb.WorkerHeartbeatResponse:
+    request = pb.WorkerHeartbeatRequest(address="w:1", uid=uid)
+    return client.call(request, pb.WorkerHeartbeatResponse, patience_s=20)
+
+
+def test_a_storage_that_was_set_back_is_not_continued(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    journal, older = tmp_path / "journal", tmp_path / "older"
+    dispatcher = DispatcherProcess(journal)
+    client = DispatcherClient(dispatcher.target)
+    first = beat(client)
+    dispatcher.kill()
+    shutil.copytree(journal, older)
+    dispatcher.restart()
+    known = beat(client, uid=2).journal.sequence
+    dispatcher.kill()
+    shutil.rmtree(journal)
+    older.rename(journal)
+
+    dispatcher.restart()  # and finds a journal that looks whole
+    with pytest.raises(ForebayError):
+        client.call(
+            pb.WorkerHeartbeatRequest(address="w:1", uid=2), pb.WorkerHeartbeatResponse,
+            patience_s=0.01,
+        )  # fmt: skip
+    assert dispatcher.wait() == 1
+    with pytest.raises(AssertionError, match="ended with 1"):
+        dispatcher.restart()
+    assert f"was told of event {known}" in capfd.readouterr().err.splitlines()[-1]
+
+    storage = open_storage(str(journal))
+    with pytest.raises(Corrupt, match="was told of event"):
+        repair(storage)
+    assert repair(storage, truncate_corrupt=True)
+    dispatcher.restart()
+    again = beat(client, uid=2)
+    assert again.journal.journal_id != first.journal.journal_id
+    assert again.worker_id > first.worker_id
+    client.close()
+    dispatcher.stop()

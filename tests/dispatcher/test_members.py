@@ -1,0 +1,104 @@
+"""Members of a dispatcher that was restarted, or whose storage is away."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import commands as c
+from forebay.service.dispatcher.dispatcher import Dispatcher
+from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
+from forebay.service.errors import (
+    Unavailable,
+)
+from forebay.service.proto import tf_service_pb2 as tf
+from forebay.storage import (
+    MemoryStorage,
+    StorageError,
+)
+
+from .leading import Renewals, run_dispatcher, until
+
+
+def test_while_the_storage_is_away_questions_wait_and_nobody_is_given_up() -> None:
+    storage = Renewals()
+
+    async def away(dispatcher: Dispatcher) -> None:
+        worker_id = await dispatcher.execute(c.RegisterWorker(address="w:1", uid=1))
+        storage.error = StorageError("it is away")
+        await until(lambda: not dispatcher.leadership.known)
+        with pytest.raises(Unavailable, match="cannot be reached"):
+            await dispatcher.settled()
+        await asyncio.sleep(1.5)  # several times the worker's timeout
+        assert worker_id in dispatcher.state.workers
+        storage.error = None
+        await dispatcher.settled()
+        await until(lambda: worker_id not in dispatcher.state.workers)  # its silence is its own
+
+    timeouts = {"worker_timeout_ms": 300, "reconnect_grace_ms": 100}
+    run_dispatcher(storage, away, leader_lease_ms=100, **timeouts)
+
+
+def test_members_of_a_restarted_dispatcher_have_time_to_find_it_whatever_the_timeouts() -> None:
+    storage = MemoryStorage()
+    members: list[int] = []
+
+    async def before(dispatcher: Dispatcher) -> None:
+        definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=1)])
+        await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
+        job_id = await dispatcher.execute(c.GetOrCreateJob(dataset_id="d", name="", sharding=0))
+        joined = await dispatcher.execute(c.JoinIteration(job_id=job_id, epoch=0))
+        for n in range(2):
+            worker = c.RegisterWorker(address=f"w:{n}", uid=n, stock=bool(n))
+            members.append(await dispatcher.execute(worker))
+        members.append(joined.consumer_id)
+
+    async def after(dispatcher: Dispatcher) -> None:
+        await asyncio.sleep(1.5)  # several times their timeout
+        assert members == [*dispatcher.state.workers, *dispatcher.state.consumers]
+
+    run_dispatcher(storage, before)
+    run_dispatcher(storage, after, worker_timeout_ms=200, client_timeout_ms=200)
+
+
+@pytest.mark.parametrize("stock", [True, False])
+def test_members_that_do_not_find_a_restarted_dispatcher_are_given_up(stock: bool) -> None:
+    storage = MemoryStorage()
+
+    async def before(dispatcher: Dispatcher) -> None:
+        await dispatcher.execute(c.RegisterWorker(address="w:1", uid=1, stock=stock))
+
+    async def after(dispatcher: Dispatcher) -> None:
+        await until(lambda: not dispatcher.state.workers)
+
+    run_dispatcher(storage, before)
+    timeout_ms = 200 if stock else 3_600_000
+    run_dispatcher(storage, after, worker_timeout_ms=timeout_ms, reconnect_grace_ms=100)
+
+
+def test_a_stock_client_that_has_not_begun_to_read_is_not_given_up() -> None:
+    async def silent(dispatcher: Dispatcher) -> None:
+        definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=1)])
+        await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
+        job_id = await dispatcher.execute(c.GetOrCreateJob(dataset_id="d", name="", sharding=0))
+        face = TensorFlowFace(dispatcher)
+        joined = await face.get_or_create_iteration(tf.GetOrCreateIterationRequest(job_id=job_id))
+        await asyncio.sleep(1.5)  # several times its timeout
+        client_id = joined.iteration_client_id
+        assert client_id in dispatcher.state.consumers
+        await face.client_heartbeat(tf.ClientHeartbeatRequest(iteration_client_id=client_id))
+        await until(lambda: not dispatcher.state.consumers)
+        await face.close()
+
+    run_dispatcher(MemoryStorage(), silent, client_timeout_ms=200)
+
+
+def test_silence_is_given_no_less_than_a_connection_that_broke() -> None:
+    async def silent(dispatcher: Dispatcher) -> None:
+        await dispatcher.execute(c.RegisterWorker(address="w:1", uid=1))
+        await asyncio.sleep(1.5)
+        assert dispatcher.state.workers
+
+    run_dispatcher(MemoryStorage(), silent, worker_timeout_ms=200)
