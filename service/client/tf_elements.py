@@ -7,6 +7,7 @@ never an element. NumPy arrays that begin at a multiple of 64 bytes are adopted,
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from tensorflow.python.data.experimental.ops import compression_ops
 from tensorflow.python.data.ops import dataset_ops, map_op
 from tensorflow.python.data.util import nest
 from tensorflow.python.data.util.structure import to_tensor_list
+from tensorflow.python.framework import ops
 
 from .. import malloc
 from ..blocks import Array, Block, Component, Strings, numpy_dtype
@@ -66,6 +68,75 @@ def dataset_of_blocks(
     of it, has these tf.data `options`. Raises UnsupportedElement.
     """
     specs = [tf.TensorSpec([], tf.variant)] if compressed else component_specs(element_spec)
+    options = options_for(specs).merge(options or tf.data.Options())
+    said = options._to_proto().SerializeToString(deterministic=True)
+    key = (tuple(nest.flatten(element_spec)), compressed, cardinality, said)
+    number = next(_numbers)
+    _open[number] = open_blocks
+    if tf.executing_eagerly():
+        with _making:
+            if key not in _makers:
+                _makers[key] = _Maker(element_spec, compressed, cardinality, options)
+        built = _makers[key].make(number).with_options(options)
+    else:  # the nodes are the user's function's, which says what becomes of them
+        built = _built(number, element_spec, compressed, cardinality, options)
+    kind = _ReadyElements if _are_ready(list(map(_Column, specs)), compressed) else _Elements
+    return kind(built, element_spec, cardinality)
+
+
+# Both are kept for good, as TensorFlow keeps the Python functions of datasets: it may go on with
+# what it has made of one, clones for tf.distribute for instance, when the dataset itself has gone.
+_open: dict[int, Callable[[], BlockIterator]] = {}
+"""What opens the blocks of a dataset, by its number."""
+
+_makers: dict[Any, _Maker] = {}
+"""By all that they depend on."""
+
+_making = threading.Lock()
+_numbers = itertools.count()
+
+
+class _Maker:
+    """Makes datasets of blocks that differ in nothing but where the blocks come from.
+
+    Traced once: TensorFlow takes 40 ms to trace the functions of such a dataset anew.
+    """
+
+    def __init__(self, element_spec: Any, compressed: bool, cardinality: int, options: Any) -> None:
+        def make(number: Tensor) -> Tensor:
+            built = _built(number, element_spec, compressed, cardinality, options)
+            self._spec = built.element_spec
+            return built._variant_tensor
+
+        with _callbacks_kept() as self._callbacks:
+            function = tf.function(make, autograph=False)
+            self._make = function.get_concrete_function(tf.TensorSpec([], tf.int64))
+
+    def make(self, number: int) -> Any:
+        """The dataset of the blocks that are opened under this number."""
+        variant = self._make(tf.constant(number, tf.int64))
+        return dataset_ops._VariantDataset(variant, self._spec)
+
+
+@contextmanager
+def _callbacks_kept() -> Iterator[list[Any]]:
+    """The Python functions that TensorFlow calls in what is traced meanwhile, to be kept with it.
+
+    TensorFlow keeps them in the default graph of the thread that traces, as long as that lives.
+    """
+    graph: Any = ops.get_default_graph()
+    if not hasattr(graph, "_py_funcs_used_in_graph"):
+        graph._py_funcs_used_in_graph = []
+    before = len(graph._py_funcs_used_in_graph)
+    kept: list[Any] = []
+    yield kept
+    kept += graph._py_funcs_used_in_graph[before:]
+    del graph._py_funcs_used_in_graph[before:]
+
+
+def _built(number: Any, element_spec: Any, compressed: bool, cardinality: int, options: Any) -> Any:
+    """The dataset of the blocks that are opened under this number."""
+    specs = [tf.TensorSpec([], tf.variant)] if compressed else component_specs(element_spec)
     columns = [_Column(spec) for spec in specs]
     signature = (
         tf.TensorSpec([], tf.int64),
@@ -74,8 +145,8 @@ def dataset_of_blocks(
 
     no_rows = tuple(_no_rows(part) for part in signature)
 
-    def arrays() -> Generator[tuple[Any, ...], None, None]:
-        with closing(open_blocks()) as blocks, _as_tensorflows_errors():
+    def arrays(number: int) -> Generator[tuple[Any, ...], None, None]:
+        with closing(_open[number]()) as blocks, _as_tensorflows_errors():
             for block in blocks:
                 if block is NOTHING:
                     yield no_rows
@@ -112,10 +183,8 @@ def dataset_of_blocks(
         )
 
     said = cardinality == tf.data.UNKNOWN_CARDINALITY
-    ready = bool(columns) and not compressed and all(column.stacked for column in columns)
-    if ready:
-        # Every component is an array of rows, which is cut without a function call.
-        stacked = _from_generator(arrays, signature, stacks)
+    if _are_ready(columns, compressed):
+        stacked = _from_generator(arrays, number, signature, stacks)
         if sum(column.least_bytes for column in columns) >= SLICED_BYTES:
             built = stacked.flat_map(plain(lambda *s: tf.data.Dataset.from_tensor_slices(s)))
         elif cardinality == tf.data.INFINITE_CARDINALITY:
@@ -126,12 +195,14 @@ def dataset_of_blocks(
         if not all(isinstance(leaf, tf.TensorSpec) for leaf in nest.flatten(element_spec)):
             built = map_op._MapDataset(built, plain(finished), use_inter_op_parallelism=False)
     else:
-        built = _from_generator(arrays, signature).flat_map(elements)
-    built = built.with_options(options_for(specs).merge(options or tf.data.Options()))
-    if not said:
-        built = _with_cardinality(built, cardinality)
-    dataset = _ReadyElements if ready else _Elements
-    return dataset(built, element_spec, cardinality)
+        built = _from_generator(arrays, number, signature).flat_map(elements)
+    built = built.with_options(options)
+    return built if said else _with_cardinality(built, cardinality)
+
+
+def _are_ready(columns: list[_Column], compressed: bool) -> bool:
+    """Is every component an array of rows, which is cut without a function call?"""
+    return bool(columns) and not compressed and all(column.stacked for column in columns)
 
 
 def _with_cardinality(dataset: Any, cardinality: int) -> Any:
@@ -180,7 +251,8 @@ class _ReadyElements(_Elements):
 
 
 def _from_generator(
-    generate: Callable[[], Generator[tuple[Any, ...], None, None]],
+    generate: Callable[[int], Generator[tuple[Any, ...], None, None]],
+    number: Any,
     signature: tuple[Any, ...],
     then: Callable[..., tuple[Tensor, ...]] | None = None,
 ) -> Any:
@@ -189,24 +261,24 @@ def _from_generator(
     TensorFlow's own only opens and closes the generator of an iteration.
     """
     generators: dict[int, Iterator[tuple[Any, ...]]] = {}  # of the iterations under way
-    numbers = itertools.count()
+    iterations = itertools.count()
 
-    def opened() -> Iterator[int]:
+    def opened(number: Any) -> Iterator[int]:
         malloc.keep_large_buffers()  # only now: TensorFlow set its own when it made this iterator
-        number = next(numbers)
-        with closing(generate()) as generator:
-            generators[number] = generator
+        iteration = next(iterations)
+        with closing(generate(int(number))) as generator:
+            generators[iteration] = generator
             try:
-                yield number
+                yield iteration
             finally:
-                del generators[number]
+                del generators[iteration]
 
     @plain
-    def tuples(number: Tensor) -> Any:
+    def tuples(iteration: Tensor) -> Any:
         def one() -> tuple[Tensor, ...]:
             found = tf.numpy_function(
-                lambda number: next(generators[int(number)]),
-                [number],
+                lambda iteration: next(generators[int(iteration)]),
+                [iteration],
                 [spec.dtype for spec in signature],
             )
             # In tf.data's debug mode, a single one comes as it is.
@@ -217,12 +289,12 @@ def _from_generator(
 
         return until_stopped(one)
 
-    iterations = tf.data.Dataset.from_generator(
-        opened, output_signature=tf.TensorSpec([], tf.int64)
+    under_way = tf.data.Dataset.from_generator(
+        opened, args=(number,), output_signature=tf.TensorSpec([], tf.int64)
     )
     # Said, because TensorFlow's sharding by files takes two flat_maps in a row over one tensor
     # for a list of files, and would leave all but the first trainer without elements.
-    return _with_cardinality(iterations, 1).flat_map(tuples)
+    return _with_cardinality(under_way, 1).flat_map(tuples)
 
 
 def as_registered(dataset: Any) -> Any:
