@@ -124,7 +124,7 @@ def test_a_stock_clients_compressed_graph(name: str) -> None:
 def test_small_elements_share_blocks_and_large_ones_are_alone() -> None:
     assert len(blocks_of(ELEMENTS["many scalars"]())) < 200
     assert [b.count for b in blocks_of(ELEMENTS["large"]())] == [1] * 4
-    # 1, 70001, 140001, … int64: the first one is small, the others travel alone
+    # 1, 600001, 1200001, … int64: the first one is small, the others travel alone
     assert [b.count for b in blocks_of(ELEMENTS["large, varying"]())][-5:] == [1] * 5
 
 

@@ -29,7 +29,7 @@ from .feeds import LoadedGraph, TracedGraph
 from .packs import elements_per_pack
 from .queues import OwnedQueue, Queue, QueueSpec
 
-LARGE_BYTES = 512 << 10  # an element of this size travels alone, and is not copied
+LARGE_BYTES = 4 << 20  # an element of this size travels alone, and is not copied into a block
 MAX_BLOCK_ELEMENTS = 8192
 QUANTUM_BYTES = 4096  # in which the queue's bytes are counted where sizes differ
 QUEUE_BLOCKS = 2
