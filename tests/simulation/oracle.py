@@ -286,7 +286,7 @@ class Oracle:
         if name == "LeaseSplits":
             if not response.lease_id:
                 number = -number  # "no splits" decides nothing: splits may have come back since
-            caller = f"task {request.task_id} provider {request.provider}"
+            caller = f"task {request.task_id} source {request.source}"
             answer: tuple[Any, ...] = (response.lease_id,)
             if number < 0 and (caller, -number) in self.answers:
                 raise Violation(f"request {-number} of {caller}: a lease, and then none")
