@@ -34,7 +34,6 @@ import forebay.service.client.consumer
 import forebay.service.client.reader
 import forebay.service.dispatcher.server
 import forebay.service.worker.worker  # noqa: F401
-from forebay.service.worker import leases
 
 from .calls import grpc
 from .disk import os
@@ -166,14 +165,12 @@ _ABSENT = object()
 
 
 class _Listener(logging.Handler):
-    """What the product says in its log that bears on promises: that it has met a bug of its own
-    and goes on, or that it could not hand splits back.
+    """What the product says in its log that bears on promises: that it has met a bug of its own,
+    and goes on.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
         this = kernel()
         current = this.current
-        if record.name == leases.log.name and record.args:  # it has said that it cannot
-            this.oracle.not_handed_back.add(record.args[0])  # type: ignore[index]
-        elif record.exc_info and not this.over and (current is None or current.process.alive):
+        if record.exc_info and not this.over and (current is None or current.process.alive):
             this.fail(f"{record.name} logged a bug: {self.format(record)}")
