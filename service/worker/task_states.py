@@ -174,7 +174,7 @@ class TaskStates:
                 continue
             if self._move("unlisted", task_id) == ABSENT:
                 gone.append(Cancel(task_id, given_up=True))
-        kept = [i for i, state in self._states.items() if state == KEPT]
+        kept = [i for i, state in self._states.items() if state == KEPT and i not in event.tasks]
         gone += self._let_go(kept[: max(0, len(kept) - KEPT_COMPLETED)])
         # What is new comes first: ending takes its time.
         return [*(Start(event.tasks[i]) for i in new), *gone]
