@@ -203,6 +203,12 @@ class Worker:
         """Of the dispatcher's journal; empty before one has answered."""
         return self._states.journal_id
 
+    def unread(self) -> list[int]:
+        """The tasks here that nobody reads: draining waits for nobody who would come for them."""
+        with self._lock:
+            unfinished = self._states.unfinished()
+        return [task_id for task_id in unfinished if not self._is_read(task_id)]
+
     def runner_of(self, task_id: int) -> TaskRunner | None:
         """Of a task that runs here, or ran here lately."""
         with self._lock:

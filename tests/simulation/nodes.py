@@ -96,9 +96,7 @@ class Watch(Observer):
     def dropped(
         self, task: pb.Task, what: Undelivered, *, is_read: bool, drain_timeout_ms: int
     ) -> None:
-        # It does not wait for consumers that have not come yet, so these lose what it has begun.
-        if not is_read:
-            self._oracle.unread.add(task.task_id)
+        self._oracle.dropped.add(task.task_id)
 
 
 class WorkerNode(Node):
@@ -137,6 +135,8 @@ class WorkerNode(Node):
             return  # it exits, and is started again
         drain = self._commands.get()
         self.kernel.oracle.leaving_uids.add(running.uid)
+        # It does not wait for consumers that have not come yet, so these lose what it has begun.
+        self.kernel.oracle.unread.update(running.unread() if drain else [])
         delivered = running.stop(drain=drain)
         if not (drain and delivered):
             self.kernel.oracle.dead_uids.add(running.uid)
