@@ -69,6 +69,29 @@ PURE = {
     *("functools", "google", "hashlib", "heapq", "itertools", "json", "math", "msgspec"),
     *("operator", "re", "struct", "types", "typing"),
 }
+# What modules that the simulation runs may import, however: it neither waits, nor asks a clock, nor
+# draws lots; or the simulation replaces what of it does (asyncio's loop, LIBRARIES in patches.py).
+HARMLESS = PURE | {
+    *("array", "asyncio", "atexit", "contextlib", "ctypes", "errno", "importlib"),
+    *("inspect", "ipaddress", "logging", "pathlib", "shutil", "stat", "sys", "urllib", "weakref"),
+    *("google_crc32c", "grpc_health", "lz4", "ml_dtypes", "numpy", "tenacity", "zstandard"),
+}
+POOLS = {"CancelledError", "Executor", "Future", "ThreadPoolExecutor", "TimeoutError"}
+ESCAPES = {  # (module, what it imports): why it does no harm that this is the real one in a run
+    ("service.connections.tunnel", "socket"): "no consumer of a run reads through a tunnel",
+    ("service.dispatcher.dispatcher", "datetime"): "writes down a time that it is given",
+    ("service.dispatcher.listener", "grpc"): "an interface to inherit from",
+    ("service.dispatcher.server", "signal"): "numbers only: the loop takes the handlers",
+    ("service.pipelines.definitions", "subprocess"): "clients say what their datasets' sources are",
+    ("service.processes", "subprocess"): "starts real processes, and no run does",
+    ("service.structure", "tensorflow"): "no element of a run is TensorFlow's",
+    ("service.transport.local", "os"): "nobody forks in a run",
+    ("service.transport.server", "select"): "asks about pidfds, which no simulated socket has",
+    ("service.transport.shared", "fcntl"): "about memory, at once",
+    ("service.transport.shared", "mmap"): "memory",
+    ("service.transport.shared", "os"): "nobody forks in a run",
+    ("storage.local.durable", "fcntl"): "takes a lock or not, at once, of files that are real",
+}
 HEAVY = {"tensorflow", "keras", "apache_beam"}
 BANNED: dict[str, set[str]] = {  # not even lazily
     "storage": HEAVY | {"grpc"},
@@ -190,6 +213,123 @@ def test_nothing_is_imported_under_a_second_name() -> None:
                 if not i.ours and i.imported.partition(".")[0] in PACKAGES
             ]
     report(wrong)
+
+
+def at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """What is below and evaluated when the module is imported, annotations left out."""
+    for name, value in ast.iter_fields(node):
+        if name in {"annotation", "returns"} or (name == "body" and isinstance(node, FUNCTIONS)):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield child
+                yield from at_import(child)
+
+
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+def kept_at_import(tree: ast.Module) -> Iterator[ast.Attribute]:
+    """`module.name` that is called, inherited from or kept under a name as a module is imported."""
+    for node in at_import(tree):
+        taken: list[ast.expr | None] = []
+        match node:
+            case ast.Call():
+                taken = [node.func]
+            case ast.ClassDef():
+                taken = [*node.bases]
+            case ast.Assign() | ast.AnnAssign():
+                taken = [node.value]
+            case ast.arguments():
+                taken = [*node.defaults, *node.kw_defaults]
+        for value in taken:
+            if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name):
+                yield value
+
+
+def escapes(tree: ast.Module, replaced: set[str]) -> Iterator[tuple[str, int, str]]:
+    """(what is imported, line, what is wrong) for all by which a module escapes the simulation,
+    which gives the module's names for the modules in `replaced` to things of its own.
+    """
+    at_top = set(at_import(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            continue
+        if isinstance(node, ast.ImportFrom):
+            found = [(node.module or "", f"from {node.module} import {a.name}") for a in node.names]
+            pools = node.module == "concurrent.futures" and {a.name for a in node.names} <= POOLS
+        elif isinstance(node, ast.Import):
+            found = [(a.name, f"import {a.name}") for a in node.names]
+            pools = False
+        else:
+            continue
+        for name, said in found:
+            top = name.partition(".")[0]
+            if top in HARMLESS or pools:
+                continue
+            if top not in replaced:
+                yield top, node.lineno, f"{said}: the simulation does not replace it"
+            elif isinstance(node, ast.ImportFrom):
+                yield top, node.lineno, f"{said}: import {name}, whose name can be given to another"
+            elif node not in at_top:
+                yield top, node.lineno, f"{said}: import it at the top, where it is replaced"
+    for value in kept_at_import(tree):
+        assert isinstance(value.value, ast.Name)
+        if value.value.id in replaced and not value.attr.isupper():
+            what = f"{value.value.id}.{value.attr}"
+            yield value.value.id, value.lineno, f"{what} is taken at import, before it is replaced"
+
+
+SIMULATED = """
+import sys, tests.simulation.run
+from tests.simulation.patches import REPLACED
+print(*(real.__name__ for real, _ in REPLACED))
+print(*(name for name in sys.modules if name.startswith("forebay.")))
+"""
+
+
+def test_nothing_escapes_the_simulation() -> None:
+    """In all modules that it runs; what they import later, it finds itself."""
+    said = subprocess.check_output(
+        [sys.executable, "-c", SIMULATED], cwd=ROOT, text=True, timeout=60
+    ).splitlines()
+    replaced, loaded = (set(line.split()) for line in said)
+    names = {name for name in HANDWRITTEN if f"forebay.{name.removesuffix('.__init__')}" in loaded}
+    assert "service.worker.worker" in names
+    found = [
+        (name, what, f"{HANDWRITTEN[name].relative_to(ROOT)}:{line}: {wrong}")
+        for name in sorted(names)
+        for what, line, wrong in escapes(read(HANDWRITTEN[name]), replaced)
+    ]
+    wrong = [wrong for name, what, wrong in found if (name, what) not in ESCAPES]
+    report([f"{one}. So it escapes the simulation: tests/simulation/patches.py" for one in wrong])
+    assert ESCAPES.keys() == {(name, what) for name, what, _ in found}, "an escape is no more"
+
+
+@pytest.mark.parametrize(
+    ("code", "wrong"),
+    [
+        ("import time\ndef f():\n    time.sleep(1)", ""),
+        ("import os\nfrom collections import deque\nMODE = os.O_RDONLY", ""),
+        ("from concurrent.futures import Future, ThreadPoolExecutor", ""),
+        ("import grpc\nCODES: tuple[grpc.StatusCode] = (grpc.StatusCode.ABORTED,)", ""),
+        ("from time import monotonic", "from time import monotonic: import time"),
+        ("def f():\n    import time", "import time: import it at the top"),
+        ("import sched", "import sched: the simulation does not replace it"),
+        ("import concurrent.futures", "the simulation does not replace it"),
+        ("from concurrent.futures import ProcessPoolExecutor", "does not replace it"),
+        ("import some_clock", "the simulation does not replace it"),
+        ("import time\ndef f(clock=time.monotonic): ...", "time.monotonic is taken at import"),
+        ("import time\nclass A:\n    now = time.time", "time.time is taken at import"),
+        ("import threading\nlock = threading.Lock()", "threading.Lock is taken at import"),
+        ("import socket\nclass S(socket.socket): ...", "socket.socket is taken at import"),
+    ],
+)
+def test_an_escape_is_found(code: str, wrong: str) -> None:
+    replaced = {"time", "os", "grpc", "threading", "socket"}
+    found = [what for _, _, what in escapes(ast.parse(code), replaced)]
+    assert len(found) == bool(wrong)
+    assert wrong in "".join(found)
 
 
 @pytest.mark.parametrize(

@@ -59,13 +59,20 @@ class Reader:
         policy: ShardingPolicy,
         job_name: str | None,  # the job's whole name
         how: Reading = AS_EVER,
+        *,
+        first_epoch: int = 1,
+        credit_bytes: int = CREDIT_BYTES,
     ) -> None:
+        """The first iteration of a named job is `first_epoch`, for who goes on with it; a worker
+        may run `credit_bytes` ahead of a consumer.
+        """
         self.service = service
         self.dataset_id = dataset_id
         self._policy = policy
         self._job_name = job_name
         self._how = how
-        self._epochs = itertools.count(1)  # as stock clients count
+        self._epochs = itertools.count(first_epoch)  # from 1, as stock clients count
+        self._credit_bytes = credit_bytes
         self._known: pb.JournalPosition | None = None  # so that all are of one journal
 
     def definition(self) -> ev.DatasetDefinition:
@@ -107,7 +114,7 @@ class Reader:
                 dispatcher,
                 job.job_id,
                 epoch,
-                credit_bytes=CREDIT_BYTES,
+                credit_bytes=self._credit_bytes,
                 reading=self._how,
             )
             yield from consumer.blocks(nothing)

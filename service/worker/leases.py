@@ -9,7 +9,6 @@ pipeline may leave before their end are leased one split at a time, when it is n
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -21,8 +20,7 @@ from ..connections.dispatcher_client import DispatcherClient
 from ..errors import ForebayError, NotFound, Unavailable
 from ..pipelines import SplitRange
 from ..proto import forebay_pb2 as pb
-
-log = logging.getLogger(__name__)
+from .observer import Observer
 
 LEASE_S = 0.25
 MAX_GROWTH = 8
@@ -34,7 +32,11 @@ class LeaseFeed:
     """Gives a task's pipeline its splits. One thread a provider may call `next_range`."""
 
     def __init__(
-        self, dispatcher: DispatcherClient, task_id: int, sources: Sequence[ev.SplitSource]
+        self,
+        dispatcher: DispatcherClient,
+        task_id: int,
+        sources: Sequence[ev.SplitSource],
+        observer: Observer,
     ) -> None:
         self.sources = sources
         self.failed: ForebayError | None = None  # why `next_range` raised
@@ -53,12 +55,14 @@ class LeaseFeed:
             max(1, len(sources)), thread_name_prefix=f"forebay-lease-{task_id}"
         )
         self._providers = [
-            _Provider(dispatcher, task_id, number, source.singly, self._pool, self._closed)
+            _Provider(
+                dispatcher, task_id, number, source.singly, self._pool, self._closed, observer
+            )
             for number, source in enumerate(sources)
         ]
 
     def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
-        """The next splits; None at the end of the opening (executors/splits.py), and when the
+        """The next splits; None at the end of the opening (pipelines/splits.py), and when the
         dispatcher has given the task up: what was begun may still be read.
 
         Raises Unavailable after `close`.
@@ -111,8 +115,10 @@ class _Provider:
         singly: bool,
         pool: ThreadPoolExecutor,
         closed: threading.Event,
+        observer: Observer,
     ) -> None:
         self._dispatcher = dispatcher
+        self._observer = observer
         self._task_id = task_id
         self._number = number
         self._singly = singly
@@ -182,7 +188,7 @@ class _Provider:
             lease = None if self._ahead is None else self._ahead.result(within_s)
         except (TimeoutError, CancelledError, ForebayError) as error:
             # Perhaps it comes yet, while the pipeline works on what it has begun.
-            log.warning("task %d cannot hand splits back: %r", self._task_id, error)
+            self._observer.not_handed_back(self._task_id, self._number, error)
             return
         self._ahead = None
         self._return(lease)
@@ -194,7 +200,7 @@ class _Provider:
         try:
             self._report(request)
         except ForebayError as error:
-            log.warning("task %d cannot hand splits back: %r", self._task_id, error)
+            self._observer.not_handed_back(self._task_id, self._number, error)
 
     def _report(self, request: pb.LeaseSplitsRequest) -> None:
         request.task_id, request.source = self._task_id, self._number

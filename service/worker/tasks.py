@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
-import logging
 import threading
+from collections.abc import Callable
 
 from ...journal.proto import events_pb2 as ev
-from .. import malloc
+from .. import malloc, pipelines
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import ForebayError, NotFound, PipelineError, Unavailable, status_of
-from ..pipelines import Executor, make_executor
+from ..pipelines import Executor, SplitFeed
 from ..proto import forebay_pb2 as pb
-from ..transport import OutputCancelled, TaskOutput
+from ..transport import OutputCancelled, TaskFailed, TaskOutput, TaskUnknown
 from .leases import LeaseFeed
+from .observer import Observer, Undelivered
+from .task_states import Complete, Ended, HandedOut, Instruction
 
-log = logging.getLogger(__name__)
+
+class Pipelines:
+    """Where a worker has its tasks' pipelines from: here, from what was registered."""
+
+    def load(self) -> None:
+        """Import what pipelines need, so that the first task does not wait for it."""
+        pipelines.load()
+
+    def open(
+        self,
+        task: pb.Task,
+        definition: ev.DatasetDefinition,
+        graph: bytes,
+        feed: SplitFeed | None,
+    ) -> Executor:
+        """The run of a task's dataset; `feed` is None where splits are not leased.
+
+        Raises InvalidGraph, NotSplittable, PipelineError, Unimplemented.
+        """
+        return pipelines.make_executor(definition, graph, feed)
 
 
 class TaskRunner:
-    """One task, run by a thread of its own from start to completion."""
+    """One task, run by a thread of its own from start to completion.
+
+    What becomes of the task is decided in task_states.py: this tells how its thread fares, and
+    does what it is told.
+    """
 
     def __init__(
         self,
@@ -26,17 +51,23 @@ class TaskRunner:
         dispatcher: DispatcherClient,
         output: TaskOutput,
         starting: threading.Semaphore,
+        pipelines: Pipelines,
+        observer: Observer,
+        tell: Callable[[TaskRunner, HandedOut | Ended], list[Instruction]],
     ) -> None:
-        """`starting` bounds how many tasks load their graphs at a time."""
+        """`starting` bounds how many tasks load their graphs at a time. `tell` is called by the
+        task's thread, and answers with what that has yet to do.
+        """
         self.task = task
         self.output = output
         self.definition = ev.DatasetDefinition()  # once there is output
-        self.drained = threading.Event()  # everything was produced, and handed to consumers
         self._dispatcher = dispatcher
         self._starting = starting
+        self._pipelines = pipelines
+        self._observer = observer
+        self._tell = tell
         self._cancelled = threading.Event()
-        self._draining = False
-        self._drain_give_up_s = 0.0
+        self._drain_by_s: float | None = None  # once it shall
         self._executor: Executor | None = None
         self._feed: LeaseFeed | None = None
         self._thread = threading.Thread(
@@ -62,18 +93,14 @@ class TaskRunner:
         The task does not complete: other workers go on with the iteration. What cannot be handed
         back by `give_up_s`, of the monotonic clock, is lost.
         """
-        self._drain_give_up_s = give_up_s
-        self._draining = True
-        try:
-            if self._feed is not None:
-                self._feed.drain(give_up_s)
-            elif (executor := self._executor) is not None:
-                executor.cancel()
-        except ForebayError as error:
-            log.warning("task %d could not hand its splits back: %s", self.task.task_id, error)
+        self._drain_by_s = give_up_s
+        if self._feed is not None:
+            self._feed.drain(give_up_s)
+        elif (executor := self._executor) is not None:
+            executor.cancel()
 
-    def undelivered(self, lacking: int) -> str:
-        """What is lost if it is cancelled now, for people; empty if nothing is.
+    def undelivered(self, lacking: int = 0) -> Undelivered | None:
+        """What is lost if it is cancelled now; None if nothing is.
 
         `lacking` elements were handed to consumers that have not said that they have them.
         """
@@ -81,10 +108,8 @@ class TaskRunner:
         unfinished = self._executor is not None and not self.output.ended
         begun = self._feed.begun_last() if self._feed is not None else []
         if not elements and not (unfinished and begun):
-            return ""
-        finished = f"{elements} elements that are finished"
-        rest = ", and what the pipeline is working on" if unfinished else ""
-        return finished + rest + (f" (begun last: splits {', '.join(begun)})" if begun else "")
+            return None
+        return Undelivered(elements, unfinished, tuple(begun))
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread to end; whether it has."""
@@ -97,27 +122,19 @@ class TaskRunner:
             self._produce()
             while not self.output.wait_drained(timeout_s=60):
                 pass  # for consumers, or for cancel()
-            if not (self._cancelled.is_set() or self._draining or self._given_up()):
-                self.drained.set()
+            # Whose task the dispatcher lists no more, its end is not the data's.
+            given_up = self._feed is not None and self._feed.given_up
+            if Complete(task_id) in self._tell(self, (Ended if given_up else HandedOut)(task_id)):
                 self._dispatcher.call(
                     pb.CompleteTaskRequest(task_id=task_id),
                     pb.CompleteTaskResponse,
                     closed=self._cancelled,
                 )
-        except PipelineError as error:
-            feed_failed = self._feed.failed if self._feed is not None else None
-            if feed_failed is not None:  # which the pipeline has only passed on
-                self._end_early(feed_failed)
-            elif not self._cancelled.is_set():
-                log.warning("task %d failed: %s", task_id, error)
-                self.output.fail(error.code, error.message)
-        except (NotFound, Unavailable, OutputCancelled) as error:
-            self._end_early(error)
         except ForebayError as error:
-            log.error("task %d failed: %s", task_id, error)
-            self.output.fail(status_of(error), str(error))
-        except BaseException as error:  # a bug: whoever reads the task must not wait for ever
-            self.output.fail("INTERNAL", f"the worker failed: {error!r}")
+            self._end(error)
+        except BaseException as bug:  # whoever reads the task must not wait for ever
+            self.output.fail("INTERNAL", f"the worker failed: {bug!r}")
+            self._tell(self, Ended(task_id))
             raise
         finally:
             if self._feed is not None:
@@ -125,35 +142,54 @@ class TaskRunner:
             self._executor = None  # we may be kept for our output, and it holds the graph
             malloc.give_back()
 
-    def _make_executor(self) -> Executor:
+    def _end(self, error: ForebayError) -> None:
+        feed_failed = self._feed.failed if self._feed is not None else None
+        end = end_after(error, feed_failed)
+        if isinstance(end, TaskFailed):
+            self.output.fail(end.code, end.message)
+        else:
+            self.output.cancel()
+        if not self._cancelled.is_set():
+            if isinstance(end, TaskFailed):
+                self._observer.failed(self.task, error)
+            else:
+                self._observer.ended_early(self.task, feed_failed or error)
+        self._tell(self, Ended(self.task.task_id))
+
+    def _open(self) -> Executor:
         task = self.task
         dataset = self._dispatcher.get_dataset(task.dataset_id, with_graph=True)
         if task.num_sources:
-            self._feed = LeaseFeed(self._dispatcher, task.task_id, dataset.definition.sources)
+            sources = dataset.definition.sources
+            self._feed = LeaseFeed(self._dispatcher, task.task_id, sources, self._observer)
         self.definition = dataset.definition
         self.output.compression = dataset.definition.compression
-        return make_executor(dataset.definition, dataset.graph, self._feed)
-
-    def _end_early(self, error: ForebayError) -> None:
-        """The dispatcher gave the task up (its heartbeat will say so), or we are stopping."""
-        if not self._cancelled.is_set():
-            log.info("task %d ends early: %s", self.task.task_id, error)
-        self.output.cancel()
-
-    def _given_up(self) -> bool:
-        """Whether the dispatcher lists the task no more, so that its end is not the data's."""
-        return self._feed is not None and self._feed.given_up
+        return self._pipelines.open(task, dataset.definition, dataset.graph, self._feed)
 
     def _produce(self) -> None:
         with self._starting:
             if self._cancelled.is_set():
                 return
-            executor = self._executor = self._make_executor()
+            executor = self._executor = self._open()
         # Once more, if it came too early to find what it is about.
         if self._cancelled.is_set():
             self.cancel()
-        elif self._draining:
-            self.drain(self._drain_give_up_s)
+        elif self._drain_by_s is not None:
+            self.drain(self._drain_by_s)
         for block in executor.blocks():
             self.output.put(block)
         self.output.finish()
+
+
+def end_after(error: ForebayError, feed_failed: ForebayError | None) -> TaskFailed | TaskUnknown:
+    """What consumers are told of a task that ended with `error`; `feed_failed` is why its splits
+    did, if they did.
+    """
+    match error:
+        case PipelineError() if feed_failed is None:  # else it has only passed that on
+            return TaskFailed(error.code, error.message)
+        case PipelineError() | NotFound() | Unavailable() | OutputCancelled():
+            # The dispatcher gave the task up (its heartbeat will say so), or we are stopping.
+            return TaskUnknown()
+        case _:
+            return TaskFailed(status_of(error), str(error))

@@ -11,7 +11,6 @@ right one to come back.
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 import threading
 import time
@@ -29,11 +28,26 @@ from ..connections.dispatcher_client import DispatcherClient
 from ..connections.grpc_server import SERVER_OPTIONS, bind, told_address
 from ..connections.protocols import GRPC, SERVED, TCP
 from ..errors import ForebayError
-from ..pipelines import load
 from ..proto import forebay_pb2 as pb
 from ..transport import BlockServer, TaskOutput
-from .tasks import TaskRunner
-from .tensorflow_face import TensorFlowFace
+from .element_face import ElementFace
+from .observer import Observer
+from .task_states import (
+    BeginAnew,
+    Cancel,
+    Drain,
+    DrainAsked,
+    Ended,
+    Event,
+    HandedOut,
+    Instruction,
+    JournalSeen,
+    Listed,
+    Start,
+    StopAsked,
+    TaskStates,
+)
+from .tasks import Pipelines, TaskRunner
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +63,6 @@ STOP_S = 3.0
 STARTING = 2
 """Tasks that load their graphs at a time: hundreds at once would leave the interpreter to nobody
 else for long."""
-
-COME_BACK_S = 5.0
-"""For consumers to find a worker that had been given up, before what they do not read is let go."""
-
-KEPT_COMPLETED = 64
-"""Completed tasks that late consumers may still ask for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,29 +90,36 @@ class WorkerOptions:
 class Worker:
     """`start` registers it, `stop` ends it and leaves no thread behind."""
 
-    def __init__(self, options: WorkerOptions) -> None:
+    def __init__(
+        self,
+        options: WorkerOptions,
+        *,
+        observer: Observer | None = None,
+        pipelines: Pipelines | None = None,
+    ) -> None:
+        """`observer` is told what is lost, in place of the log; tasks have their runs from
+        `pipelines`.
+        """
         self._options = options
-        self._uid = secrets.randbits(62) + 1
+        self._observer = observer or Observer()
+        self._pipelines = pipelines or Pipelines()
+        self.uid = secrets.randbits(62) + 1  # of this process, for all to know it by
         self._dispatcher = DispatcherClient(options.dispatcher)
         # Never behind the calls of the tasks: who is late is given up.
         self._beats = DispatcherClient(options.dispatcher, own_connection=True)
-        self._blocks = BlockServer(self._uid, options.host, options.data_port)
-        self._tasks: dict[int, TaskRunner] = {}
-        self._completed: dict[int, TaskRunner] = {}
+        self._blocks = BlockServer(self.uid, options.host, options.data_port)
+        self._states = TaskStates()
+        self._runners: dict[int, TaskRunner] = {}  # of each task that is not absent there
         self._ending: list[TaskRunner] = []  # cancelled, and not yet over
-        self._tasks_lock = threading.Lock()
+        self._lock = threading.Lock()  # of these three
         self._starting = threading.Semaphore(STARTING)
         self._stopping = threading.Event()
-        self._draining = False
         self._heartbeats = threading.Thread(
             target=self._heartbeat, name="forebay-heartbeat", daemon=True
         )
         self._registration = pb.WorkerHeartbeatRequest()
-        self._worker_id = 0
-        self._came_back_s = -math.inf
-        self._journal_id = ""
         self.address = ""
-        self._face = TensorFlowFace(self.runner_of)
+        self._face = ElementFace(self.runner_of)
         self._grpc = grpc.server(
             ThreadPoolExecutor(
                 GRPC_THREADS + tunnel.MAX_TUNNELS, thread_name_prefix="forebay-worker-grpc"
@@ -120,7 +135,7 @@ class Worker:
         """
         options = self._options
         told_address(options.address, f"{options.host}:1")  # before it takes long
-        load()
+        self._pipelines.load()
         try:
             bound = bind(self._grpc, options.host, options.port)
             self.address = told_address(options.address, bound)
@@ -128,7 +143,7 @@ class Worker:
             self._grpc.start()
             self._registration = pb.WorkerHeartbeatRequest(
                 address=self.address,
-                uid=self._uid,
+                uid=self.uid,
                 tags=options.tags,
                 transfer_servers=[
                     ev.TransferServer(protocol=protocol, address=address)
@@ -154,13 +169,11 @@ class Worker:
             return True
         delivered = self._drain() if drain else True
         self._stopping.set()
-        runners = self._take_all()
-        for runner in runners:
-            runner.cancel()
+        self._handle(StopAsked())
         self._blocks.stop()
-        if self._worker_id:
+        if self._states.worker_id:
             try:
-                request = pb.LeaveServiceRequest(worker_id=self._worker_id)
+                request = pb.LeaveServiceRequest(worker_id=self._states.worker_id)
                 self._dispatcher.call(request, pb.LeaveServiceResponse, timeout_s=2, patience_s=2)
             except ForebayError as error:
                 log.info("could not say goodbye to the dispatcher: %s", error)
@@ -170,9 +183,8 @@ class Worker:
         self._beats.close()
         if self._heartbeats.is_alive():
             self._heartbeats.join()
-        runners += self._ending  # only now: the heartbeat may just have cancelled one
         give_up_s = time.monotonic() + STOP_S
-        for runner in runners:
+        for runner in self._ending:  # only now: the heartbeat may just have cancelled one
             if not runner.join(max(0.0, give_up_s - time.monotonic())):
                 log.warning("task %d is still in an element, and is left", runner.task.task_id)
         return delivered
@@ -186,26 +198,74 @@ class Worker:
         wanted = self._options.data_transfer_protocol
         return [(p, addresses[p]) for p in SERVED if wanted is None or p == wanted]
 
-    def _take_all(self) -> list[TaskRunner]:
-        with self._tasks_lock:
-            runners = [*self._tasks.values(), *self._completed.values()]
-            self._tasks.clear()
-            self._completed.clear()
-        return runners
+    @property
+    def journal_id(self) -> str:
+        """Of the dispatcher's journal; empty before one has answered."""
+        return self._states.journal_id
+
+    def unread(self) -> list[int]:
+        """The tasks here that nobody reads: draining waits for nobody who would come for them."""
+        with self._lock:
+            unfinished = self._states.unfinished()
+        return [task_id for task_id in unfinished if not self._is_read(task_id)]
 
     def runner_of(self, task_id: int) -> TaskRunner | None:
         """Of a task that runs here, or ran here lately."""
-        with self._tasks_lock:
-            return self._tasks.get(task_id) or self._completed.get(task_id)
+        with self._lock:
+            return self._runners.get(task_id)
+
+    # -- tasks -----------------------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> list[Instruction]:
+        """Start and cancel what is to be; all that is to be done, for whoever does the rest."""
+        with self._lock:
+            instructions = self._states.handle(event)
+            cancelled = []
+            for instruction in instructions:
+                match instruction:
+                    case Start(task):
+                        self._start(task)
+                    case Cancel(task_id, given_up):
+                        cancelled.append((self._runners.pop(task_id), given_up))
+            self._ending += [runner for runner, _ in cancelled]
+        for instruction in instructions:
+            if isinstance(instruction, BeginAnew):
+                self._observer.journal_changed(*instruction)
+                self._blocks.forget_all()
+        for runner, given_up in cancelled:
+            if given_up and (what := runner.undelivered()) is not None:
+                self._observer.given_up(runner.task, what)
+            runner.cancel()
+            self._blocks.remove_task(runner.task.task_id)
+        return instructions
+
+    def _start(self, task: pb.Task) -> None:
+        output = TaskOutput(self._options.output_bytes)
+        runner = self._runners[task.task_id] = TaskRunner(
+            task, self._dispatcher, output, self._starting, self._pipelines, self._observer,
+            self._told,
+        )  # fmt: skip
+        self._blocks.add_task(task.task_id, output)
+        runner.start()
+
+    def _told(self, runner: TaskRunner, event: HandedOut | Ended) -> list[Instruction]:
+        """By a runner, of its task. One that was cancelled has no more to say: its task may be
+        another one's by now, as another journal counts anew."""
+        with self._lock:
+            if self._runners.get(event.task_id) is not runner:
+                return []
+            return self._states.handle(event)
 
     def _drain(self) -> bool:
-        self._draining = True
         give_up_s = time.monotonic() + self._options.drain_timeout_ms / 1000
-        with self._tasks_lock:
-            runners = list(self._tasks.values())
-        if runners:
-            with ThreadPoolExecutor(len(runners), thread_name_prefix="forebay-drain") as pool:
-                list(pool.map(lambda runner: runner.drain(give_up_s), runners))
+        instructions = self._handle(DrainAsked())
+        with self._lock:
+            shall = {i.task_id for i in instructions if isinstance(i, Drain)}
+            draining = [runner for i, runner in self._runners.items() if i in shall]
+            runners = [self._runners[i] for i in self._states.unfinished()]
+        if draining:
+            with ThreadPoolExecutor(len(draining), thread_name_prefix="forebay-drain") as pool:
+                list(pool.map(lambda runner: runner.drain(give_up_s), draining))
         for runner in runners:
             self._wait_for_consumers(partial(self._has_ended_or_is_unread, runner), give_up_s)
         # Of completed tasks, too, blocks may be on their way.
@@ -213,17 +273,16 @@ class Worker:
         self._wait_for_consumers(lambda within_s: not received(within_s), give_up_s)
         lacking = received(0)
         delivered = True
-        for runner in dict.fromkeys([*runners, *self._completed.values()]):
+        with self._lock:
+            runners = list(dict.fromkeys([*runners, *self._runners.values()]))
+        for runner in runners:
             task_id = runner.task.task_id
-            if what := runner.undelivered(lacking.get(task_id, 0)):
+            if (what := runner.undelivered(lacking.get(task_id, 0))) is not None:
                 is_read = self._is_read(task_id)
                 delivered &= not is_read
-                log.warning(
-                    "of task %d of dataset %s are dropped: %s; %s",
-                    task_id, runner.task.dataset_id, what,
-                    f"its readers did not take them within {self._options.drain_timeout_ms} ms: "
-                    "a longer --drain-timeout-ms gives them more time"
-                    if is_read else "nobody reads it",
+                self._observer.dropped(
+                    runner.task, what,
+                    is_read=is_read, drain_timeout_ms=self._options.drain_timeout_ms,
                 )  # fmt: skip
         return delivered
 
@@ -251,10 +310,7 @@ class Worker:
             log.info("whether consumers have gone is not known: %s", error)
             return
         if lacking := self._blocks.forget_gone(found.gone):
-            log.warning(
-                "consumers %s have gone, and lack %d elements that were sent: they have come back "
-                "neither here nor to the dispatcher", list(found.gone), lacking,
-            )  # fmt: skip
+            self._observer.consumers_forgotten(list(found.gone), lacking)
 
     def _is_read(self, task_id: int) -> bool:
         return self._blocks.is_read(task_id) or self._face.is_read(task_id)
@@ -286,51 +342,12 @@ class Worker:
     def _obey(self, response: pb.WorkerHeartbeatResponse) -> None:
         """Run what the dispatcher lists, and nothing else."""
         self._dispatcher.learn(response.journal)
-        journal_id = response.journal.journal_id
-        if self._journal_id not in ("", journal_id):
-            log.warning(
-                "the dispatcher has another journal (%s, was %s), since that was in memory, or was "
-                "repaired; this worker begins anew", journal_id, self._journal_id,
-            )  # fmt: skip
-            self._blocks.forget_all()
-            for runner in self._take_all():
-                runner.cancel()
-                self._ending.append(runner)
-        # Given up, we were perhaps stopped, and what consumers have told us lies in the sockets.
-        if self._worker_id not in (0, response.worker_id):
-            self._came_back_s = time.monotonic()
-        came_back = time.monotonic() - self._came_back_s < COME_BACK_S
-        self._worker_id, self._journal_id = response.worker_id, journal_id
+        self._handle(JournalSeen(response.journal.journal_id))
         self._registration.version = response.version
         listed = {task.task_id: task for task in response.tasks}
-        with self._tasks_lock:
-            if self._stopping.is_set():
-                return
-            # Who reads a task of an iteration that went on without us still gets what was begun.
-            gone = [
-                runner
-                for i, runner in self._tasks.items()
-                if i not in listed
-                and (runner.drained.is_set() or not (came_back or self._blocks.is_read(i)))
-            ]
-            new = [task for i, task in listed.items() if i not in self._tasks]
-            for runner in gone:
-                del self._tasks[runner.task.task_id]
-                if runner.drained.is_set():
-                    self._completed[runner.task.task_id] = runner
-            while len(self._completed) > KEPT_COMPLETED:
-                gone.append(self._completed.pop(next(iter(self._completed))))
-            for task in [] if self._draining else new:
-                output = TaskOutput(self._options.output_bytes)
-                runner = TaskRunner(task, self._dispatcher, output, self._starting)
-                self._tasks[task.task_id] = runner
-                self._blocks.add_task(task.task_id, output)
-                runner.start()
-        for runner in gone:
-            if runner.task.task_id not in self._completed:
-                if what := runner.undelivered(0):
-                    log.info("task %d is given up, with %s", runner.task.task_id, what)
-                runner.cancel()
-                self._blocks.remove_task(runner.task.task_id)
-                self._ending.append(runner)  # its thread may be in an element for long
-        self._ending = [runner for runner in self._ending if not runner.join(0)]
+        with self._lock:
+            unlisted = [i for i in self._states.unfinished() if i not in listed]
+        read = {i for i in unlisted if self._blocks.is_read(i)}
+        self._handle(Listed(response.worker_id, listed, read, time.monotonic()))
+        with self._lock:
+            self._ending = [runner for runner in self._ending if not runner.join(0)]

@@ -26,8 +26,8 @@ def megabytes() -> tf.data.Dataset:
 
 def begun(dispatcher: DispatcherProcess) -> int:
     jobs: Any = status(dispatcher)["jobs"]
-    [provider] = jobs[0]["iterations"][0]["providers"]
-    return int(provider["leased"] + provider["completed"])
+    [source] = jobs[0]["iterations"][0]["sources"]
+    return int(source["leased"] + source["begun"])
 
 
 def test_what_a_slow_trainer_does_not_take_is_said(capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker.leases import LeaseFeed
+from forebay.service.worker.observer import Observer
 
 
 class Dispatcher:
@@ -28,7 +29,8 @@ def test_what_may_be_left_early_is_leased_when_it_is_needed() -> None:
     """Leased ahead, an input that its pipeline does not choose again is lost to the others."""
     dispatcher = cast(DispatcherClient, Dispatcher())
     feeds = [
-        LeaseFeed(dispatcher, task, [ev.SplitSource(count=10, singly=True)]) for task in (1, 2)
+        LeaseFeed(dispatcher, task, [ev.SplitSource(count=10, singly=True)], Observer())
+        for task in (1, 2)
     ]
     leased = [feed.next_range(0, 0, endless=False) for _ in range(5) for feed in feeds]
     assert [(own.first, own.count) for own in leased if own] == [(i, 1) for i in range(10)]

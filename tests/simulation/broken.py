@@ -121,8 +121,14 @@ def takes_the_end_of_a_pass_for_the_end() -> AbstractContextManager[None]:
 
 
 def cuts_consumers_off_at_drain() -> AbstractContextManager[None]:
-    """A worker that is told to stop, and does not wait for its consumers."""
-    return replaced(Worker, _is_read=lambda *_: False)
+    """A worker that is told to stop, and takes it that nobody reads from it."""
+    drain = Worker._drain
+
+    def cut(self: Worker) -> bool:
+        with replaced(self, _is_read=lambda *_: False):
+            return drain(self)
+
+    return replaced(Worker, _drain=cut)
 
 
 def forgets_the_tasks_of_lost_workers() -> AbstractContextManager[None]:

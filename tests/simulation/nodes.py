@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from typing import Any
+from contextlib import closing
 
-from forebay.service.client import reader as client
 from forebay.service.client.options import ShardingPolicy
+from forebay.service.client.reader import Reader
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import NotFound, Unavailable
-from forebay.service.pipelines import definitions
 from forebay.service.proto import forebay_pb2 as pb
-from forebay.service.worker import tasks, worker
+from forebay.service.worker import Observer, Undelivered, Worker, WorkerOptions
 
-from .kernel import Kernel, Process, kernel
-from .patches import replaced
-from .pipeline import GRAPH, Executor, Pipeline, elements_of
+from .kernel import Kernel, Process
+from .oracle import Oracle
+from .pipeline import GRAPH, Computation, Pipeline, elements_of
 from .threads import SimpleQueue
 
 RESTART_S = 0.5
@@ -88,14 +84,32 @@ class Node(ABC):
             self.process.resume()
 
 
+class Watch(Observer):
+    """Tells the oracle what a worker says is lost."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle = oracle
+
+    def not_handed_back(self, task_id: int, source: int, error: BaseException) -> None:
+        self._oracle.not_handed_back.add(task_id)
+
+    def dropped(
+        self, task: pb.Task, what: Undelivered, *, is_read: bool, drain_timeout_ms: int
+    ) -> None:
+        self._oracle.dropped.add(task.task_id)
+
+
 class WorkerNode(Node):
     """A worker's place."""
 
-    def __init__(self, this: Kernel, name: str, host: str, options: worker.WorkerOptions) -> None:
+    def __init__(
+        self, this: Kernel, name: str, host: str, options: WorkerOptions, pipeline: Pipeline
+    ) -> None:
         super().__init__(this, name, host)
         self.options = options
+        self._pipelines = Computation(pipeline)
         self._commands: SimpleQueue = SimpleQueue()
-        self._worker: worker.Worker | None = None
+        self._worker: Worker | None = None
 
     def start(self) -> None:
         if not self.alive:
@@ -104,27 +118,28 @@ class WorkerNode(Node):
 
     @property
     def began(self) -> bool:
-        return self._worker is not None and self._worker._journal_id != ""
+        return self._worker is not None and self._worker.journal_id != ""
 
     @property
     def uid(self) -> int:
         """Of the present process; 0 if there is none."""
-        return self._worker._uid if self._worker is not None else 0
+        return self._worker.uid if self._worker is not None else 0
 
     def main(self) -> None:
-        self._worker = running = worker.Worker(self.options)
+        self._worker = running = Worker(
+            self.options, observer=Watch(self.kernel.oracle), pipelines=self._pipelines
+        )
         try:
             running.start()
         except Unavailable:
             return  # it exits, and is started again
         drain = self._commands.get()
-        self.kernel.oracle.leaving_uids.add(running._uid)
+        self.kernel.oracle.leaving_uids.add(running.uid)
         # It does not wait for consumers that have not come yet, so these lose what it has begun.
-        unread = [task_id for task_id in running._tasks if not running._blocks.is_read(task_id)]
-        self.kernel.oracle.unread.update(unread if drain else [])
+        self.kernel.oracle.unread.update(running.unread() if drain else [])
         delivered = running.stop(drain=drain)
         if not (drain and delivered):
-            self.kernel.oracle.dead_uids.add(running._uid)
+            self.kernel.oracle.dead_uids.add(running.uid)
         assert self.process is not None
         left = [f"{t.name} in {t.where()}" for t in self.process.threads if t.name != "main"]
         if left:
@@ -132,7 +147,7 @@ class WorkerNode(Node):
 
     def killed(self, process: Process) -> None:
         if self._worker is not None:
-            self.kernel.oracle.dead_uids.add(self._worker._uid)
+            self.kernel.oracle.dead_uids.add(self._worker.uid)
 
     def stop(self, *, drain: bool) -> None:
         """SIGTERM, which drains, or stopping without."""
@@ -161,8 +176,10 @@ class Trainer(Node):
 
     def main(self) -> None:
         job = self.job
-        reader = client.Reader(job.service, job.dataset_id(), job.policy, job.name)
-        reader._epochs = itertools.count(self.epoch)
+        reader = Reader(
+            job.service, job.dataset_id(), job.policy, job.name,
+            first_epoch=self.epoch, credit_bytes=job.credit_bytes,
+        )  # fmt: skip
         while self.epoch <= job.epochs:
             self.reading = True
             try:
@@ -176,7 +193,7 @@ class Trainer(Node):
             self.epoch += 1
         self.done = True
 
-    def _read(self, reader: client.Reader) -> bool:
+    def _read(self, reader: Reader) -> bool:
         """Read an epoch; of one without an end, enough, and say whether it was."""
         rng, oracle = self.kernel.rng, self.kernel.oracle
         dynamic = self.job.policy is ShardingPolicy.DYNAMIC
@@ -210,6 +227,7 @@ class Job:
         policy: ShardingPolicy,
         name: str | None,
         epochs: int,
+        credit_bytes: int,
         step_s: float,
         leaves: float = 0,
     ) -> None:
@@ -218,6 +236,7 @@ class Job:
         self.policy = policy
         self.name = name
         self.epochs = epochs
+        self.credit_bytes = credit_bytes
         self.step_s = step_s  # a trainer's time for a block
         self.leaves = leaves  # the chance that it leaves the epoch after a block
         self.seen: set[int] = set()  # iterations of which a trainer had an element
@@ -230,21 +249,3 @@ class Job:
             return dispatcher.call(request, pb.RegisterDatasetResponse).dataset_id
         finally:
             dispatcher.close()
-
-
-@contextmanager
-def computing(pipeline: Pipeline, credit_bytes: int) -> Iterator[None]:
-    """Have workers compute this pipeline, and trainers grant so much credit."""
-    sanitized = definitions.sanitize(GRAPH)
-
-    def make_executor(_: Any, graph: bytes, feed: Any) -> Executor:
-        if graph != sanitized:
-            kernel().fail("a worker got another graph than was registered")
-        return Executor(pipeline, feed)
-
-    with (
-        replaced(tasks, make_executor=make_executor),
-        replaced(worker, load=lambda: None),
-        replaced(client, CREDIT_BYTES=credit_bytes),
-    ):
-        yield

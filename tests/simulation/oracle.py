@@ -87,6 +87,7 @@ class Oracle:
         self.not_handed_back: set[int] = set()  # tasks whose drained worker could not
         self.heard: set[int] = set()  # leases of which their workers know
         self.unread: set[int] = set()  # tasks that nobody read yet as their worker was drained
+        self.dropped: set[int] = set()  # tasks of which a worker says that it dropped something
         self.excused_consumers = 0  # that were killed, or given up, with elements on their way
         self._kernel = this
 
@@ -286,7 +287,7 @@ class Oracle:
         if name == "LeaseSplits":
             if not response.lease_id:
                 number = -number  # "no splits" decides nothing: splits may have come back since
-            caller = f"task {request.task_id} provider {request.provider}"
+            caller = f"task {request.task_id} source {request.source}"
             answer: tuple[Any, ...] = (response.lease_id,)
             if number < 0 and (caller, -number) in self.answers:
                 raise Violation(f"request {-number} of {caller}: a lease, and then none")
@@ -388,7 +389,7 @@ class Oracle:
         """
         if task_id in self.not_handed_back and self.hand_back_may_fail:
             return True
-        if task_id in self.unread:
+        if task_id in self.unread & self.dropped:
             return True
         worker_id = self.books.tasks[task_id][1]
         uid = self.books.workers[worker_id]

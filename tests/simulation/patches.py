@@ -34,7 +34,6 @@ import forebay.service.client.consumer
 import forebay.service.client.reader
 import forebay.service.dispatcher.server
 import forebay.service.worker.worker  # noqa: F401
-from forebay.service.worker import leases
 
 from .calls import grpc
 from .disk import os
@@ -84,7 +83,7 @@ class InOrder(dict[Any, None]):
 
 
 _chance = Chance()
-_REPLACED: list[tuple[object, object]] = [
+REPLACED: list[tuple[ModuleType, object]] = [
     (real_threading, threading),
     (real_queue, queue),
     (real_time, time),
@@ -96,7 +95,7 @@ _REPLACED: list[tuple[object, object]] = [
     (real_secrets, _chance),
     (real_uuid, _chance),
 ]
-_BY_ID = {id(real): replacement for real, replacement in _REPLACED}
+_BY_ID = {id(real): replacement for real, replacement in REPLACED}
 
 
 @contextmanager
@@ -125,8 +124,8 @@ def simulated() -> Iterator[None]:
         undo.append((module, name, getattr(module, name, _ABSENT)))
         setattr(module, name, value)
 
-    product = [m for name, m in sorted(sys.modules.items()) if name.startswith("forebay.")]
-    for module in [*product, *LIBRARIES]:
+    product = {n: m for n, m in sorted(sys.modules.items()) if n.startswith("forebay.")}
+    for module in [*product.values(), *LIBRARIES]:
         for name, value in list(vars(module).items()):
             if id(value) in _BY_ID and isinstance(value, ModuleType):
                 replace(module, name, _BY_ID[id(value)])
@@ -149,6 +148,8 @@ def simulated() -> Iterator[None]:
         other.disabled = True
     try:
         yield
+        late = [n for n in sys.modules if n.startswith("forebay.") and n not in product]
+        assert not late, f"{late} were imported too late to be replaced: import them in patches.py"
     finally:
         for other in noisy:
             other.disabled = False
@@ -166,14 +167,12 @@ _ABSENT = object()
 
 
 class _Listener(logging.Handler):
-    """What the product says in its log that bears on promises: that it has met a bug of its own
-    and goes on, or that it could not hand splits back.
+    """What the product says in its log that bears on promises: that it has met a bug of its own,
+    and goes on.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
         this = kernel()
         current = this.current
-        if record.name == leases.log.name and record.args:  # it has said that it cannot
-            this.oracle.not_handed_back.add(record.args[0])  # type: ignore[index]
-        elif record.exc_info and not this.over and (current is None or current.process.alive):
+        if record.exc_info and not this.over and (current is None or current.process.alive):
             this.fail(f"{record.name} logged a bug: {self.format(record)}")

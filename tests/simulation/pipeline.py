@@ -11,14 +11,14 @@ import numpy as np
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
 from forebay.service.errors import ForebayError, PipelineError
-from forebay.service.pipelines import SplitFeed, SplitRange
+from forebay.service.pipelines import SplitFeed, SplitRange, definitions
+from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import graph_pb2
+from forebay.service.worker import Pipelines
 
 from .kernel import kernel
 from .oracle import Element
 from .threads import Event
-
-TASK_THREAD = "forebay-task-"
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,14 @@ class Pipeline:
 
 
 class Executor:
-    """service.executors.Executor for a Pipeline."""
+    """service.pipelines.Executor for a Pipeline."""
 
-    def __init__(self, pipeline: Pipeline, feed: SplitFeed | None) -> None:
+    def __init__(self, pipeline: Pipeline, task: pb.Task, feed: SplitFeed | None) -> None:
         self._pipeline = pipeline
         self._feed = feed
         self._cancelled = Event()
-        current = kernel().current
-        assert current is not None and current.name.startswith(TASK_THREAD)
-        self._task_id = int(current.name.removeprefix(TASK_THREAD))
-        self._iteration_id = kernel().oracle.books.tasks[self._task_id][0]
+        self._task_id = task.task_id
+        self._iteration_id = task.iteration_id
 
     def cancel(self) -> None:
         self._cancelled.set()
@@ -111,6 +109,22 @@ class Executor:
         return SplitRange(0, self._pipeline.splits, opening)
 
 
+class Computation(Pipelines):
+    """What the workers of a run compute."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    def load(self) -> None: ...
+
+    def open(
+        self, task: pb.Task, _: ev.DatasetDefinition, graph: bytes, feed: SplitFeed | None
+    ) -> Executor:
+        if graph != SANITIZED:
+            kernel().fail("a worker got another graph than was registered")
+        return Executor(self._pipeline, task, feed)
+
+
 def _block(elements: list[Element]) -> Block:
     return Block(len(elements), (Component(np.array(elements, np.int64)),))
 
@@ -129,3 +143,5 @@ def _graph() -> bytes:
 
 
 GRAPH = _graph()
+SANITIZED = definitions.sanitize(GRAPH)
+"""What a dispatcher makes of it."""

@@ -21,7 +21,7 @@ from . import dispatchers
 from .disk import Disk
 from .kernel import Kernel, Violation, running
 from .network import Network, Weather
-from .nodes import Job, Node, Trainer, WorkerNode, computing
+from .nodes import Job, Node, Trainer, WorkerNode
 from .oracle import Oracle
 from .scenario import Fault, Scenario, draw
 
@@ -67,12 +67,18 @@ class Run:
         ]
         service = ",".join(f"{d.host}:{d.options.port}" for d in self.dispatchers)
         self.workers = [
-            WorkerNode(this, f"worker-{i}", hosts[2 + i], self._worker_options(i, hosts, service))
+            WorkerNode(
+                this,
+                f"worker-{i}",
+                hosts[2 + i],
+                self._worker_options(i, hosts, service),
+                scenario.pipeline,
+            )
             for i in range(scenario.workers)
         ]
         self.job = Job(
             service, scenario.pipeline, scenario.policy, "job" if scenario.named else None,
-            scenario.epochs, scenario.step_s, scenario.leaves,
+            scenario.epochs, scenario.credit_bytes, scenario.step_s, scenario.leaves,
         )  # fmt: skip
         self.trainers = [
             Trainer(this, f"trainer-{i}", hosts[(2 if scenario.neighbours else 5) + i], self.job)
@@ -359,7 +365,6 @@ def simulate(seed: int, *, scenario: Scenario | None = None, verbose: bool = Fal
             place = MEMORY if MEMORY.is_dir() else None
             directory = Path(tempfile.mkdtemp(prefix="forebay-simulation-", dir=place))
             stack.callback(shutil.rmtree, directory)
-        stack.enter_context(computing(scenario.pipeline, scenario.credit_bytes))
         stack.enter_context(running(this))
         run = Run(this, scenario, directory)
         stack.enter_context(dispatchers.on(run.storages))

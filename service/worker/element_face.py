@@ -22,7 +22,7 @@ WAIT_S = 10.0
 """After that the client is told to ask again."""
 
 
-class TensorFlowFace:
+class ElementFace:
     """The methods of tensorflow.data.WorkerService that reach a worker of ours."""
 
     def __init__(self, runner_of: Callable[[int], TaskRunner | None]) -> None:
