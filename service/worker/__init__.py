@@ -1,5 +1,5 @@
 """Workers: they lease splits, run pipelines over them, and stream blocks to consumers."""
 
-from .worker import Worker, WorkerOptions
+from .options import WorkerOptions
 
-__all__ = ["Worker", "WorkerOptions"]
+__all__ = ["WorkerOptions"]

@@ -14,7 +14,7 @@ from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import NotFound, Unavailable
 from forebay.service.pipelines import definitions
 from forebay.service.proto import forebay_pb2 as pb
-from forebay.service.worker import tasks, worker
+from forebay.service.worker import WorkerOptions, tasks, worker
 
 from .kernel import Kernel, Process, kernel
 from .patches import replaced
@@ -91,7 +91,7 @@ class Node(ABC):
 class WorkerNode(Node):
     """A worker's place."""
 
-    def __init__(self, this: Kernel, name: str, host: str, options: worker.WorkerOptions) -> None:
+    def __init__(self, this: Kernel, name: str, host: str, options: WorkerOptions) -> None:
         super().__init__(this, name, host)
         self.options = options
         self._commands: SimpleQueue = SimpleQueue()
