@@ -23,8 +23,11 @@ from .connections.grpc_server import WILDCARDS
 from .dispatcher.options import DispatcherOptions
 from .errors import ForebayError, InvalidArgument
 from .options import ServerOptions, described, flags, options_of
-from .processes import end, forebay
+from .processes import LOG_LEVEL, Child, forebay
 from .worker.options import WorkerOptions
+
+SAYS = "forebay: "
+"""What the line begins with in which a command says why it failed."""
 
 PYTHON_NAMES = {
     "dispatcher": "dispatcher_address",
@@ -99,7 +102,7 @@ class DispatchServer:
 
     def __init__(self, config: DispatcherConfig | None = None, start: bool = True) -> None:
         self._options = (config or DispatcherConfig()).options()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Child | None = None
         self._target = ""
         self._finalizer: Callable[[], object] | None = None
         if start:
@@ -110,25 +113,26 @@ class DispatchServer:
         if self._process is not None and self._process.poll() is None:
             return
         self.stop()
-        process = subprocess.Popen(
-            forebay("cli", "dispatcher", "--exit-with-parent", *flags(self._options)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C is meant for the user's program
+        level = os.environ.get(LOG_LEVEL)
+        process = Child(
+            forebay("cli", "dispatcher", *flags(self._options)),
+            subprocess.PIPE,
+            piped=True,
+            exit_with_parent=True,
+            environment={} if level is None else {LOG_LEVEL: level},
         )
-        assert process.stdout is not None
-        self._target = process.stdout.readline().strip()
+        self._target = process.line()
         if not self._target:
             _, errors = process.communicate()
-            reason = (errors.splitlines() or [f"exit code {process.returncode}"])[-1]
-            raise ForebayError(f"the dispatcher did not start: {reason.removeprefix('forebay: ')}")
+            lines = errors.splitlines() or [f"exit code {process.returncode}"]
+            # Its error is the last that it says, but for what libraries log at their end.
+            reason = next((line for line in reversed(lines) if line.startswith(SAYS)), lines[-1])
+            raise ForebayError(f"the dispatcher did not start: {reason.removeprefix(SAYS)}")
         threading.Thread(
             target=_forward_log, args=(process,), name="forebay-dispatcher-log", daemon=True
         ).start()
         self._process = process
-        self._finalizer = weakref.finalize(self, end, process)
+        self._finalizer = weakref.finalize(self, process.end)
 
     @property
     def target(self) -> str:
@@ -163,7 +167,7 @@ class DispatchServer:
         self.stop()
 
 
-def _forward_log(process: subprocess.Popen[str]) -> None:
+def _forward_log(process: Child) -> None:
     """What the dispatcher logs, to where this process logs; until it has ended."""
     assert process.stderr is not None
     with process.stderr:

@@ -13,16 +13,16 @@ import typer
 
 from ..dispatcher.options import DispatcherOptions
 from ..errors import InvalidArgument
-from ..processes import DROPPED
+from ..processes import DROPPED, EXIT_WITH_PARENT, LOG_LEVEL, end_with_parent
 from ..worker.options import WorkerOptions
 from .options import takes
 
 
 def _log_to_stderr() -> None:
-    level = os.environ.get("FOREBAY_LOG_LEVEL", "info")
+    level = os.environ.get(LOG_LEVEL, "info")
     if level.upper() not in logging.getLevelNamesMapping():
         raise InvalidArgument(
-            f"FOREBAY_LOG_LEVEL={level!r} is no level; use debug, info, warning, error or critical"
+            f"{LOG_LEVEL}={level!r} is no level; use debug, info, warning, error or critical"
         )
     logging.basicConfig(
         stream=sys.stderr,
@@ -31,23 +31,12 @@ def _log_to_stderr() -> None:
     )
 
 
-def _exit_with_parent() -> None:
-    """End this process once its standard input closes: its parent holds the other end."""
-
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, name="forebay-parent-watch", daemon=True).start()
-
-
 @takes(DispatcherOptions)
 def dispatcher(
     options: DispatcherOptions,
     *,
     exit_with_parent: bool = typer.Option(
-        False, "--exit-with-parent", help="Stop when the parent has ended.", hidden=True
+        False, EXIT_WITH_PARENT, help="Stop when the parent has ended.", hidden=True
     ),
 ) -> None:
     """Run a dispatcher. Prints its target on one line when it serves; SIGTERM stops it."""
@@ -55,7 +44,7 @@ def dispatcher(
 
     _log_to_stderr()
     if exit_with_parent:
-        _exit_with_parent()
+        end_with_parent()
     stopped = asyncio.run(
         serve(options, ready=lambda address: print(f"grpc://{address}", flush=True))
     )

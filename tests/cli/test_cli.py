@@ -251,24 +251,39 @@ class TestServers:
         with pytest.raises(InvalidArgument, match="timeout_s"):
             wait_for_workers(dispatcher.target, 1, timeout_s=-1)
 
-    def test_a_dispatcher_ends_with_its_parent(self, tmp_path: pathlib.Path) -> None:
+    @pytest.mark.parametrize("forks", [False, True])
+    def test_a_dispatcher_ends_with_its_parent(self, tmp_path: pathlib.Path, forks: bool) -> None:
+        """Whoever the parent has forked lives on, and has all that the parent had open."""
         program = (
-            "from forebay import service; import os;"
-            f"d = service.DispatchServer(service.DispatcherConfig(storage={str(tmp_path)!r}));"
-            "print(d.target, flush=True); os._exit(9)"
+            "from forebay import service; import os, signal, sys, threading\n"
+            "def start():\n"
+            f"    config = service.DispatcherConfig(storage={str(tmp_path)!r})\n"
+            "    return service.DispatchServer(config)\n"
+            "servers = []\n"
+            "thread = threading.Thread(target=lambda: servers.append(start()))\n"
+            "thread.start(); thread.join()\n"  # it does not end with the thread
+            f"if {forks} and not (pid := os.fork()): signal.pause()\n"
+            f"print(servers[0].target, pid if {forks} else 0, flush=True)\n"
+            "os.kill(os.getpid(), signal.SIGKILL)\n"
         )
-        parent = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
-        )
-        assert parent.returncode == 9
+        parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        assert parent.stdout is not None
+        target, fork = parent.stdout.readline().split()
+        assert target
+        assert parent.wait(60) == -signal.SIGKILL
         give_up = time.monotonic() + 30
-        while True:  # until its journal is free again
-            try:
-                open_storage(str(tmp_path)).open_writer("test").close()
-                break
-            except Locked:
-                assert time.monotonic() < give_up
-                time.sleep(0.1)
+        try:
+            while True:  # until its journal is free again
+                try:
+                    open_storage(str(tmp_path)).open_writer("test").close()
+                    break
+                except Locked:
+                    assert time.monotonic() < give_up
+                    time.sleep(0.1)
+        finally:
+            parent.stdout.close()
+            if int(fork):
+                os.kill(int(fork), signal.SIGKILL)
 
 
 class TestStatus:
