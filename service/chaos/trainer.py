@@ -25,7 +25,7 @@ from ..blocks import Block
 from ..client.consumer import Consumer
 from ..connections.dispatcher_client import DispatcherClient
 from ..proto import forebay_pb2 as pb
-from .records import Ended, Got, Joined, Left, Record, Recorder, Started, read_records
+from .records import Ended, Got, Joined, Left, Record, Recorder, Started, Worked, read_records
 
 JOB = "chaos"
 CREDIT_BYTES = 256 << 10
@@ -95,7 +95,9 @@ def read_epoch(
                 ids, damaged = _unpack(block)
                 task_id = consumer.last_task_id
                 recorder.add(Got(epoch, time.monotonic(), task_id, ids, damaged))
-                time.sleep(pace_s * block.count)
+                if pace_s:
+                    time.sleep(pace_s * block.count)
+                    recorder.add(Worked(time.monotonic()))
             if _leave.is_set():
                 recorder.add(Left(epoch, time.monotonic()))
                 return
