@@ -114,9 +114,10 @@ def described(options: type[ServerOptions], names: Mapping[str, str] = {}) -> st
     """A line for each option, for Python's help; `names` are those that they have there."""
     lines = []
     for declared in options_of(options):
-        option, default = declared.option, "required"
-        if not declared.required:
-            default = f"default {declared.default!r}"
-        facts = ", ".join(filter(None, (default, option.range)))
-        lines.append(f"    {names.get(declared.name, declared.name)}: {option.help} ({facts})")
+        name, option = names.get(declared.name, declared.name), declared.option
+        default = f"default {declared.default!r}" if declared.default else ""
+        facts = ", ".join(
+            filter(None, ("required" if declared.required else default, option.range))
+        )
+        lines.append(f"    {name}: {option.help}" + (f" ({facts})" if facts else ""))
     return "\n".join(lines)

@@ -43,8 +43,8 @@ class DispatcherConfig:
     """Configures a `DispatchServer`: tf.data service's parameters, and by keyword Forebay's.
 
     `work_dir` together with `fault_tolerant_mode` means the `storage` "file://<work_dir>".
-    `worker_addresses` is for static sharding, which this version refuses. Of tf.data service's
-    times 0 is the shortest that there is. For all others, None is the default:
+    `worker_addresses` is for static sharding, which this version refuses. None is an option's
+    default; 0 ms, where that is out of range, the shortest time, as with tf.data service:
     """
 
     port: int = 0
@@ -179,7 +179,8 @@ def _forward_log(process: Child) -> None:
 class WorkerConfig:
     """Configures a `WorkerServer`: tf.data service's parameters, and by keyword Forebay's.
 
-    Of tf.data service's times 0 is the shortest that there is. For all others, None is the default:
+    None is an option's default; 0 ms, where that is out of range, the shortest time, as with
+    tf.data service:
     """
 
     dispatcher_address: str

@@ -50,7 +50,9 @@ class WorkerOptions(ServerOptions):
             convert=_served_protocol,
         ),
     ] = None
-    tags: Annotated[tuple[str, ...], Option("Comma-separated.", convert=_tags)] = ()
+    tags: Annotated[
+        tuple[str, ...], Option("Tags of the worker, comma-separated.", convert=_tags)
+    ] = ()
     heartbeat_interval_ms: Annotated[
         int, Option("The longest that a heartbeat waits for a change.", least=1)
     ] = 5_000
