@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 
 import typer
 
@@ -62,12 +61,13 @@ def worker(options: WorkerOptions) -> None:
     from ..worker.worker import Worker
 
     _log_to_stderr()
-    interrupted = threading.Event()
     running = Worker(options)
     running.start()
+    # A handler runs in this thread, wherever that is: with a lock that it has, an event could not
+    # be set.
+    interrupted, interrupt = os.pipe()
     for number in (signal.SIGTERM, signal.SIGINT):  # before this there is nothing to drain
-        signal.signal(number, lambda *_: interrupted.set())
+        signal.signal(number, lambda *_: os.write(interrupt, b"!"))
     print(running.address, flush=True)
-    while not interrupted.wait(60):
-        pass
+    os.read(interrupted, 1)
     raise typer.Exit(0 if running.stop(drain=True) else DROPPED)

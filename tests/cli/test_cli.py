@@ -224,6 +224,29 @@ class TestServers:
             assert status["term"] == 2
             assert again.stop() == 0
 
+    def test_a_worker_that_is_told_to_stop_as_it_begins_to_wait(self) -> None:
+        """The handler runs wherever the main thread is, and whatever lock that has."""
+        program = (
+            "import os, signal, sys, threading\n"
+            "from forebay.service.cli import app\n"
+            "from forebay.service.worker import worker\n"
+            "def strike(frame, event, arg):\n"
+            "    waits = event == 'call' and frame.f_code is threading.Condition.wait.__code__\n"
+            "    if waits or (event == 'c_call' and arg is os.read):\n"
+            "        sys.setprofile(None)\n"
+            "        os.kill(os.getpid(), signal.SIGTERM)\n"
+            "class Worker:\n"
+            "    def __init__(self, options): pass\n"
+            "    def start(self): pass\n"
+            "    def stop(self, drain): return True\n"
+            "    @property\n"
+            "    def address(self): sys.setprofile(strike); return 'h:1'\n"
+            "worker.Worker = Worker\n"
+            "app(['worker', '--dispatcher=h:1'])\n"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30)
+        assert (done.returncode, done.stdout) == (0, b"h:1\n"), done.stderr
+
     def test_status_in_words(self, dispatcher: DispatcherProcess) -> None:
         shown = forebay("status", dispatcher.target).stdout
         assert dispatcher.address in shown and "DYNAMIC" in shown and "0 of 9" in shown
