@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .results import Reading, together
-from .servers import Child, Server, our_dispatcher, our_worker, peer_dispatcher, peer_worker
+from .servers import Responder, Server, our_dispatcher, our_worker, peer_dispatcher, peer_worker
 from .setting import Setting
 
 
@@ -30,11 +30,11 @@ SIDES = {
 }
 
 
-class Reader(Child):
+class Reader(Responder):
     """A trainer's process, to be asked for readings. Until it is ready it takes a while."""
 
     def __init__(self, module: str, *arguments: object) -> None:
-        super().__init__(f"forebay.benchmarks.{module}", *arguments, tied=True)
+        super().__init__(f"forebay.benchmarks.{module}", *arguments)
 
     @functools.cached_property
     def _greeting(self) -> str:

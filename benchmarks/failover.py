@@ -108,7 +108,7 @@ def _waits(
     with ExitStack() as stack:
         pair = [stack.enter_context(_Dispatcher(storage)) for _ in range(2)]
         service = ",".join(one.address for one in pair)
-        worker = Server("forebay.service.cli", "worker", "--dispatcher", service, tied=True)
+        worker = Server("forebay.service.cli", "worker", "--dispatcher", service)
         stack.enter_context(worker).wait_until_serving()
         dataset_id = _register(service)
         eager = stack.enter_context(_Trainer(service, dataset_id, 0))
@@ -142,7 +142,7 @@ class _Dispatcher:
     def start(self) -> None:
         options = ("--storage", self._storage, "--leader-lease-ms", LEASE_MS, "--port", self._port)
         self._server = Server(
-            "forebay.service.cli", "dispatcher", "--exit-with-parent", "--standby", *options
+            "forebay.service.cli", "dispatcher", "--standby", *options, exit_with_parent=True
         )
         self.address = self._server.address
         self._port = self._server.port

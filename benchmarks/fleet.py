@@ -23,7 +23,7 @@ from ..service.proto import forebay_pb2 as fb
 from .calls import FOREBAY, TIMEOUT_S, Caller, begin_tasks
 from .machine import process_cpu_s
 from .results import Curve, Finding
-from .servers import Child, our_dispatcher
+from .servers import Responder, our_dispatcher
 from .setting import Setting
 
 WORKERS = (1, 2, 5, 10, 20, 50, 100, 200)
@@ -40,7 +40,7 @@ def fleet(setting: Setting) -> list[Finding]:
     with contextlib.ExitStack() as stack:
         dispatcher = stack.enter_context(our_dispatcher(setting.directory("fleet")))
         callers = [
-            stack.enter_context(Child("forebay.benchmarks.fleet", dispatcher.address))
+            stack.enter_context(Responder("forebay.benchmarks.fleet", dispatcher.address))
             for _ in range(PROCESSES)
         ]
         for workers in QUICK if setting.quick else WORKERS:

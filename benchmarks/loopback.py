@@ -17,7 +17,7 @@ import time
 
 from .cluster import Cluster, shared_clusters
 from .results import Better, Finding, Result
-from .servers import Child, Server
+from .servers import Responder, Server
 from .setting import Setting
 
 BATCH_BYTES = 32 * 224 * 224 * 3
@@ -36,7 +36,7 @@ def loopback(setting: Setting) -> list[Finding]:
     ours = shared_clusters(setting)["ours"]
     with (
         Server(module, "send", BATCH_BYTES) as sender,
-        Child(module, "receive", sender.address, BATCH_BYTES) as receiver,
+        Responder(module, "receive", sender.address, BATCH_BYTES) as receiver,
     ):
         figures = setting.alternate(
             bare=functools.partial(_bare_mb_per_s, receiver, setting),
@@ -60,7 +60,7 @@ def _mb_per_s(cluster: Cluster, case: str) -> float:
     return cluster.measure(case).mb_per_s
 
 
-def _bare_mb_per_s(receiver: Child, setting: Setting) -> float:
+def _bare_mb_per_s(receiver: Responder, setting: Setting) -> float:
     receiver.ask({"seconds": setting.seconds})
     return float(receiver.answer())
 

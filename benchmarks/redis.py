@@ -38,7 +38,7 @@ def redis_storage(directory: pathlib.Path, appendfsync: str) -> Iterator[str]:
         raise ForebayError("there is no redis-server on this machine: apt-get install redis-server")
     command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     command += ["--appendonly", "yes", "--appendfsync", appendfsync, "--dir", str(directory)]
-    server = processes.start(command, directory / "log")
+    server = processes.Child(command, directory / "log")
     try:
         with contextlib.closing(Redis(port=port)) as client:
             while True:
@@ -50,7 +50,7 @@ def redis_storage(directory: pathlib.Path, appendfsync: str) -> Iterator[str]:
                 time.sleep(0.02)
         yield f"redis://127.0.0.1:{port}/0"
     finally:
-        processes.end(server)
+        server.end()
 
 
 def redis(setting: Setting) -> list[Result]:
@@ -105,7 +105,8 @@ def redis_restart(setting: Setting) -> list[Result]:
         def start(port: int) -> Server:
             return Server(
                 "forebay.service.cli",
-                *("dispatcher", "--exit-with-parent", "--storage", url, "--port", port),
+                *("dispatcher", "--storage", url, "--port", port),
+                exit_with_parent=True,
             )
 
         figures = [kill_to_first_split(start, iteration_id) for _ in range(setting.rounds)]

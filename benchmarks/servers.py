@@ -5,16 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from ..service import processes
 from ..service.errors import ForebayError
+from ..service.processes import Child
 from .machine import memory_mb
 
 STOP_TIMEOUT_S = 30
@@ -23,35 +21,27 @@ OURS, PEERS = "forebay", "peer"  # where the dispatchers' journals are, in their
 COLLECT_MS = 1_000
 
 
-class Child:
+class Responder(Child):
     """A Python process that answers on its standard output, a line at a time.
 
-    Being a context manager, it stops at the end of the context. If we end without that, one
-    that is `tied` is killed, as it may be waiting for a dispatcher; the others notice that
-    their standard input has ended.
+    Being a context manager, it stops at the end of the context.
     """
 
-    def __init__(self, module: str, *arguments: object, tied: bool = False) -> None:
-        command = [sys.executable, "-m", module, *map(str, arguments)]
+    def __init__(self, module: str, *arguments: object, exit_with_parent: bool = False) -> None:
         self._module = module
         self._log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            processes.tied(command) if tied else command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
+        super().__init__(
+            [sys.executable, "-m", module, *map(str, arguments)],
+            self._log.fileno(),
+            piped=True,
+            exit_with_parent=exit_with_parent,
         )
 
     def answer(self) -> str:
         """Its next line of output. Raises ForebayError, with its error output, if it ends."""
-        assert self._process.stdout is not None
-        impatience = threading.Timer(ANSWER_TIMEOUT_S, self._process.kill)
-        impatience.start()
-        line = self._process.stdout.readline().strip()
-        impatience.cancel()
+        line = self.line(ANSWER_TIMEOUT_S)
         if not line:
-            code = self._process.wait(STOP_TIMEOUT_S)
+            code = self.wait(STOP_TIMEOUT_S)
             self._log.seek(0)
             raise ForebayError(
                 f"{self._module} did not answer and ended with exit code {code} (-9 after "
@@ -61,21 +51,9 @@ class Child:
 
     def ask(self, question: Mapping[str, Any]) -> None:
         """Send it a line of JSON."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def kill(self) -> None:
-        """SIGKILL, and wait until the process is gone."""
-        self._process.kill()
-        self._process.wait(STOP_TIMEOUT_S)
-
-    def __enter__(self) -> Self:
-        return self
+        assert self.stdin is not None
+        self.stdin.write(json.dumps(question) + "\n")
+        self.stdin.flush()
 
     def __exit__(
         self,
@@ -87,18 +65,12 @@ class Child:
 
     def close(self) -> None:
         """SIGTERM, or SIGKILL if that does not help."""
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-        for file in (self._process.stdin, self._process.stdout, self._log):
-            assert file is not None
-            file.close()
+        self.end(STOP_TIMEOUT_S)
+        self._log.close()
 
 
-class Server(Child):
-    """A child that says where it serves on its first line of output."""
+class Server(Responder):
+    """A process that says where it serves on its first line of output."""
 
     @functools.cached_property
     def address(self) -> str:
@@ -123,17 +95,17 @@ def our_dispatcher(directory: pathlib.Path, port: int = 0) -> Server:
     return Server(
         "forebay.service.cli",
         "dispatcher",
-        "--exit-with-parent",
         *("--storage", directory / OURS),
         *("--port", port),
         *("--worker-timeout-ms", -1),
         *("--client-timeout-ms", -1),
+        exit_with_parent=True,
     )
 
 
 def our_worker(dispatcher: Server) -> Server:
     command = ("worker", "--dispatcher", dispatcher.address)
-    return Server("forebay.service.cli", *command, tied=True)
+    return Server("forebay.service.cli", *command)
 
 
 def peer_dispatcher(directory: pathlib.Path, port: int = 0, *, collect: bool = False) -> Server:
@@ -147,4 +119,4 @@ def peer_dispatcher(directory: pathlib.Path, port: int = 0, *, collect: bool = F
 
 
 def peer_worker(dispatcher: Server) -> Server:
-    return Server("forebay.benchmarks.peer", "worker", dispatcher.address, tied=True)
+    return Server("forebay.benchmarks.peer", "worker", dispatcher.address)

@@ -1,4 +1,4 @@
-"""Commands as child processes that end with their parent, however it ends."""
+"""Child processes: how they are started, watched and ended, and end with their parent."""
 
 from __future__ import annotations
 
@@ -6,17 +6,26 @@ import contextlib
 import os
 import pathlib
 import random
+import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 
 from .errors import AddressInUse
 
 STOP_TIMEOUT_S = 10.0
 DROPPED = 3
 """A worker's exit code, if its trainers did not take all that had been begun."""
+
+EXIT_WITH_PARENT = "--exit-with-parent"
+"""The flag of a command that calls `end_with_parent`."""
+
+LOG_LEVEL = "FOREBAY_LOG_LEVEL"
+"""The variable that says how much a server logs; no option of one command."""
 
 _ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
 
@@ -49,42 +58,99 @@ def tied(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-IS", "-c", _LAUNCH, str(os.getpid()), *command]
 
 
-def start(
-    command: Sequence[str],
-    log: pathlib.Path,
-    *,
-    piped: bool = False,
-) -> subprocess.Popen[str]:
-    """Start a command; what it says is appended to `log`, except, if `piped`, its output.
+class Child(subprocess.Popen[str]):
+    """A command as a child process, which ends when its parent does, however that ends.
 
-    It gets this process's environment without FOREBAY_…, which is not meant for it. Call
-    it from the main thread: on Linux the child ends with the thread that started it.
+    On Linux it is killed when the thread that started it ends: start it in one that lasts. A
+    command that has `--exit-with-parent` ends by itself, in order, whatever thread started it and
+    on every system: say so with `exit_with_parent`.
+
+    It gets this process's environment without FOREBAY_…, which is not meant for it, and with
+    `environment`. What it says is appended to the file `log`, except, if `piped`, its output, of
+    which `line` is the next line. Instead of a file, `log` can be what Popen takes for `stderr`.
     """
-    with log.open("a") as file:
-        return subprocess.Popen(
-            tied(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if piped else file,
-            stderr=file,
-            text=True,
-            env={k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_")}
-            | _ENVIRONMENT,
-            start_new_session=True,  # Ctrl-C is for the parent, who ends its children in order
-        )
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: pathlib.Path | int | None,
+        *,
+        piped: bool = False,
+        exit_with_parent: bool = False,
+        environment: Mapping[str, str] = {},
+    ) -> None:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_")}
+        with contextlib.ExitStack() as stack:
+            said = (
+                log if log is None or isinstance(log, int) else stack.enter_context(log.open("a"))
+            )
+            super().__init__(
+                [*command, EXIT_WITH_PARENT] if exit_with_parent else tied(command),
+                stdin=subprocess.PIPE,  # of which it may read an end, if we end
+                stdout=subprocess.PIPE if piped else said,
+                stderr=said,
+                text=True,
+                env={**inherited, **_ENVIRONMENT, **environment},
+                start_new_session=True,  # Ctrl-C is for the parent, who ends its children in order
+            )
+
+    def line(self, timeout_s: float | None = None) -> str:
+        """The next line of its output; "" if there is none, as it has ended.
+
+        If it takes longer than `timeout_s`, it is killed.
+        """
+        assert self.stdout is not None
+        impatience = threading.Timer(timeout_s or 0, self.kill)
+        if timeout_s is not None:
+            impatience.start()
+        try:
+            return self.stdout.readline().strip()
+        finally:
+            impatience.cancel()
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it has worked."""
+        super().kill()
+        self.wait()
+
+    def end(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """SIGTERM, and SIGKILL if that is not enough; its exit code. Idempotent."""
+        self.terminate()
+        try:
+            self.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        return self.finish()
+
+    def finish(self, timeout_s: float | None = None) -> int:
+        """Wait until it has ended, and close its input and output; its exit code. Idempotent.
+
+        Raises subprocess.TimeoutExpired.
+        """
+        code = self.wait(timeout_s)
+        for pipe in (self.stdin, self.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        return code
 
 
-def end(process: subprocess.Popen[str], timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """SIGTERM, and SIGKILL if that is not enough; close its input and output. Idempotent."""
-    process.terminate()
-    try:
-        process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+def end_with_parent() -> None:
+    """From now on: SIGTERM for this process, once its parent has ended.
+
+    That shows as the end of its standard input, of which its parent holds the other end; on
+    Linux also if somebody else has that, too, such as a process that the parent has forked.
+    """
+    ends = [0]
+    with contextlib.suppress(AttributeError, OSError):  # another system, or an old kernel
+        ends.append(os.pidfd_open(os.getppid()))
+
+    def watch() -> None:
+        while 0 in select.select(ends, [], [])[0] and os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="forebay-parent-watch", daemon=True).start()
 
 
 def tail(log: pathlib.Path, lines: int = 20) -> str:

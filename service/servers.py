@@ -14,31 +14,37 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from .connections.grpc_server import WILDCARDS
-from .connections.protocols import SERVED, transfer_protocol
+from .dispatcher.options import DispatcherOptions
 from .errors import ForebayError, InvalidArgument
-from .processes import end, forebay
+from .options import ServerOptions, described, flags, options_of
+from .processes import LOG_LEVEL, Child, forebay
+from .worker.options import WorkerOptions
 
-DEFAULT_TIMEOUT_MS = 60_000
+SAYS = "forebay: "
+"""What the line begins with in which a command says why it failed."""
+
+PYTHON_NAMES = {
+    "dispatcher": "dispatcher_address",
+    "address": "worker_address",
+    "data_address": "data_transfer_address",
+    "tags": "worker_tags",
+}
+"""Of a worker's options, where the configuration has tf.data service's name for them."""
 
 
 @dataclass(frozen=True)
 class DispatcherConfig:
-    """Configures a `DispatchServer`: tf.data service's parameters, and six more.
+    """Configures a `DispatchServer`: tf.data service's parameters, and by keyword Forebay's.
 
-    `storage` is a URL: "memory:", "file:///dir" or a plain path, "redis://host:port/db".
-    `work_dir` together with `fault_tolerant_mode` means "file://<work_dir>". It listens on `host`.
-    `allow_volatile` takes a Redis whose settings can lose acknowledged events. A consumer that is
-    silent for `client_timeout_ms` is given up. Of the iterations of a job that nobody reads,
-    workers keep the latest `max_idle_iterations`; `dynamic_gc_timeout_ms` is `job_gc_timeout_ms`
-    for those with DYNAMIC sharding, which go on with the splits that are left if somebody joins
-    them again. `worker_addresses` is for static sharding, which this version refuses. Times are in
-    milliseconds; None is the default, −1 never.
+    `work_dir` together with `fault_tolerant_mode` means the `storage` "file://<work_dir>".
+    `worker_addresses` is for static sharding, which this version refuses. None is an option's
+    default; 0 ms, where that is out of range, the shortest time, as with tf.data service:
     """
 
     port: int = 0
@@ -52,11 +58,18 @@ class DispatcherConfig:
     worker_max_concurrent_snapshots: int = 0
     _: KW_ONLY
     storage: str | None = None
-    host: str = "127.0.0.1"
-    allow_volatile: bool = False
-    client_timeout_ms: int | None = None
+    existing: bool | None = None
+    host: str | None = None
+    address: str | None = None
+    standby: bool | None = None
+    leader_lease_ms: int | None = None
+    allow_volatile: bool | None = None
     dynamic_gc_timeout_ms: int | None = None
     max_idle_iterations: int | None = None
+    reconnect_grace_ms: int | None = None
+    client_timeout_ms: int | None = None
+    snapshot_events: int | None = None
+    retention_hours: float | None = None
 
     def storage_url(self) -> str:
         """Where the journal lives. Raises InvalidArgument for a contradiction."""
@@ -66,10 +79,19 @@ class DispatcherConfig:
                 "set `work_dir` in the `config` object passed to `DispatcherServer`."
             )
         if self.storage is not None:
-            return self.storage
-        return f"file://{os.path.abspath(self.work_dir or '')}" if self.fault_tolerant_mode else (
-            "memory:"
-        )  # fmt: skip
+            return str(self.storage)
+        if self.fault_tolerant_mode:
+            return f"file://{os.path.abspath(self.work_dir or '')}"
+        return DispatcherOptions.storage
+
+    def options(self) -> DispatcherOptions:
+        """What it asks for. Raises InvalidArgument."""
+        _require_grpc(self.protocol)
+        given = _given(self, DispatcherOptions)
+        if self.host in WILDCARDS and not self.address:
+            # As tf.data service's own says, which listens on every address, too.
+            given["address"] = "localhost:%port%"
+        return DispatcherOptions(**given | {"storage": self.storage_url()})
 
 
 class DispatchServer:
@@ -79,10 +101,8 @@ class DispatchServer:
     """
 
     def __init__(self, config: DispatcherConfig | None = None, start: bool = True) -> None:
-        self._config = config or DispatcherConfig()
-        _require_grpc(self._config.protocol)
-        self._storage = self._config.storage_url()
-        self._process: subprocess.Popen[str] | None = None
+        self._options = (config or DispatcherConfig()).options()
+        self._process: Child | None = None
         self._target = ""
         self._finalizer: Callable[[], object] | None = None
         if start:
@@ -93,41 +113,26 @@ class DispatchServer:
         if self._process is not None and self._process.poll() is None:
             return
         self.stop()
-        config = self._config
-        options = {
-            "port": config.port,
-            "host": config.host,
-            "storage": self._storage,
-            # As tf.data service's own says, which listens on every address, too.
-            "address": "localhost:%port%" if config.host in WILDCARDS else None,
-            "job-gc-check-interval-ms": config.job_gc_check_interval_ms,
-            "job-gc-timeout-ms": config.job_gc_timeout_ms,
-            "dynamic-gc-timeout-ms": config.dynamic_gc_timeout_ms,
-            "max-idle-iterations": config.max_idle_iterations,
-            "worker-timeout-ms": config.worker_timeout_ms,
-            "client-timeout-ms": config.client_timeout_ms,
-        }
-        arguments = [f"--{name}={value}" for name, value in options.items() if value is not None]
-        arguments += ["--allow-volatile"] if config.allow_volatile else []
-        process = subprocess.Popen(
-            forebay("cli", "dispatcher", "--exit-with-parent", *arguments),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C is meant for the user's program
+        level = os.environ.get(LOG_LEVEL)
+        process = Child(
+            forebay("cli", "dispatcher", *flags(self._options)),
+            subprocess.PIPE,
+            piped=True,
+            exit_with_parent=True,
+            environment={} if level is None else {LOG_LEVEL: level},
         )
-        assert process.stdout is not None
-        self._target = process.stdout.readline().strip()
+        self._target = process.line()
         if not self._target:
             _, errors = process.communicate()
-            reason = (errors.splitlines() or [f"exit code {process.returncode}"])[-1]
-            raise ForebayError(f"the dispatcher did not start: {reason.removeprefix('forebay: ')}")
+            lines = errors.splitlines() or [f"exit code {process.returncode}"]
+            # Its error is the last that it says, but for what libraries log at their end.
+            reason = next((line for line in reversed(lines) if line.startswith(SAYS)), lines[-1])
+            raise ForebayError(f"the dispatcher did not start: {reason.removeprefix(SAYS)}")
         threading.Thread(
             target=_forward_log, args=(process,), name="forebay-dispatcher-log", daemon=True
         ).start()
         self._process = process
-        self._finalizer = weakref.finalize(self, end, process)
+        self._finalizer = weakref.finalize(self, process.end)
 
     @property
     def target(self) -> str:
@@ -162,7 +167,7 @@ class DispatchServer:
         self.stop()
 
 
-def _forward_log(process: subprocess.Popen[str]) -> None:
+def _forward_log(process: Child) -> None:
     """What the dispatcher logs, to where this process logs; until it has ended."""
     assert process.stderr is not None
     with process.stderr:
@@ -172,17 +177,10 @@ def _forward_log(process: subprocess.Popen[str]) -> None:
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """Configures a `WorkerServer`: tf.data service's parameters, and `worker_tags`, `host`,
-    `drain_timeout_ms`.
+    """Configures a `WorkerServer`: tf.data service's parameters, and by keyword Forebay's.
 
-    `dispatcher_address` may name several dispatchers, comma-separated. `worker_address` is
-    what clients are told to connect to; by default, the host and port that are listened on,
-    and "%port%" in it stands for that port. `data_transfer_protocol` is the only way that
-    elements are offered to Forebay's clients, "unix", "tcp" or "grpc"; by default all of them
-    are. `data_transfer_address` is what they are told to connect to over TCP, if not the host of
-    `worker_address`. `drain_timeout_ms` is how long `stop(drain=True)` waits for trainers to take
-    what has been begun; what they do not take is dropped, and named in the log. Times are in
-    milliseconds; None is the default.
+    None is an option's default; 0 ms, where that is out of range, the shortest time, as with
+    tf.data service:
     """
 
     dispatcher_address: str
@@ -194,40 +192,45 @@ class WorkerConfig:
     data_transfer_protocol: str | None = None
     data_transfer_address: str | None = None
     _: KW_ONLY
-    worker_tags: tuple[str, ...] = ()
-    host: str = "127.0.0.1"
+    worker_tags: Iterable[str] | None = None
+    host: str | None = None
+    data_port: int | None = None
     drain_timeout_ms: int | None = None
+
+    def options(self) -> WorkerOptions:
+        """What it asks for. Raises InvalidArgument."""
+        if self.dispatcher_address is None:
+            raise InvalidArgument(
+                "Must specify a `dispatcher_address` in the `config` passed to `WorkerServer`."
+            )
+        _require_grpc(self.protocol)
+        return WorkerOptions(**_given(self, WorkerOptions, PYTHON_NAMES))
+
+
+def _given(
+    config: DispatcherConfig | WorkerConfig,
+    options: type[ServerOptions],
+    names: Mapping[str, str] = {},
+) -> dict[str, Any]:
+    """What a configuration says of each option; `names` are those that it has there."""
+    given = {}
+    for declared in options_of(options):
+        value = getattr(config, names.get(declared.name, declared.name))
+        given[declared.name] = 1 if value == 0 and declared.option.least == 1 else value
+    return given
+
+
+DispatcherConfig.__doc__ = f"{DispatcherConfig.__doc__}\n{described(DispatcherOptions)}"
+WorkerConfig.__doc__ = f"{WorkerConfig.__doc__}\n{described(WorkerOptions, PYTHON_NAMES)}"
 
 
 class WorkerServer:
     """A worker in this process. A context manager; `stop` is idempotent."""
 
     def __init__(self, config: WorkerConfig, start: bool = True) -> None:
-        if config.dispatcher_address is None:
-            raise InvalidArgument(
-                "Must specify a `dispatcher_address` in the `config` passed to `WorkerServer`."
-            )
-        _require_grpc(config.protocol)
-        from .worker import Worker, WorkerOptions
+        from .worker.worker import Worker
 
-        self._worker = Worker(
-            WorkerOptions(
-                dispatcher=config.dispatcher_address,
-                host=config.host,
-                port=config.port,
-                address=config.worker_address or "",
-                data_address=config.data_transfer_address or "",
-                data_transfer_protocol=transfer_protocol(config.data_transfer_protocol, SERVED),
-                tags=tuple(config.worker_tags),
-                heartbeat_interval_ms=config.heartbeat_interval_ms or 5_000,
-                dispatcher_timeout_ms=config.dispatcher_timeout_ms or DEFAULT_TIMEOUT_MS,
-                drain_timeout_ms=(
-                    WorkerOptions.drain_timeout_ms
-                    if config.drain_timeout_ms is None
-                    else config.drain_timeout_ms
-                ),
-            )
-        )
+        self._worker = Worker(config.options())
         self._started = False
         self._ended = threading.Event()
         # At the interpreter's exit too: whoever waits for this process must not wait for ever.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from typing import Any
 
 import redis
 
-from forebay.service.processes import free_port, redis_program
+from forebay.service.processes import Child, free_port, redis_program
 
 WAIT_S = 30.0  # for anything that a server does
 
@@ -55,7 +54,7 @@ class RedisServer:
         self.port = 0
         self._program = program
         self._arguments = arguments
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
         directory.mkdir(parents=True, exist_ok=True)
         self.start()
 
@@ -76,11 +75,11 @@ class RedisServer:
             self.port = 0
         raise AssertionError((self.directory / "output").read_text())
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
+    def _spawn(self) -> Child:
         path = self.directory / "redis.conf"
         path.write_text(self.configuration())
-        with (self.directory / "output").open("ab") as output:
-            return subprocess.Popen([self._program, path, *self._arguments], stdout=output)
+        command = [self._program, str(path), *self._arguments]
+        return Child(command, self.directory / "output")
 
     def configuration(self) -> str:
         settings = {
@@ -107,7 +106,7 @@ class RedisServer:
         """kill -9."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(WAIT_S)
+            self._process.finish()
             self._process = None
 
     def pause(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
@@ -18,6 +17,7 @@ from typing import Any, Self
 import grpc
 
 from forebay.service.connections.grpc_server import CHANNEL_OPTIONS
+from forebay.service.processes import Child
 from forebay.service.proto import graph_pb2 as graph
 from forebay.service.proto import tf_service_pb2 as pb
 
@@ -35,15 +35,13 @@ GRAPH = graph.GraphDef(
 class ServerProcess:
     """A process that says on its first line of output where it serves, and lives until told."""
 
-    def __init__(self, command: list[str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def __init__(self, command: list[str], *, exit_with_parent: bool = False) -> None:
+        command = [sys.executable, *command]
+        self._process = Child(command, None, piped=True, exit_with_parent=exit_with_parent)
 
     def first_line(self) -> str:
         """Wait until it serves."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
+        line = self._process.line()
         if not line:
             raise AssertionError(f"the server ended with {self._close()}")
         return line
@@ -72,18 +70,14 @@ class ServerProcess:
         return self._close()
 
     def _close(self) -> int:
-        code = self._process.wait(STOP_TIMEOUT_S)
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            stream.close()
-        return code
+        return self._process.finish(STOP_TIMEOUT_S)
 
 
 class DispatcherProcess:
     """`forebay dispatcher`, on one port over all its restarts."""
 
     def __init__(self, storage: str | pathlib.Path, **options: object) -> None:
-        self._command = ["-m", "forebay.service.cli", "dispatcher", "--exit-with-parent"]
+        self._command = ["-m", "forebay.service.cli", "dispatcher"]
         for name, value in {"storage": storage, **options}.items():
             flag = f"--{name.replace('_', '-')}"
             self._command += [flag] if value is True else [flag, str(value)]
@@ -91,7 +85,8 @@ class DispatcherProcess:
         self._server = self._start()
 
     def _start(self) -> ServerProcess:
-        server = ServerProcess([*self._command, "--port", str(self._port)])
+        command = [*self._command, "--port", str(self._port)]
+        server = ServerProcess(command, exit_with_parent=True)
         self.target = server.first_line()
         self.address = self.target.removeprefix("grpc://")
         self._port = int(self.address.rpartition(":")[2])

@@ -51,7 +51,9 @@ LAYERS: dict[str, set[str]] = {
     "service.client": {
         *("service.pipelines", "service.transport", "service.connections", LOOSE, *WORDS)
     },
-    "service.servers": {"service.worker", "service.connections", LOOSE, *WORDS},
+    "service.servers": {
+        *("service.dispatcher.options", "service.worker", "service.connections", LOOSE, *WORDS)
+    },
     "service.chaos": {
         *("service.client", "service.connections", "journal", "storage", LOOSE, *WORDS)
     },

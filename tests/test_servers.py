@@ -111,6 +111,23 @@ def test_not_started_until_told() -> None:
     dispatcher.join()
 
 
+def test_variables_for_servers_are_not_for_its_dispatcher(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are there for a server that the user runs besides, from the same profile."""
+    monkeypatch.setenv("FOREBAY_STORAGE", str(tmp_path / "journal"))
+    monkeypatch.setenv("FOREBAY_PORT", "no port")
+    monkeypatch.setenv("FOREBAY_LOG_LEVEL", "debug")  # of whatever logs to this terminal
+    with service.DispatchServer() as dispatcher:
+        assert dispatcher.target
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ForebayError, match="scheme"):
+        service.DispatchServer(service.DispatcherConfig(storage="ftp://x"))
+    monkeypatch.setenv("FOREBAY_LOG_LEVEL", "loud")
+    with pytest.raises(ForebayError, match="'loud' is no level"):
+        service.DispatchServer()
+
+
 def test_ctrl_c_is_meant_for_the_users_program() -> None:
     program = (
         "from forebay import service; import os, signal\n"

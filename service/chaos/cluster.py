@@ -103,6 +103,7 @@ class Done(msgspec.Struct, frozen=True):
     at_s: float  # CLOCK_MONOTONIC
     at_ms: int  # Unix epoch
     name: str | None
+    until_s: float  # when it was over, not what it has led to; `at_s`, if it took no time
 
 
 def find_redis_server() -> str:
@@ -254,6 +255,9 @@ class Cluster:
         for member in self.members.get("redis", []):
             member.start()
             self.wait(self._redis_answers, START_S, starting=True)
+        first = self.members["dispatcher"][0]  # so that a seed's faults hit the same roles
+        first.start()
+        self.wait(lambda: LEADS in first.said, START_S, starting=True)
         for member in self._all():
             if not member.running:
                 member.start()
@@ -304,9 +308,12 @@ class Cluster:
     def hit(self, fault: Fault) -> None:
         """Do it, if there is somebody to do it to."""
         if fault.role == "storage":
+            hits = self._may_empty_storage()
             at_s, at_ms = time.monotonic(), time.time_ns() // 1_000_000
-            able = self._empty_storage(fault.lasts_s)
-            self.done.append(Done(fault, at_s, at_ms, "storage" if able else None))
+            if hits:
+                self._empty_storage(fault.lasts_s)
+            name = "storage" if hits else None
+            self.done.append(Done(fault, at_s, at_ms, name, time.monotonic()))
             return
         member = self.members[fault.role][fault.number]
         proxy = f"{fault.role}{fault.number}"
@@ -341,18 +348,20 @@ class Cluster:
                 self._proxies.silence(proxy, fault.lasts_s)
             case _:
                 raise AssertionError(f"no such fault: {fault}")
-        self.done.append(Done(fault, at_s, at_ms, member.life.name if able else None))
+        name = member.life.name if able else None
+        self.done.append(Done(fault, at_s, at_ms, name, at_s + fault.lasts_s))
 
-    def _empty_storage(self, seconds: float) -> bool:
-        """Whether it was possible: everybody has to know the journal that goes away."""
+    def _may_empty_storage(self) -> bool:
+        """Everybody has to know the journal that goes away."""
         members = [*self.members["worker"], *self.members["trainer"]]
         [readers] = self.members["crowd"]
 
         def everybody_knows() -> bool:
             return not readers.running and all(map(self._knows_the_journal, members))
 
-        if not self.wait(everybody_knows, KNOWN_S):
-            return False
+        return self.wait(everybody_knows, KNOWN_S)
+
+    def _empty_storage(self, seconds: float) -> None:
         dispatchers = self.members["dispatcher"]
         for member in dispatchers:
             member.held = True
@@ -371,7 +380,6 @@ class Cluster:
         kept.rename(self._journal)
         for member in dispatchers:
             member.held = False
-        return True
 
     def _knows_the_journal(self, member: Member) -> bool:
         """It has had an answer of a dispatcher, and nobody has told it to end."""

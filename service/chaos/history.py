@@ -64,10 +64,12 @@ class History:
 
 def read_history(records: Iterable[tuple[int, int, ev.Event]]) -> History:
     """Fold a whole journal: its (sequence, term, event), from the first one on."""
-    return _Reading().fold(records)
+    return _Fold().fold(records)
 
 
-class _Reading:
+class _Fold:
+    """Of the events so far."""
+
     def __init__(self) -> None:
         self._history = History()
         self._present: set[int] = set()  # workers

@@ -58,7 +58,7 @@ class Verdict(msgspec.Struct):
 
 
 @dataclass
-class Reading:
+class Visit:
     """What one consumer did: from joining an epoch to its end, or its process's."""
 
     name: str
@@ -147,22 +147,22 @@ class _Ledger:
         self._wall_s = wall_s
         # By epoch: how often each (task, id) was delivered.
         self._got: defaultdict[int, Counter[tuple[int, int]]] = defaultdict(Counter)
-        self._readings: defaultdict[int, list[Reading]] = defaultdict(list)
+        self._visits: defaultdict[int, list[Visit]] = defaultdict(list)
         self._prefix = prefix
         self.verdict = verdict
 
     def take(self, records: Iterable[Record]) -> None:
         """Enter what one trainer has written down."""
-        name, reading = "", None
+        name, visit = "", None
         for record in records:
             match record:
                 case Started():
-                    name, reading = record.name, None
+                    name, visit = record.name, None
                 case Joined():
                     life = self._lives[name]
                     gone_s = math.inf if life.ended_s is None else life.ended_s
-                    reading = Reading(name, record.at_s, gone_s=gone_s)
-                    self._readings[record.epoch].append(reading)
+                    visit = Visit(name, record.at_s, gone_s=gone_s)
+                    self._visits[record.epoch].append(visit)
                 case Got():
                     self._got[record.epoch].update((record.task_id, i) for i in record.ids)
                     self.verdict.delivered += len(record.ids)
@@ -173,11 +173,11 @@ class _Ledger:
                             f"way to {name}"
                         )
                 case Ended():
-                    assert reading is not None, f"{name} ended what it had not joined"
-                    reading.ended_s = record.at_s
+                    assert visit is not None, f"{name} ended what it had not joined"
+                    visit.ended_s = record.at_s
                 case Left():
-                    assert reading is not None, f"{name} left what it had not joined"
-                    reading.gone_s, reading.left = record.at_s, True
+                    assert visit is not None, f"{name} left what it had not joined"
+                    visit.gone_s, visit.left = record.at_s, True
 
     def enter_epochs(self, job: str) -> list[tuple[int, Epoch]]:
         """The job's, as the journal has them."""
@@ -279,32 +279,32 @@ class _Ledger:
 
     def _was_left(self, number: int) -> bool:
         """Did every trainer that read it leave it for good?"""
-        last = {self._lives[r.name].number: r for r in self._readings[number]}
-        return all(reading.left for reading in last.values())
+        last = {self._lives[r.name].number: r for r in self._visits[number]}
+        return all(visit.left for visit in last.values())
 
     def _was_paused_unread(self, number: int, paused_ms: int | None) -> bool:
         if paused_ms is None:
             return False
         at_s = paused_ms / 1000 - self._wall_s
-        for reading in self._readings[number]:
-            told_s = self._lives[reading.name].terminated_s or math.inf
-            if reading.joined_s <= at_s < min(reading.until_s, told_s):
+        for visit in self._visits[number]:
+            told_s = self._lives[visit.name].terminated_s or math.inf
+            if visit.joined_s <= at_s < min(visit.until_s, told_s):
                 return False
         return True
 
     def _excuse(self, number: int, worker_id: int, lost: list[tuple[int, Lease]]) -> None:
         """Find out why elements of one worker are missing."""
-        readings = self._readings[number]
+        visits = self._visits[number]
         worker = self._history.workers[worker_id]
         life = self._lives.get(worker.name)
-        read_until_s = max((reading.until_s for reading in readings), default=0.0)
+        read_until_s = max((visit.until_s for visit in visits), default=0.0)
         if life is not None and life.killed_s is not None and life.killed_s <= read_until_s:
             self._excused(WORKER_KILLED, len(lost))
             return
         if worker.given_up_ms is not None and self._was_paused(life, worker.given_up_ms):
             self._excused(WORKER_GIVEN_UP, len(lost))
             return
-        gone = [reading for reading in readings if reading.ended_s is None]
+        gone = [visit for visit in visits if visit.ended_s is None]
         gone_ms = max((1000 * (r.gone_s + self._wall_s) for r in gone), default=0.0)
         early = [(i, lease) for i, lease in lost if lease.at_ms <= gone_ms]
         late = [i for i, lease in lost if lease.at_ms > gone_ms]
@@ -312,7 +312,7 @@ class _Ledger:
         if held := early[:most]:
             self._excused(TRAINER_GONE, len(held))
         rest = sorted([*late, *(i for i, _ in early[most:])])
-        if rest and life is not None and _unattended(life, readings, read_until_s):
+        if rest and life is not None and _unattended(life, visits, read_until_s):
             self._excused(NOBODY_READ, len(rest))
         elif rest:
             self._unexplained(number, rest, f"{worker.name or worker_id} had them")
@@ -334,13 +334,13 @@ class _Ledger:
         self.verdict.broken.append(self._prefix + promise)
 
 
-def _unattended(life: Life, readings: list[Reading], read_until_s: float) -> bool:
+def _unattended(life: Life, visits: list[Visit], read_until_s: float) -> bool:
     """Was the worker told to stop while the epoch was not read to its end, and nobody read it?"""
     if life.terminated_s is None or life.terminated_s > read_until_s:
         return False
     reached_s, stop_s = life.terminated_s, min(life.ended_s or math.inf, read_until_s)
-    for reading in sorted(readings, key=lambda reading: reading.joined_s):
-        if reading.joined_s > reached_s:
+    for visit in sorted(visits, key=lambda visit: visit.joined_s):
+        if visit.joined_s > reached_s:
             return True
-        reached_s = max(reached_s, reading.until_s)
+        reached_s = max(reached_s, visit.until_s)
     return reached_s < stop_s

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pathlib
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 
 import msgspec
 
-from ..processes import DROPPED, start, tail
+from ..processes import DROPPED, Child, tail
 
 RESTART_S = 0.3
 """Between the end of a process and the start of the next one, as RestartSec= of a unit."""
@@ -62,7 +61,7 @@ class Member:
         self.retired = False  # it is not started again
         self.held = False  # for now
         self._command = command
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Child | None = None
         self._resume_at_s = 0.0
         self._restart_at_s = 0.0
         self._log_from = 0  # in bytes, of the present process
@@ -90,14 +89,13 @@ class Member:
         name = f"{self.role}{self.number}.{len(self.lives) + 1}"
         self.lives.append(Life(name, self.role, self.number, time.monotonic()))
         self._log_from = self.log.stat().st_size if self.log.exists() else 0
-        self._process = start(self._command(name), self.log)
+        self._process = Child(self._command(name), self.log)
 
     def kill(self) -> None:
         """SIGKILL, and wait until it has worked."""
         if self._process is not None:
             self.life.killed_s = time.monotonic()
             self._process.kill()
-            self._process.wait()
             self.attend()
 
     def terminate(self) -> None:
@@ -132,8 +130,8 @@ class Member:
         if self._process is None:
             if self.lives and not (self.retired or self.held) and now >= self._restart_at_s:
                 self.start()
-        elif (code := self._process.poll()) is not None:
-            self._process = None
+        elif self._process.poll() is not None:
+            code, self._process = self._process.finish(), None
             self._resume_at_s = 0.0
             self._restart_at_s = now + RESTART_S
             self.life.ended_s, self.life.code = now, code

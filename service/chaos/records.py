@@ -40,6 +40,12 @@ class Got(msgspec.Struct, frozen=True, tag="got"):
     damaged: list[int] = []
 
 
+class Worked(msgspec.Struct, frozen=True, tag="worked"):
+    """It has worked on its block until now, and asks for the next one."""
+
+    at_s: float
+
+
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """It was told that the epoch has ended, and has all of its elements."""
 
@@ -54,7 +60,7 @@ class Left(msgspec.Struct, frozen=True, tag="left"):
     at_s: float
 
 
-Record = Started | Joined | Got | Ended | Left
+Record = Started | Joined | Got | Worked | Ended | Left
 
 _decode = msgspec.json.Decoder(Record).decode
 

@@ -1,11 +1,14 @@
 """How long trainers waited after a fault, and how fast they got elements in between.
 
-The *wait* after a fault is the longest time without a new block at any trainer that the fault
-did not hit: of the gaps between two blocks of one trainer's process that begin before WINDOW_S
-after the fault and end after it, the longest, counted from the fault at the earliest. So it
-includes the pace of an undisturbed trainer and the turn of an epoch, and where faults overlap a
-gap counts for each. It is an upper bound of what the fault has cost. If no worker was left during
-it, it is counted apart: then it is the time in which the next process starts.
+A trainer waits from when it asks for a block, which is when it has worked on the one before, until
+it has it. The *wait* after a fault is the longest of all trainers that the fault did not hit: of
+those that begin before WINDOW_S after the fault and end after it, counted from the fault at the
+earliest. So it includes the turn of an epoch, and where faults overlap a trainer's wait counts for
+each. It is an upper bound of what the fault has cost.
+
+Two kinds of waits are counted apart, since they say little of the fault: those during which no
+worker was left, which last as long as the next process takes to start, and those during which
+another fault lasted, which cannot be over before that is.
 """
 
 from __future__ import annotations
@@ -13,28 +16,44 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from .cluster import Done
-from .records import Got, Record, Started
+from .records import Got, Record, Started, Worked
 
 WINDOW_S = 3.0
-NONE_LEFT = ", no worker left"
+NONE_LEFT, DURING_ANOTHER = ", no worker left", ", during another"
 """Behind the kind of faults."""
 
 
+class Delivery(NamedTuple):
+    """A block that a trainer's process got. Times are CLOCK_MONOTONIC."""
+
+    asked_s: float  # since when the trainer had waited for it; of its first block, `got_s`
+    got_s: float
+    elements: int
+
+
+Deliveries = Mapping[str, Sequence[Delivery]]
+"""By trainer process."""
+
+
 class Wait(NamedTuple):
-    """From when until when, CLOCK_MONOTONIC."""
+    """A trainer waited from `since_s` to `until_s`; it counts from `fault_s` at the earliest."""
 
     since_s: float
     until_s: float
+    fault_s: float
 
     @property
     def lasted_s(self) -> float:
-        return self.until_s - self.since_s
+        return self.until_s - max(self.since_s, self.fault_s)
+
+    def overlaps(self, from_s: float, to_s: float) -> bool:
+        return from_s < self.until_s and self.since_s < to_s
 
 
 class Waits(msgspec.Struct, frozen=True):
@@ -46,52 +65,71 @@ class Waits(msgspec.Struct, frozen=True):
     longest_s: float
 
 
-def deliveries(trainers: Sequence[Iterable[Record]]) -> dict[str, list[tuple[float, int]]]:
-    """(when, how many elements) for each block, by trainer process."""
-    blocks: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
+def deliveries(trainers: Sequence[Iterable[Record]]) -> Deliveries:
+    """What each trainer process got, and when."""
+    found: defaultdict[str, list[Delivery]] = defaultdict(list)
     for records in trainers:
-        name = ""
+        name, asked_s = "", math.nan
         for record in records:
-            if isinstance(record, Started):
-                name = record.name
-            elif isinstance(record, Got):
-                blocks[name].append((record.at_s, len(record.ids)))
-    return dict(blocks)
+            match record:
+                case Started():
+                    name, asked_s = record.name, math.nan
+                case Got(at_s=at_s):
+                    since_s = at_s if math.isnan(asked_s) else asked_s
+                    found[name].append(Delivery(since_s, at_s, len(record.ids)))
+                    asked_s = at_s
+                case Worked():
+                    asked_s = record.at_s
+    return dict(found)
 
 
-def wait_after(done: Done, blocks: dict[str, list[tuple[float, int]]]) -> Wait | None:
+def wait_after(done: Done, got: Deliveries) -> Wait | None:
     """The wait after a fault; None if no other trainer got anything before it and after it."""
     waits = []
-    for name, got in blocks.items():
-        times = [at_s for at_s, _ in got]
-        first = bisect_right(times, done.at_s)
+    for name, blocks in got.items():
+        first = bisect_right(blocks, done.at_s, key=lambda block: block.got_s)
         if name == done.name or first == 0:
             continue
-        for since_s, until_s in zip(times[first - 1 :], times[first:], strict=False):
-            if since_s >= done.at_s + WINDOW_S:
+        for block in blocks[first:]:
+            if block.asked_s >= done.at_s + WINDOW_S:
                 break
-            waits.append(Wait(max(since_s, done.at_s), until_s))
+            waits.append(Wait(block.asked_s, block.got_s, done.at_s))
     return max(waits, key=lambda wait: wait.lasted_s, default=None)
 
 
 def waits_by_kind(
     kinds: Iterable[tuple[str, Done]],
-    blocks: dict[str, list[tuple[float, int]]],
+    got: Deliveries,
     no_worker_s: Sequence[tuple[float, float]] = (),
 ) -> dict[str, Waits]:
     """The waits after all faults that hit somebody, by the kinds given with them.
 
     `no_worker_s` is from when until when there was none.
     """
+    hits = [(kind, done) for kind, done in kinds if done.name is not None]
+    lasting = [done for kind, done in hits if _stops_others(kind, done)]
     found: defaultdict[str, list[float]] = defaultdict(list)
-    for kind, done in kinds:
-        if done.name is not None and (wait := wait_after(done, blocks)) is not None:
-            alone = any(f < wait.until_s and wait.since_s < u for f, u in no_worker_s)
-            found[kind + NONE_LEFT * alone].append(wait.lasted_s)
+    for kind, done in hits:
+        wait = wait_after(done, got)
+        if wait is None:
+            continue
+        if any(wait.overlaps(*none) for none in no_worker_s):
+            kind += NONE_LEFT
+        elif any(wait.overlaps(d.at_s, d.until_s) for d in lasting if d is not done):
+            kind += DURING_ANOTHER
+        found[kind].append(wait.lasted_s)
     return {
         kind: Waits(len(waits), percentile(waits, 50), percentile(waits, 99), max(waits))
         for kind, waits in sorted(found.items())
     }
+
+
+def _stops_others(kind: str, done: Done) -> bool:
+    """While it lasts, trainers that it does not hit may have to wait: it is not one of theirs, nor
+    of a dispatcher that only stands by."""
+    return (
+        done.until_s > done.at_s and done.fault.role != "trainer" and not kind.endswith(" standby")
+    )
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -100,11 +138,11 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
-def throughput(blocks: dict[str, list[tuple[float, int]]], from_s: float) -> list[int]:
+def throughput(got: Deliveries, from_s: float) -> list[int]:
     """Elements that all trainers together got, in each second from `from_s` on."""
     seconds: Counter[int] = Counter()
-    for got in blocks.values():
-        for at_s, count in got:
-            seconds[math.floor(at_s - from_s)] += count
+    for blocks in got.values():
+        for block in blocks:
+            seconds[math.floor(block.got_s - from_s)] += block.elements
     last = max(seconds, default=-1)
     return [seconds[second] for second in range(last + 1)]

@@ -86,7 +86,7 @@ def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) ->
         verdict.broken.append(
             f"members that knew the journal began on an empty one: {', '.join(elsewhere)}"
         )
-    blocks = deliveries(records)
+    got = deliveries(records)
     no_worker_s = [(a / 1000 - wall_s, b / 1000 - wall_s) for a, b in history.no_worker_ms]
     kinds = [(_kind(done, cluster, history), done) for done in cluster.done]
     done = [(kind, done) for kind, done in kinds if done.name is not None]
@@ -101,8 +101,8 @@ def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) ->
         ],
         verdict=verdict,
         crowds=crowds,
-        waits=waits_by_kind(done, blocks, no_worker_s),
-        throughput=throughput(blocks, began_s),
+        waits=waits_by_kind(done, got, no_worker_s),
+        throughput=throughput(got, began_s),
         journal_events=history.events,
         journal_terms=history.terms,
         journal_sound=verified.ok,
@@ -164,11 +164,10 @@ def render(report: Report) -> Any:
         found.add_row("crowds", _crowds(report.crowds))
     journal = f"{report.journal_events} events in {report.journal_terms} terms, "
     found.add_row("journal", journal + ("sound" if report.journal_sound else "NOT SOUND"))
-    waits = Table("fault", "hits", "p50", "p99", "longest", title_justify="left",
+    waits = Table("fault", "hits", "waits", "p50", "p99", "longest", title_justify="left",
                   title="trainers' longest wait after it, seconds")  # fmt: skip
-    hits = {kind: w.faults for kind, w in report.waits.items()} | report.faults
-    for kind, count in sorted(hits.items()):
-        w = report.waits.get(kind)
+    for kind in sorted(report.faults | report.waits):
+        hits, w = report.faults.get(kind), report.waits.get(kind)
         times = [f"{s:.2f}" for s in (w.p50_s, w.p99_s, w.longest_s)] if w else ["–"] * 3
-        waits.add_row(kind, str(count), *times)
+        waits.add_row(kind, str(hits or ""), str(w.faults if w else 0), *times)
     return Group(found, waits)

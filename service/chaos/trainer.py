@@ -14,7 +14,6 @@ import pathlib
 import signal
 import socket
 import sys
-import threading
 import time
 from typing import Any
 
@@ -25,14 +24,14 @@ from ..blocks import Block
 from ..client.consumer import Consumer
 from ..connections.dispatcher_client import DispatcherClient
 from ..proto import forebay_pb2 as pb
-from .records import Ended, Got, Joined, Left, Record, Recorder, Started, read_records
+from .records import Ended, Got, Joined, Left, Record, Recorder, Started, Worked, read_records
 
 JOB = "chaos"
 CREDIT_BYTES = 256 << 10
 NOTHING = Block(0, ())
 
-_leave = threading.Event()
-"""Somebody wants it to leave the epoch."""
+_leave: list[int] = []
+"""Signals to leave the epoch. No event: a handler cannot set one that its thread clears."""
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -95,8 +94,10 @@ def read_epoch(
                 ids, damaged = _unpack(block)
                 task_id = consumer.last_task_id
                 recorder.add(Got(epoch, time.monotonic(), task_id, ids, damaged))
-                time.sleep(pace_s * block.count)
-            if _leave.is_set():
+                if pace_s:
+                    time.sleep(pace_s * block.count)
+                    recorder.add(Worked(time.monotonic()))
+            if _leave:
                 recorder.add(Left(epoch, time.monotonic()))
                 return
         recorder.add(Ended(epoch, time.monotonic()))
@@ -125,5 +126,5 @@ def _cut_connections(*_: Any) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGUSR1, _cut_connections)
-    signal.signal(signal.SIGUSR2, lambda *_: _leave.set())
+    signal.signal(signal.SIGUSR2, lambda number, _: _leave.append(number))
     main(msgspec.json.decode(sys.argv[1], type=Task))

@@ -15,7 +15,6 @@ import pathlib
 import queue
 import shutil
 import signal
-import subprocess
 import tempfile
 import threading
 import time
@@ -24,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ForebayError
-from ..processes import end, forebay, free_port, start, tail
+from ..processes import Child, forebay, free_port, tail
 
 FILES = 16
 BATCH = 16
@@ -75,19 +74,19 @@ def run_demo(*, epochs: int, keep: bool) -> bool:
             "scikit-learn"
         ) from None
     directory = pathlib.Path(tempfile.mkdtemp(prefix="forebay-demo-"))
-    processes: list[subprocess.Popen[str]] = []
+    processes: list[Child] = []
     try:
         return _run(directory, epochs, processes)
     finally:
         for process in reversed(processes):
-            end(process)
+            process.end()
         if keep:
             print(f"kept: {directory}")
         else:
             shutil.rmtree(directory)
 
 
-def _run(directory: pathlib.Path, epochs: int, processes: list[subprocess.Popen[str]]) -> bool:
+def _run(directory: pathlib.Path, epochs: int, processes: list[Child]) -> bool:
     from rich.console import Console
 
     from .demo_data import register, write_digits
@@ -97,16 +96,15 @@ def _run(directory: pathlib.Path, epochs: int, processes: list[subprocess.Popen[
     service = f"127.0.0.1:{port}"
     journal = f"file://{directory / 'journal'}"
 
-    def run(log: pathlib.Path, module: str, *arguments: str) -> subprocess.Popen[str]:
-        process = start(forebay(module, *arguments), log, piped=True)
+    def run(log: pathlib.Path, module: str, *arguments: str) -> Child:
+        process = Child(forebay(module, *arguments), log, piped=True)
         processes.append(process)
         return process
 
-    def start_dispatcher() -> subprocess.Popen[str]:
+    def start_dispatcher() -> Child:
         log = directory / "dispatcher.log"
         process = run(log, "cli", "dispatcher", f"--port={port}", f"--storage={journal}")
-        assert process.stdout is not None
-        if not process.stdout.readline():
+        if not process.line():
             raise ForebayError("the dispatcher did not start:\n" + tail(log))
         return process
 
@@ -219,7 +217,7 @@ def _progress(console: Any, epochs: int, images: int) -> Any:
         yield show
 
 
-def _collect(trainer: subprocess.Popen[str], reports: queue.Queue[dict[str, Any] | None]) -> None:
+def _collect(trainer: Child, reports: queue.Queue[dict[str, Any] | None]) -> None:
     assert trainer.stdout is not None
     for line in trainer.stdout:
         reports.put(json.loads(line))

@@ -31,7 +31,7 @@ from ..structure import encode
 from ..transport import MAX_COMPONENTS
 from .options import (
     CrossTrainerCache,
-    Reading,
+    ReadOptions,
     ShardingPolicy,
     check_job_name,
     reading,
@@ -194,7 +194,7 @@ def _read_as_dataset(
     dataset_id: str,
     element_spec: Any,
     name: str | None,
-    how: Reading,
+    how: ReadOptions,
 ) -> Dataset:
     reader = Reader(service, dataset_id, policy, name, how)
     definition = reader.definition()

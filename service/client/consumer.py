@@ -48,7 +48,7 @@ from ..transport import (
     TaskUnknown,
     local_worker,
 )
-from .options import AS_EVER, Reading, TargetWorkers
+from .options import AS_EVER, ReadOptions, TargetWorkers
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class Consumer:
         epoch: int,
         *,
         credit_bytes: int,
-        reading: Reading = AS_EVER,
+        reading: ReadOptions = AS_EVER,
     ) -> None:
         self._dispatcher = dispatcher
         self._process_id = os.getpid()

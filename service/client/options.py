@@ -82,7 +82,7 @@ class TargetWorkers(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """How a consumer reads."""
 
     protocol: str | None = None  # of connections/protocols.py; None: the best that there is
@@ -90,7 +90,7 @@ class Reading:
     targets: TargetWorkers = TargetWorkers.AUTO
 
 
-AS_EVER = Reading()
+AS_EVER = ReadOptions()
 
 
 def reading(
@@ -101,7 +101,7 @@ def reading(
     data_transfer_protocol: str | None = None,
     cross_trainer_cache: CrossTrainerCache | None = None,
     target_workers: str = "AUTO",
-) -> Reading:
+) -> ReadOptions:
     """What these arguments of tf.data service's ask for.
 
     Raises ValueError for arguments that make no sense, Unimplemented for a later version's.
@@ -127,7 +127,7 @@ def reading(
         raise InvalidArgument(
             f"target_workers={target_workers!r} must be one of {list(TargetWorkers.__members__)}"
         )
-    return Reading(
+    return ReadOptions(
         protocol=transfer_protocol(data_transfer_protocol),
         max_elements=max_outstanding_requests,
         targets=TargetWorkers[str(target_workers).upper()],

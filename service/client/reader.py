@@ -19,7 +19,7 @@ from ..transport import has_local_workers
 from .consumer import Consumer
 from .options import (
     AS_EVER,
-    Reading,
+    ReadOptions,
     ShardingPolicy,
     TargetWorkers,
     check_job_name,
@@ -58,7 +58,7 @@ class Reader:
         dataset_id: str,
         policy: ShardingPolicy,
         job_name: str | None,  # the job's whole name
-        how: Reading = AS_EVER,
+        how: ReadOptions = AS_EVER,
         *,
         first_epoch: int = 1,
         credit_bytes: int = CREDIT_BYTES,

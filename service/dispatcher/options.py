@@ -3,26 +3,75 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from ..options import Option, ServerOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class DispatcherOptions:
+class DispatcherOptions(ServerOptions):
     """Times in milliseconds; a timeout of −1 never runs out."""
 
-    storage: str = "memory:"
-    host: str = "127.0.0.1"
-    port: int = 0  # 0: any free one
-    address: str = ""  # what clients are told; by default, host and port
-    standby: bool = False  # wait for the present leader to fall silent, and be one again later
-    leader_lease_ms: int = 2_000  # how long a silent leader keeps its place
-    existing: bool = False  # refuse to begin a new journal
-    allow_volatile: bool = False  # take a storage that may lose acknowledged events
-    job_gc_check_interval_ms: int = 60_000
-    job_gc_timeout_ms: int = 300_000  # without consumers, before an iteration is collected
-    dynamic_gc_timeout_ms: int = 300_000  # the same with DYNAMIC sharding: it can be joined again
-    max_idle_iterations: int = 16  # of a job, without consumers, that workers keep; −1: no bound
-    worker_timeout_ms: int = 60_000  # without a heartbeat, before a worker is lost; at least …
-    client_timeout_ms: int = 120_000  # the same for a consumer
-    reconnect_grace_ms: int = 5_000  # … what a worker has whose connection has broken
-    snapshot_events: int = 50_000  # between snapshots, at least
-    retention_hours: float = 168.0  # of history, for audit and rewind
+    storage: Annotated[
+        str,
+        Option(
+            "Where the journal lives: file:///dir, a plain path, redis://host:port/db, or memory: "
+            "(lost at exit).",
+            convert=str,
+        ),
+    ] = "memory:"
+    existing: Annotated[
+        bool,
+        Option("Refuse to begin a new journal: for every start but a storage's first."),
+    ] = False
+    standby: Annotated[
+        bool, Option("Wait for the leader on this storage to fall silent, then lead.")
+    ] = False
+    leader_lease_ms: Annotated[
+        int, Option("How long a silent leader keeps its place.", least=100)
+    ] = 2_000
+    allow_volatile: Annotated[
+        bool, Option("Use a Redis whose settings can lose acknowledged events.")
+    ] = False
+    job_gc_check_interval_ms: Annotated[
+        int, Option("How often it looks for iterations that nobody reads.", least=1)
+    ] = 60_000
+    job_gc_timeout_ms: Annotated[
+        int, Option("Collect an iteration that nobody read for so long; -1: never.", least=-1)
+    ] = 300_000
+    dynamic_gc_timeout_ms: Annotated[
+        int,
+        Option(
+            "The same with DYNAMIC sharding. If somebody joins such an iteration again, it goes "
+            "on with the splits that are left.",
+            least=-1,
+        ),
+    ] = 300_000
+    max_idle_iterations: Annotated[
+        int,
+        Option(
+            "Of the iterations of a job that nobody reads, such as epochs that were left early, "
+            "keep the latest so many at once; -1: all.",
+            least=-1,
+        ),
+    ] = 16
+    worker_timeout_ms: Annotated[
+        int, Option("Give up a worker that is silent for so long; -1: never.", least=-1)
+    ] = 60_000
+    reconnect_grace_ms: Annotated[
+        int,
+        Option(
+            "How long a worker has to come back whose connection broke; three times that after a "
+            "change of dispatchers.",
+            least=100,
+        ),
+    ] = 5_000
+    client_timeout_ms: Annotated[
+        int, Option("Give up a consumer that is silent for so long; -1: never.", least=-1)
+    ] = 120_000
+    snapshot_events: Annotated[
+        int, Option("Events between snapshots of the state, at least.", least=1)
+    ] = 50_000
+    retention_hours: Annotated[
+        float, Option("How long history is kept, for audit and rewind.", least=0.0)
+    ] = 168.0

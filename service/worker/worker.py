@@ -16,13 +16,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
 import grpc
 
 from ...journal.proto import events_pb2 as ev
-from ..blocks import BLOCK_BYTES
 from ..connections import tunnel
 from ..connections.dispatcher_client import DispatcherClient
 from ..connections.grpc_server import SERVER_OPTIONS, bind, told_address
@@ -32,6 +30,7 @@ from ..proto import forebay_pb2 as pb
 from ..transport import BlockServer, TaskOutput
 from .element_face import ElementFace
 from .observer import Observer
+from .options import WorkerOptions
 from .task_states import (
     BeginAnew,
     Cancel,
@@ -63,28 +62,6 @@ STOP_S = 3.0
 STARTING = 2
 """Tasks that load their graphs at a time: hundreds at once would leave the interpreter to nobody
 else for long."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerOptions:
-    """`address` and `data_address` are what clients are told; by default, host and port.
-
-    "%port%" in them stands for the port. `data_transfer_protocol` is the only way that blocks
-    are offered, "unix", "tcp" or "grpc"; by default, all of them are.
-    """
-
-    dispatcher: str
-    host: str = "127.0.0.1"
-    port: int = 0
-    data_port: int = 0
-    address: str = ""
-    data_address: str = ""
-    data_transfer_protocol: str | None = None
-    tags: tuple[str, ...] = ()
-    heartbeat_interval_ms: int = 5_000  # the longest that a heartbeat waits for a change
-    dispatcher_timeout_ms: int = 60_000
-    output_bytes: int = BLOCK_BYTES  # of finished blocks a task, before it waits for consumers
-    drain_timeout_ms: int = 20_000  # with what follows, up to 10 s, Kubernetes' 30 s
 
 
 class Worker:

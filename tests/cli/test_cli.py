@@ -224,6 +224,29 @@ class TestServers:
             assert status["term"] == 2
             assert again.stop() == 0
 
+    def test_a_worker_that_is_told_to_stop_as_it_begins_to_wait(self) -> None:
+        """The handler runs wherever the main thread is, and whatever lock that has."""
+        program = (
+            "import os, signal, sys, threading\n"
+            "from forebay.service.cli import app\n"
+            "from forebay.service.worker import worker\n"
+            "def strike(frame, event, arg):\n"
+            "    waits = event == 'call' and frame.f_code is threading.Condition.wait.__code__\n"
+            "    if waits or (event == 'c_call' and arg is os.read):\n"
+            "        sys.setprofile(None)\n"
+            "        os.kill(os.getpid(), signal.SIGTERM)\n"
+            "class Worker:\n"
+            "    def __init__(self, options): pass\n"
+            "    def start(self): pass\n"
+            "    def stop(self, drain): return True\n"
+            "    @property\n"
+            "    def address(self): sys.setprofile(strike); return 'h:1'\n"
+            "worker.Worker = Worker\n"
+            "app(['worker', '--dispatcher=h:1'])\n"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30)
+        assert (done.returncode, done.stdout) == (0, b"h:1\n"), done.stderr
+
     def test_status_in_words(self, dispatcher: DispatcherProcess) -> None:
         shown = forebay("status", dispatcher.target).stdout
         assert dispatcher.address in shown and "DYNAMIC" in shown and "0 of 9" in shown
@@ -251,24 +274,39 @@ class TestServers:
         with pytest.raises(InvalidArgument, match="timeout_s"):
             wait_for_workers(dispatcher.target, 1, timeout_s=-1)
 
-    def test_a_dispatcher_ends_with_its_parent(self, tmp_path: pathlib.Path) -> None:
+    @pytest.mark.parametrize("forks", [False, True])
+    def test_a_dispatcher_ends_with_its_parent(self, tmp_path: pathlib.Path, forks: bool) -> None:
+        """Whoever the parent has forked lives on, and has all that the parent had open."""
         program = (
-            "from forebay import service; import os;"
-            f"d = service.DispatchServer(service.DispatcherConfig(storage={str(tmp_path)!r}));"
-            "print(d.target, flush=True); os._exit(9)"
+            "from forebay import service; import os, signal, sys, threading\n"
+            "def start():\n"
+            f"    config = service.DispatcherConfig(storage={str(tmp_path)!r})\n"
+            "    return service.DispatchServer(config)\n"
+            "servers = []\n"
+            "thread = threading.Thread(target=lambda: servers.append(start()))\n"
+            "thread.start(); thread.join()\n"  # it does not end with the thread
+            f"if {forks} and not (pid := os.fork()): signal.pause()\n"
+            f"print(servers[0].target, pid if {forks} else 0, flush=True)\n"
+            "os.kill(os.getpid(), signal.SIGKILL)\n"
         )
-        parent = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
-        )
-        assert parent.returncode == 9
+        parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        assert parent.stdout is not None
+        target, fork = parent.stdout.readline().split()
+        assert target
+        assert parent.wait(60) == -signal.SIGKILL
         give_up = time.monotonic() + 30
-        while True:  # until its journal is free again
-            try:
-                open_storage(str(tmp_path)).open_writer("test").close()
-                break
-            except Locked:
-                assert time.monotonic() < give_up
-                time.sleep(0.1)
+        try:
+            while True:  # until its journal is free again
+                try:
+                    open_storage(str(tmp_path)).open_writer("test").close()
+                    break
+                except Locked:
+                    assert time.monotonic() < give_up
+                    time.sleep(0.1)
+        finally:
+            parent.stdout.close()
+            if int(fork):
+                os.kill(int(fork), signal.SIGKILL)
 
 
 class TestStatus:

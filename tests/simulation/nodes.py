@@ -10,7 +10,9 @@ from forebay.service.client.reader import Reader
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import NotFound, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
-from forebay.service.worker import Observer, Undelivered, Worker, WorkerOptions
+from forebay.service.worker import WorkerOptions
+from forebay.service.worker.observer import Observer, Undelivered
+from forebay.service.worker.worker import Worker
 
 from .kernel import Kernel, Process
 from .oracle import Oracle

@@ -14,7 +14,7 @@ from forebay.service.errors import ForebayError, PipelineError
 from forebay.service.pipelines import SplitFeed, SplitRange, definitions
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import graph_pb2
-from forebay.service.worker import Pipelines
+from forebay.service.worker.tasks import Pipelines
 
 from .kernel import kernel
 from .oracle import Element

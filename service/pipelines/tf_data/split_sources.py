@@ -60,7 +60,7 @@ class SourceNode:
     sizes_match: bool = False  # so must those that are leased together, and not only up to the less
 
 
-class _Reading(NamedTuple):
+class _Lineage(NamedTuple):
     """What a dataset reads: sources, those in one list together, the lists one after another; and
     what stands between them and the dataset that changes the number or order of elements."""
 
@@ -143,7 +143,7 @@ class SourceWalk:
         """Depth first, with a stack of its own: TensorFlow's graphs may be of any depth."""
         path: set[str] = set()
         visited: set[str] = set()
-        stack: list[tuple[pb.NodeDef, Iterator[pb.NodeDef], list[_Reading]]] = []
+        stack: list[tuple[pb.NodeDef, Iterator[pb.NodeDef], list[_Lineage]]] = []
 
         def enter(node: pb.NodeDef) -> None:
             if node.name in path:
@@ -172,11 +172,11 @@ class SourceWalk:
             if stack:
                 stack[-1][2].append(reading)
 
-    def _reading(self, node: pb.NodeDef, inputs: list[_Reading]) -> _Reading:
+    def _reading(self, node: pb.NodeDef, inputs: list[_Lineage]) -> _Lineage:
         if not inputs:
             whole = node.op.startswith("RandomDataset") or node.attr["replicate_on_split"].b
             self.sources.append(SourceNode(node, whole=whole))
-            return _Reading([] if whole else [[len(self.sources) - 1]], ())
+            return _Lineage([] if whole else [[len(self.sources) - 1]], ())
         kind = _kind(node)
         if kind == "Options":
             self.options += node.attr["serialized_options"].s  # a message is merged into the last
@@ -191,7 +191,7 @@ class SourceWalk:
                 for number in (n for group in sources for n in group):
                     self.sources[number].singly = True
             once = next((reading.once for reading in inputs if reading.once), "")
-            return _Reading(sources, ((kind, name, changes),), once)
+            return _Lineage(sources, ((kind, name, changes),), once)
         ((sources, changes, once),) = inputs
         if kind in _ONE_TO_ONE and not (kind == "Scan" and changes == _AGAIN_AND_AGAIN):
             return inputs[0]  # a scan of the same element counts: it is not the same any more
@@ -206,7 +206,7 @@ class SourceWalk:
         # What a cache has is repeated without a lease, on each worker its own.
         if _is_endless(kind, node, self._graph) and not _has_cache(changes):
             self._below.append((node, [n for group in sources for n in group]))
-        return _Reading(sources, (*changes, (kind, *extent)), once)
+        return _Lineage(sources, (*changes, (kind, *extent)), once)
 
     def _fact(self, tensor: str) -> Any:
         facts = _constant(self._graph.producer(tensor))
@@ -217,7 +217,7 @@ class SourceWalk:
             for number in group:
                 self.sources[number].unleasable = why
 
-    def _zip(self, node: pb.NodeDef, inputs: list[_Reading]) -> _Reading:
+    def _zip(self, node: pb.NodeDef, inputs: list[_Lineage]) -> _Lineage:
         leased = [reading for reading in inputs if reading.sources]
         if len(leased) > 1:  # one tensor again and again goes with everything
             whole = [r for r in leased if r.changes == _AGAIN_AND_AGAIN and self._is_tensor(r)]
@@ -225,7 +225,7 @@ class SourceWalk:
             for number in (n for reading in whole for n in reading.sources[0]):
                 self.sources[number].whole = True
         if not leased:
-            return _Reading([], ())
+            return _Lineage([], ())
         first, *others = leased
         once = next((reading.once for reading in leased if reading.once), "")
         for other in others:
@@ -253,9 +253,9 @@ class SourceWalk:
             for number in together:
                 self.sources[number].sizes_match |= bool(first.changes)
             merged.append(together)
-        return _Reading(merged, first.changes, once)
+        return _Lineage(merged, first.changes, once)
 
-    def _advice(self, *zipped: _Reading) -> str:
+    def _advice(self, *zipped: _Lineage) -> str:
         """What to write instead of a zip of these."""
         for reading in filter(self._is_tensor, zipped):
             match [kind for kind, *_ in reading.changes]:
@@ -269,7 +269,7 @@ class SourceWalk:
                     )
         return "Treat its inputs alike, or do after the zip what is done before"
 
-    def _is_tensor(self, reading: _Reading) -> bool:
+    def _is_tensor(self, reading: _Lineage) -> bool:
         sources = [self.sources[n].node.op for group in reading.sources for n in group]
         return len(reading.sources) == 1 and set(sources) == {"TensorDataset"}
 

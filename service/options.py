@@ -1,0 +1,123 @@
+"""Options of servers: each is declared once, as a field of a dataclass of the server's.
+
+The field says its name, its type, its unit (at the name's end) and its default; `Option`, in its
+annotation, the rest. What can be told on the command line, in the environment (FOREBAY_<NAME>)
+and from Python is derived from that, and so is what is said about it. A field without an
+`Option` is none: it is for those who build a server themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, NamedTuple
+
+from .errors import InvalidArgument
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """Stands in a field's annotation: `port: Annotated[int, Option("…", least=0)] = 0`.
+
+    Values are from `least` to `most`, both included. `convert` makes a value of what has been
+    given, the command line's text among it, and raises InvalidArgument if it cannot.
+    """
+
+    help: str
+    least: float | None = None
+    most: float | None = None
+    convert: Callable[[Any], Any] | None = None
+
+    @property
+    def range(self) -> str:
+        """In words; "" if there are no bounds."""
+        if self.least is None:
+            return ""
+        return f"at least {self.least}" if self.most is None else f"{self.least} to {self.most}"
+
+
+class Declared(NamedTuple):
+    """An option, and the field that declares it. Without a default it has to be given."""
+
+    name: str
+    type: type
+    default: Any  # dataclasses.MISSING: none
+    option: Option
+
+    @property
+    def required(self) -> bool:
+        return self.default is dataclasses.MISSING
+
+    def check(self, value: Any) -> Any:
+        """The value to use; None stands for the default. Raises InvalidArgument."""
+        option = self.option
+        if value is None and not self.required:
+            return self.default
+        if option.convert is not None:
+            return option.convert(value)
+        wanted: Any = (int, float) if self.type is float else self.type
+        if not isinstance(value, wanted) or (isinstance(value, bool) and self.type is not bool):
+            raise InvalidArgument(f"{self.name}={value!r} must be of type {self.type.__name__}")
+        if option.least is not None and not option.least <= value <= (option.most or math.inf):
+            raise InvalidArgument(f"{self.name}={value!r} is out of range; give {option.range}")
+        return value
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """What all servers can be told; theirs are dataclasses with this one as a base.
+
+    Raises InvalidArgument for a value that is none of its option's; None is its default.
+    """
+
+    port: Annotated[int, Option("0: any free one.", least=0, most=65535)] = 0
+    host: Annotated[str, Option("Address to listen on.")] = "127.0.0.1"
+    address: Annotated[
+        str,
+        Option(
+            "What clients are told, HOST:PORT; %port% stands for the port. By default, the "
+            "address that it listens on."
+        ),
+    ] = ""
+
+    def __post_init__(self) -> None:
+        for declared in options_of(type(self)):
+            value = declared.check(getattr(self, declared.name))
+            object.__setattr__(self, declared.name, value)
+
+
+def options_of(options: type[ServerOptions]) -> tuple[Declared, ...]:
+    """What a dataclass declares, in its order."""
+    hints = typing.get_type_hints(options, include_extras=True)
+    declared = [(f, typing.get_args(hints[f.name])) for f in dataclasses.fields(options)]
+    return tuple(
+        Declared(field.name, annotation[0], field.default, option)
+        for field, annotation in declared
+        for option in annotation[1:]
+        if isinstance(option, Option)
+    )
+
+
+def flags(options: ServerOptions) -> list[str]:
+    """The arguments of a command line that say the same."""
+    given = []
+    for declared in options_of(type(options)):
+        value, flag = getattr(options, declared.name), f"--{declared.name.replace('_', '-')}"
+        if value != declared.default:
+            given.append(flag if declared.type is bool else f"{flag}={value}")
+    return given
+
+
+def described(options: type[ServerOptions], names: Mapping[str, str] = {}) -> str:
+    """A line for each option, for Python's help; `names` are those that they have there."""
+    lines = []
+    for declared in options_of(options):
+        name, option = names.get(declared.name, declared.name), declared.option
+        default = f"default {declared.default!r}" if declared.default else ""
+        facts = ", ".join(
+            filter(None, ("required" if declared.required else default, option.range))
+        )
+        lines.append(f"    {name}: {option.help}" + (f" ({facts})" if facts else ""))
+    return "\n".join(lines)

@@ -1,0 +1,69 @@
+"""What a worker can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+from ..connections.protocols import SERVED, transfer_protocol
+from ..errors import InvalidArgument
+from ..options import Option, ServerOptions
+
+
+def _some_dispatcher(address: str) -> str:
+    if not address:
+        raise InvalidArgument("the dispatcher's address is empty; give its HOST:PORT")
+    return address
+
+
+def _served_protocol(name: str) -> str | None:
+    return transfer_protocol(name, SERVED)
+
+
+def _tags(given: str | Iterable[str]) -> tuple[str, ...]:
+    return tuple(tag for tag in (given.split(",") if isinstance(given, str) else given) if tag)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions(ServerOptions):
+    """Times in milliseconds."""
+
+    dispatcher: Annotated[
+        str,
+        Option("HOST:PORT of the dispatcher; several, comma-separated.", convert=_some_dispatcher),
+    ]
+    data_port: Annotated[
+        int, Option("Of the data connections; 0: any free one.", least=0, most=65535)
+    ] = 0
+    data_address: Annotated[
+        str,
+        Option(
+            "What clients are told of the data connections, HOST:PORT; %port% stands for the data "
+            "port. By default, the host that they are told."
+        ),
+    ] = ""
+    data_transfer_protocol: Annotated[
+        str | None,
+        Option(
+            "Offer elements in this way only: unix, tcp or grpc. By default, in all of them.",
+            convert=_served_protocol,
+        ),
+    ] = None
+    tags: Annotated[
+        tuple[str, ...], Option("Tags of the worker, comma-separated.", convert=_tags)
+    ] = ()
+    heartbeat_interval_ms: Annotated[
+        int, Option("The longest that a heartbeat waits for a change.", least=1)
+    ] = 5_000
+    dispatcher_timeout_ms: Annotated[
+        int, Option("How long to look for the dispatcher at the start.", least=1)
+    ] = 60_000
+    drain_timeout_ms: Annotated[
+        int,
+        Option(
+            "How long trainers have to take what has been begun, when the worker is told to stop.",
+            least=0,
+        ),
+    ] = 20_000  # with what follows, up to 10 s, Kubernetes' 30 s
+    output_bytes: int = 8 << 20  # of finished blocks a task, before it waits: one full block

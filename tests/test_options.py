@@ -1,0 +1,142 @@
+"""Each option of a server arrives the same from Python, the command line and the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from forebay.service import DispatcherConfig, WorkerConfig
+from forebay.service.cli import app
+from forebay.service.dispatcher import server
+from forebay.service.dispatcher.options import DispatcherOptions
+from forebay.service.errors import InvalidArgument
+from forebay.service.options import Declared, ServerOptions, flags, options_of
+from forebay.service.servers import PYTHON_NAMES
+from forebay.service.worker import WorkerOptions, worker
+
+COMMANDS: dict[str, type[ServerOptions]] = {
+    "dispatcher": DispatcherOptions,
+    "worker": WorkerOptions,
+}
+REQUIRED: dict[str, dict[str, Any]] = {"dispatcher": {}, "worker": {"dispatcher": "h:1"}}
+OF_WORDS = {"tags": "a,b", "data_transfer_protocol": "TCP", "retention_hours": "0.5"}
+
+CASES = [
+    pytest.param(command, declared, id=f"{command}-{declared.name}")
+    for command, options in COMMANDS.items()
+    for declared in options_of(options)
+]
+
+
+def text_for(declared: Declared) -> str:
+    """A value that is not the default, as one writes it on a command line."""
+    plain = {bool: "true", int: str(declared.option.most or 4711), str: "h:%port%"}
+    return OF_WORDS.get(declared.name) or plain[declared.type]
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerOptions]:
+    """What the commands would have served with."""
+    seen: list[ServerOptions] = []
+
+    async def serve(options: ServerOptions, ready: object) -> bool:
+        seen.append(options)
+        return True
+
+    class NoWorker:
+        def __init__(self, options: ServerOptions) -> None:
+            seen.append(options)
+            raise InvalidArgument("seen")
+
+    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr(worker, "Worker", NoWorker)
+    return seen
+
+
+def told(
+    served: list[ServerOptions], command: str, *arguments: str, **environment: str
+) -> dict[str, Any]:
+    served.clear()
+    done = CliRunner().invoke(app, [command, *arguments], env=environment)
+    assert len(served) == 1, done.output
+    return dataclasses.asdict(served[0])
+
+
+def configured(command: str, **given: Any) -> ServerOptions:
+    """From Python."""
+    if command == "dispatcher":
+        return DispatcherConfig(**given).options()
+    given = {PYTHON_NAMES.get(name, name): value for name, value in given.items()}
+    return WorkerConfig(**given).options()
+
+
+@pytest.mark.parametrize(("command", "declared"), CASES)
+def test_it_arrives_the_same(command: str, declared: Declared, served: list[ServerOptions]) -> None:
+    text, flag = text_for(declared), f"--{declared.name.replace('_', '-')}"
+    required = {k: v for k, v in REQUIRED[command].items() if k != declared.name}
+    others = [f"--{name}={value}" for name, value in required.items()]
+    argument = flag if declared.type is bool else f"{flag}={text}"
+    by_argument = told(served, command, *others, argument)
+    by_variable = told(served, command, *others, **{f"FOREBAY_{declared.name.upper()}": text})
+    value = by_argument[declared.name]
+    assert value != declared.default
+    expected = dataclasses.asdict(COMMANDS[command](**required, **{declared.name: value}))
+    assert by_argument == by_variable == expected
+    from_python = configured(command, **required, **{declared.name: value})
+    assert dataclasses.asdict(from_python) == expected
+    if command == "dispatcher":  # which is a child process
+        assert told(served, command, *flags(from_python)) == expected
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_none_is_the_default(command: str, served: list[ServerOptions]) -> None:
+    options, required = COMMANDS[command], REQUIRED[command]
+    nothing = dict.fromkeys(d.name for d in options_of(options)) | required
+    plain = dataclasses.asdict(options(**required))
+    assert dataclasses.asdict(configured(command, **nothing)) == plain
+    assert told(served, command, *(f"--{k}={v}" for k, v in required.items())) == plain
+    for declared in options_of(options):
+        if not declared.required and declared.option.convert is None:
+            assert declared.check(declared.default) == declared.default
+
+
+@pytest.mark.parametrize(("command", "declared"), CASES)
+def test_what_is_said_of_it(command: str, declared: Declared) -> None:
+    config: type = {"dispatcher": DispatcherConfig, "worker": WorkerConfig}[command]
+    name = declared.name if command == "dispatcher" else PYTHON_NAMES.get(declared.name)
+    assert f"    {name or declared.name}: {declared.option.help}" in (config.__doc__ or "")
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "500"}).output
+    assert declared.option.help in shown
+
+
+def test_values_that_make_no_sense() -> None:
+    wrongs: list[tuple[dict[str, Any], str]] = [
+        ({"port": 65536}, "port=65536 is out of range; give 0 to 65535"),
+        ({"port": "5050"}, "port='5050' must be of type int"),
+        ({"port": True}, "port=True must be of type int"),
+        ({"leader_lease_ms": 99}, "leader_lease_ms=99 is out of range; give at least 100"),
+        ({"retention_hours": float("nan")}, "retention_hours=nan is out of range"),
+        ({"standby": 1}, "standby=1 must be of type bool"),
+    ]
+    for wrong, message in wrongs:
+        with pytest.raises(InvalidArgument, match=message):
+            DispatcherConfig(**wrong).options()
+    with pytest.raises(InvalidArgument, match="address is empty"):
+        WorkerConfig("").options()
+    with pytest.raises(InvalidArgument, match="drain_timeout_ms=-1 is out of range"):
+        WorkerConfig("h:1", drain_timeout_ms=-1).options()
+
+
+def test_positions_and_zeros_are_the_peers() -> None:
+    config = DispatcherConfig(5050, "grpc", "/dir", True, None, 0, 0, 7, 1)
+    options = config.options()
+    assert (options.port, options.storage) == (5050, "file:///dir")
+    assert (options.job_gc_check_interval_ms, options.job_gc_timeout_ms) == (1, 0)
+    assert options.worker_timeout_ms == 7
+    told = WorkerConfig("h:1", "me:2", 3, "grpc", 0, 0, "grpc", "me:4").options()
+    assert (told.dispatcher, told.address, told.port) == ("h:1", "me:2", 3)
+    assert (told.heartbeat_interval_ms, told.dispatcher_timeout_ms) == (1, 1)
+    assert (told.data_transfer_protocol, told.data_address) == ("grpc", "me:4")
