@@ -76,7 +76,7 @@ def _server(standby: bool) -> grpc.aio.Server:
     return grpc.aio.server(options=STANDBY_OPTIONS if standby else SERVER_OPTIONS)
 
 
-class Refusal(grpc.GenericRpcHandler):  # type: ignore[type-arg] # generic in its stubs only
+class StandbyHandler(grpc.GenericRpcHandler):  # type: ignore[type-arg] # generic in its stubs only
     """What a standby answers, whatever it is asked.
 
     UNAVAILABLE, which every client retries; who leads is in the metadata, for those that

@@ -16,7 +16,7 @@ from ..connections.grpc_server import told_address
 from ..errors import InvalidArgument
 from .candidate import Candidate, place_of
 from .forebay_face import ForebayFace
-from .listener import Listener, Refusal
+from .listener import Listener, StandbyHandler
 from .options import DispatcherOptions
 from .tensorflow_face import TensorFlowFace
 
@@ -75,7 +75,7 @@ def _check(options: DispatcherOptions) -> None:
 
 async def _lead(listener: Listener, candidate: Candidate, ready: Callable[[], None]) -> None:
     """Stand by and lead in turn, until the journal fails."""
-    refusal = Refusal(candidate.leader)
+    refusal = StandbyHandler(candidate.leader)
     if candidate.standby:
         await listener.open([refusal], standby=True)
         ready()

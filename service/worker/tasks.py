@@ -8,10 +8,10 @@ from collections.abc import Callable
 from ...journal.proto import events_pb2 as ev
 from .. import malloc, pipelines
 from ..connections.dispatcher_client import DispatcherClient
+from ..delivery import OutputCancelled, TaskFailed, TaskOutput, TaskUnknown
 from ..errors import ForebayError, NotFound, PipelineError, Unavailable, status_of
 from ..pipelines import Executor, SplitFeed
 from ..proto import forebay_pb2 as pb
-from ..transport import OutputCancelled, TaskFailed, TaskOutput, TaskUnknown
 from .leases import LeaseFeed
 from .observer import Observer, Undelivered
 from .task_states import Complete, Ended, HandedOut, Instruction

@@ -25,9 +25,10 @@ from ..connections import tunnel
 from ..connections.dispatcher_client import DispatcherClient
 from ..connections.grpc_server import SERVER_OPTIONS, bind, told_address
 from ..connections.protocols import GRPC, SERVED, TCP
+from ..delivery import AnyOutput
 from ..errors import ForebayError
 from ..proto import forebay_pb2 as pb
-from ..transport import BlockServer, TaskOutput
+from ..transport import BlockServer
 from .element_face import ElementFace
 from .observer import Observer
 from .options import WorkerOptions
@@ -217,7 +218,7 @@ class Worker:
         return instructions
 
     def _start(self, task: pb.Task) -> None:
-        output = TaskOutput(self._options.output_bytes)
+        output = AnyOutput(self._options.output_bytes)
         runner = self._runners[task.task_id] = TaskRunner(
             task, self._dispatcher, output, self._starting, self._pipelines, self._observer,
             self._told,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.service.delivery import OutputCancelled, TaskFailed, TaskUnknown
 from forebay.service.errors import (
     FailedPrecondition,
     ForebayError,
@@ -17,7 +18,6 @@ from forebay.service.errors import (
     Unavailable,
 )
 from forebay.service.proto import forebay_pb2 as pb
-from forebay.service.transport import OutputCancelled, TaskFailed, TaskUnknown
 from forebay.service.worker.task_states import (
     ABSENT,
     COME_BACK_S,
