@@ -77,7 +77,10 @@ class Block:
 
     count: int
     components: tuple[Component, ...]
-    lease_id: int = 0
+    bundle: int | None = None
+    """Which bundle its elements are of; None where they may be of several splits' leases."""
+    index: int = 0
+    """In the bundle, of its first element."""
 
     @property
     def payload_bytes(self) -> int:
@@ -90,8 +93,8 @@ def split(block: Block, count: int) -> tuple[Block, Block]:
     pairs = [_split(component, count) for component in block.components]
     head, rest = (tuple(pair[i] for pair in pairs) for i in (0, 1))
     return (
-        Block(count, head, block.lease_id),
-        Block(block.count - count, rest, block.lease_id),
+        Block(count, head, block.bundle, block.index),
+        Block(block.count - count, rest, block.bundle, block.index + count),
     )
 
 

@@ -127,7 +127,7 @@ def encode_block(
     With a `lender`, large payloads go into shared memory; if that is new to the consumer, a
     descriptor is to be sent along, and closed. With `pack`, payloads may be compressed.
     """
-    header = pb.Block(task_id=task_id, number=number, count=block.count, lease_id=block.lease_id)
+    header = pb.Block(task_id=task_id, number=number, count=block.count)
     payload: list[memoryview] = []
     for component in block.components:
         values = component.values
@@ -183,7 +183,7 @@ def decode_block(header: pb.Block, payload: frames.Bytes, peer: str) -> Block:
         raise ProtocolError(
             f"{peer} sent block {header.number} of task {header.task_id}, which is broken: {what}"
         ) from None
-    return Block(header.count, tuple(components), header.lease_id)
+    return Block(header.count, tuple(components))
 
 
 def unpack_payload(

@@ -9,7 +9,7 @@ from ...journal.proto import events_pb2 as ev
 from .. import malloc
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import ForebayError, NotFound, PipelineError, Unavailable, status_of
-from ..pipelines import Executor, make_executor
+from ..pipelines import Run, open_pipeline
 from ..proto import forebay_pb2 as pb
 from ..transport import OutputCancelled, TaskOutput
 from .leases import LeaseFeed
@@ -37,7 +37,7 @@ class TaskRunner:
         self._cancelled = threading.Event()
         self._draining = False
         self._drain_give_up_s = 0.0
-        self._executor: Executor | None = None
+        self._executor: Run | None = None
         self._feed: LeaseFeed | None = None
         self._thread = threading.Thread(
             target=self._run, name=f"forebay-task-{task.task_id}", daemon=True
@@ -125,14 +125,14 @@ class TaskRunner:
             self._executor = None  # we may be kept for our output, and it holds the graph
             malloc.give_back()
 
-    def _make_executor(self) -> Executor:
+    def _make_executor(self) -> Run:
         task = self.task
         dataset = self._dispatcher.get_dataset(task.dataset_id, with_graph=True)
         if task.num_sources:
             self._feed = LeaseFeed(self._dispatcher, task.task_id, dataset.definition.sources)
         self.definition = dataset.definition
         self.output.compression = dataset.definition.compression
-        return make_executor(dataset.definition, dataset.graph, self._feed)
+        return open_pipeline(dataset.definition, dataset.graph).run(self._feed)
 
     def _end_early(self, error: ForebayError) -> None:
         """The dispatcher gave the task up (its heartbeat will say so), or we are stopping."""

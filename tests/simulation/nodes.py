@@ -6,6 +6,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from forebay.service.client import reader as client
@@ -237,13 +238,13 @@ def computing(pipeline: Pipeline, credit_bytes: int) -> Iterator[None]:
     """Have workers compute this pipeline, and trainers grant so much credit."""
     sanitized = definitions.sanitize(GRAPH)
 
-    def make_executor(_: Any, graph: bytes, feed: Any) -> Executor:
+    def open_pipeline(_: Any, graph: bytes) -> Any:
         if graph != sanitized:
             kernel().fail("a worker got another graph than was registered")
-        return Executor(pipeline, feed)
+        return SimpleNamespace(run=lambda feed: Executor(pipeline, feed))
 
     with (
-        replaced(tasks, make_executor=make_executor),
+        replaced(tasks, open_pipeline=open_pipeline),
         replaced(worker, load=lambda: None),
         replaced(client, CREDIT_BYTES=credit_bytes),
     ):

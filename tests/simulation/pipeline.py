@@ -47,7 +47,7 @@ class Pipeline:
 
 
 class Executor:
-    """service.executors.Executor for a Pipeline."""
+    """service.pipelines.Run for a Pipeline."""
 
     def __init__(self, pipeline: Pipeline, feed: SplitFeed | None) -> None:
         self._pipeline = pipeline
