@@ -22,6 +22,7 @@ from forebay.service.client.tf_elements import dataset_of_blocks, graph_of
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines import SplitRange
 from forebay.service.pipelines.tf_data import pipeline as tf_data
+from forebay.service.pipelines.tf_data.drivers import LongRun
 from forebay.service.pipelines.tf_data.evaluate import evaluate
 from forebay.service.pipelines.tf_data.feeds import TracedGraph
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
@@ -471,13 +472,13 @@ def test_a_run_that_has_ended_holds_nothing_of_its_elements(
     executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(None)
     blocks = executor.blocks()
     next(blocks)
-    queue = executor._run._queue
-    trace = executor._run._trace
+    queue = executor._queue
+    trace = executor._trace
     blocks.close()
     with pytest.raises(tf.errors.NotFoundError):
         queue.size()
-    assert executor._graph.variant is None
-    assert executor._run._variant is None
+    assert isinstance(executor._source, LongRun)
+    assert executor._source._variant is None
     drive = weakref.ref(trace.drive)
     trace.close()
     gc.collect()

@@ -1,11 +1,11 @@
 """A graph whose random numbers depend on a key, instead of on what TensorFlow has drawn before.
 
-A *key* is an int64. Each random operation draws from (key, salt), its salt being its place in the
-graph, or the seeds that the user gave it; so operations with the same seeds draw the same numbers
-as each other, as in TensorFlow, but others in each bundle. A function is called with a key of its
-own, derived from its caller's; the function of a map with one that is derived from the number of
-the element as well, which comes with it (a zip with a range). So parallel calls draw the same
-numbers in whatever order they run, and element n the same ones whether those before it were
+A *key* is an int64. Each random operation draws from (key, salt), its salt being its place among
+the nodes, or the seeds that the user gave it; so operations with the same seeds draw the same
+numbers as each other, as in TensorFlow, but others in each bundle. A function is called with a key
+of its own, derived from its caller's; the function of a map with one that is derived from the
+number of the element as well, which comes with it (a zip with a range). So parallel calls draw the
+same numbers in whatever order they run, and element n the same ones whether those before it were
 computed or skipped.
 
 - Shuffles get their two seeds from the key. With `reshuffle_each_iteration=False` and seeds of the
@@ -199,11 +199,11 @@ class _Seeding:
         for node in [*self._proto.node, *(n for f in self._functions.values() for n in f.node_def)]:
             if "deterministic" in node.attr and node.attr["deterministic"].s == b"false":
                 node.attr["deterministic"].s = b"true"
-        self._seed("", _Body(self._proto.node, KEY, function=False))
+        self._seed(_Body(self._proto.node, KEY, function=False))
 
-    def _seed(self, place: str, body: _Body) -> None:
-        for node in list(body.nodes):
-            salt = _number(place, node.name)
+    def _seed(self, body: _Body) -> None:
+        for place, node in enumerate(list(body.nodes)):
+            salt = _number("node", place)  # names are others each time a pipeline is built
             if node.op in _STATELESS:
                 _make_stateless(body, node, salt)
             elif node.op in _SHUFFLES:
@@ -248,7 +248,7 @@ class _Seeding:
         body = _Body(function.node_def, key.name, function=True)
         if captured is not None:
             body.key = body.derived(key.name, "forebay_number")
-        self._seed(name, body)
+        self._seed(body)
         return made
 
 
