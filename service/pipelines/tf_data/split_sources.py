@@ -362,11 +362,10 @@ def require_splittable(sources: Iterable[ev.SplitSource], unsplittable: str = ""
         raise NotSplittable(f"the dataset cannot be split among Forebay's workers: {reason}")
 
 
-def require_bundles(graph: Graph, walk: SourceWalk | None = None) -> None:
+def require_bundles(graph: Graph, walk: SourceWalk) -> None:
     """Raises NotSplittable, naming the node, if a range of this dataset's splits cannot be run on
-    an iterator of its own as what it is in the whole. `walk` is the graph's, if there is one.
+    an iterator of its own as what it is in the whole. `walk` is the graph's.
     """
-    walk = walk or SourceWalk(graph)
     for node in walk.repeats:
         raise _no_bundle(
             node,
