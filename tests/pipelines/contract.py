@@ -317,7 +317,7 @@ class PipelineContract:
         with self.opened(wide(1 << 17)) as pipeline:
             unread = [
                 pipeline.run(Ranges([SECOND])).blocks(),
-                *(pipeline.bundle(SECOND, number=n, seed=0).blocks() for n in range(2)),
+                *(pipeline.bundle(SECOND, number=n, seed=0).blocks() for n in range(6)),
             ]
             for blocks in unread:
                 next(blocks)

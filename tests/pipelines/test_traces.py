@@ -228,7 +228,6 @@ def test_what_cannot_be_traced_is_not_kept(traces: Traces) -> None:
     for _ in range(2):
         with pytest.raises(PipelineError, match="StrangeDaset"):
             TfDataPipeline(graph, element_spec=tf.TensorSpec([], tf.int64)).run(None)
-    assert len(made) == 2
     assert not traces._entries
 
 

@@ -14,7 +14,8 @@ computed or skipped.
 - What is deterministic but by option (`deterministic=False`) is deterministic.
 
 All other operations that may give something else each time are left as they are;
-`nondeterministic` names them.
+`nondeterministic` names them. What a function repeats (`Dataset.from_tensors(x).map(random)
+.repeat(2)` in a flat_map) draws the same numbers each time.
 """
 
 from __future__ import annotations
@@ -199,6 +200,8 @@ class _Seeding:
         for node in [*self._proto.node, *(n for f in self._functions.values() for n in f.node_def)]:
             if "deterministic" in node.attr and node.attr["deterministic"].s == b"false":
                 node.attr["deterministic"].s = b"true"
+            if "sloppy" in node.attr:  # as older operations call it
+                node.attr["sloppy"].b = False
         self._seed(_Body(self._proto.node, KEY, function=False))
 
     def _seed(self, body: _Body) -> None:
@@ -285,13 +288,15 @@ def _make_stateless(body: _Body, node: pb.NodeDef, salt: int) -> None:
 
 
 def _seed_shuffle(body: _Body, node: pb.NodeDef, salt: int) -> None:
-    seeds = [body.value_of(tensor) for tensor in node.input[2:4]]
-    if any(seeds):  # None is a number that is computed: the user's, too
-        if not node.attr["reshuffle_each_iteration"].b:
-            return
-        salt = _number("seeds", *seeds)
-    node.input[2] = body.derived(body.key, body.constant(salt))
-    node.input[3] = body.derived(node.input[2], body.constant(1))
+    one, two = node.input[2:4]
+    if (body.value_of(one), body.value_of(two)) == (0, 0):  # TensorFlow would draw them
+        key = body.derived(body.key, body.constant(salt))
+    elif "reshuffle_each_iteration" in node.attr and not node.attr["reshuffle_each_iteration"].b:
+        return
+    else:
+        key = body.derived(body.derived(body.key, one), two)
+    node.input[2] = key
+    node.input[3] = body.derived(key, body.constant(1))
 
 
 def _number_elements(body: _Body, node: pb.NodeDef) -> bool:
