@@ -26,7 +26,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 BLOCK_BYTES = 8 << 20
-"""What executors put into one block at most, an element that is larger apart. Large enough that
+"""What pipelines put into one block at most, an element that is larger apart. Large enough that
 what Python does for a block is little for each of its images; small enough to wait for."""
 
 

@@ -16,14 +16,26 @@ from ..errors import Unimplemented
 from ..proto import tf_service_pb2 as tf
 from .splits import SplitFeed, SplitRange
 
-__all__ = ["Executor", "SplitFeed", "SplitRange", "load", "make_executor", "response_maker"]
+__all__ = [
+    "Pipeline",
+    "Run",
+    "SplitFeed",
+    "SplitRange",
+    "load",
+    "open_pipeline",
+    "response_maker",
+]
 
 
-class Executor(Protocol):
-    """One run of a dataset."""
+class Run(Protocol):
+    """One run of a pipeline."""
 
     def blocks(self) -> Iterator[Block]:
-        """The blocks, in the pipeline's order; to be called once. Raises PipelineError."""
+        """The blocks, in the pipeline's order; to be called once. Raises PipelineError.
+
+        When it has ended, or is closed, no thread works for this run any more, and what it held
+        is free; so it is to be read, too, if the run was cancelled before.
+        """
         ...
 
     def cancel(self) -> None:
@@ -31,19 +43,51 @@ class Executor(Protocol):
         ...
 
 
+class Pipeline(Protocol):
+    """A dataset as this worker can run it. Thread-safe.
+
+    Runs, of both kinds, may run at the same time; they do not wait for each other, and nothing
+    happens in one before its `blocks` is read. The tests have a contract that every kind keeps.
+    """
+
+    def run(self, feed: SplitFeed | None) -> Run:
+        """One long run, in which the splits of `feed` mix; None where splits are not leased.
+
+        Raises InvalidArgument or a subclass, Unimplemented if its splits cannot be divided, and
+        PipelineError.
+        """
+        ...
+
+    def bundle(self, splits: SplitRange, *, number: int, seed: int, start: int = 0) -> Run:
+        """The bundle `number`: these splits on an iterator of their own, from element `start` on.
+
+        The same splits, number and seed give the same elements, on any worker, at any time,
+        whatever else runs; what the pipeline draws differs by number and by seed. A batch, a
+        shuffle, a cache or a take of the pipeline's works within the bundle. Its blocks
+        say the bundle, and the index in it of their first element, which is `start` for the
+        first; there is none if the bundle has no more elements than `start`. What lies before
+        `start` is computed again if it cannot be skipped.
+
+        Raises as `run` does; Unimplemented names the node of what means nothing in a bundle.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free what runs have in common, when the last of them is over. Idempotent."""
+        ...
+
+
 def load() -> None:
     """Import what pipelines need, so that the first task does not wait for it."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # a worker computes on the CPU
-    from .tf_data import run, stock_elements  # noqa: F401
+    from .tf_data import pipeline, stock_elements  # noqa: F401
 
 
-def make_executor(
-    definition: ev.DatasetDefinition, graph: bytes, feed: SplitFeed | None
-) -> Executor:
-    """The executor for a dataset of this kind. `feed` is None where splits are not leased.
+def open_pipeline(definition: ev.DatasetDefinition, graph: bytes) -> Pipeline:
+    """The pipeline of a dataset, whose graph was registered with this definition.
 
-    Raises InvalidGraph, NotSplittable, PipelineError.
+    Raises Unimplemented if this worker does not know its kind.
     """
     if definition.WhichOneof("kind") != "tf_data_graph":
         raise Unimplemented(
@@ -51,13 +95,15 @@ def make_executor(
             "run workers of the version that registered it"
         )
     from .tf_data.element_specs import decode_metadata, without_extension_types
-    from .tf_data.run import TfDataExecutor
+    from .tf_data.pipeline import TfDataPipeline
 
     metadata = decode_metadata(definition)
     if metadata.raw:
-        return TfDataExecutor(graph, feed)
+        return TfDataPipeline(graph, definition.sources)
     spec = without_extension_types(metadata.element_spec)
-    return TfDataExecutor(graph, feed, element_spec=spec, compressed=metadata.compressed)
+    return TfDataPipeline(
+        graph, definition.sources, element_spec=spec, compressed=metadata.compressed
+    )
 
 
 def response_maker(definition: ev.DatasetDefinition) -> Callable[[Block], tf.GetElementResponse]:

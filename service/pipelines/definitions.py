@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from ...journal.proto import events_pb2 as ev
 from ..processes import forebay, tied
-from .tf_data.graphs import InvalidGraph, fingerprint, sanitize
-from .tf_data.split_sources import Evaluate, TensorFacts, split_sources
+from .tf_data import split_sources as walks
+from .tf_data.graphs import Graph, InvalidGraph, fingerprint, sanitize
+from .tf_data.seeds import nondeterministic
+from .tf_data.split_sources import Evaluate, TensorFacts, require_splittable, split_sources
 
 __all__ = [
     "Evaluate",
     "evaluate_in_subprocess",
     "fingerprint",
+    "nondeterministic",
+    "require_bundles",
     "sanitize",
     "split_sources",
 ]
+
+
+def require_bundles(graph: bytes, sources: Iterable[ev.SplitSource]) -> None:
+    """Raises NotSplittable, naming the node, if a range of this dataset's splits cannot be run by
+    itself; `sources` are those that were registered. Raises InvalidGraph.
+    """
+    require_splittable(sources)
+    parsed = Graph(graph)
+    walks.require_bundles(parsed, walks.SourceWalk(parsed))
 
 
 def evaluate_in_subprocess(

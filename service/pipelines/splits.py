@@ -1,4 +1,4 @@
-"""Between an executor and whoever leases for it: where a task's splits come from."""
+"""Between a pipeline and whoever leases for it: where a task's splits come from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SplitFeed(Protocol):
         the pass of that number, or, if the repeat is `endless`, whichever has splits. Splits
         of an earlier pass that were handed back may be among them. Blocks until the answer
         is known. Called by one thread a provider at a time. What it raises ends the source, and
-        the pipeline unless that ignores errors; whoever cancels the executor makes it raise, too.
+        the pipeline unless that ignores errors; whoever cancels the run makes it raise, too.
         """
         ...
 

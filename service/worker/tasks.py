@@ -10,7 +10,7 @@ from .. import malloc, pipelines
 from ..connections.dispatcher_client import DispatcherClient
 from ..delivery import OutputCancelled, TaskFailed, TaskOutput, TaskUnknown
 from ..errors import ForebayError, NotFound, PipelineError, Unavailable, status_of
-from ..pipelines import Executor, SplitFeed
+from ..pipelines import Run, SplitFeed, open_pipeline
 from ..proto import forebay_pb2 as pb
 from .leases import LeaseFeed
 from .observer import Observer, Undelivered
@@ -30,12 +30,12 @@ class Pipelines:
         definition: ev.DatasetDefinition,
         graph: bytes,
         feed: SplitFeed | None,
-    ) -> Executor:
+    ) -> Run:
         """The run of a task's dataset; `feed` is None where splits are not leased.
 
         Raises InvalidGraph, NotSplittable, PipelineError, Unimplemented.
         """
-        return pipelines.make_executor(definition, graph, feed)
+        return open_pipeline(definition, graph).run(feed)
 
 
 class TaskRunner:
@@ -68,7 +68,7 @@ class TaskRunner:
         self._tell = tell
         self._cancelled = threading.Event()
         self._drain_by_s: float | None = None  # once it shall
-        self._executor: Executor | None = None
+        self._pipeline: Run | None = None
         self._feed: LeaseFeed | None = None
         self._thread = threading.Thread(
             target=self._run, name=f"forebay-task-{task.task_id}", daemon=True
@@ -83,9 +83,9 @@ class TaskRunner:
         self.output.cancel()
         if self._feed is not None:
             self._feed.close()
-        executor = self._executor
-        if executor is not None:
-            executor.cancel()
+        run = self._pipeline
+        if run is not None:
+            run.cancel()
 
     def drain(self, give_up_s: float) -> None:
         """Begin no further split, hand back those leased ahead, and deliver what was begun.
@@ -96,8 +96,8 @@ class TaskRunner:
         self._drain_by_s = give_up_s
         if self._feed is not None:
             self._feed.drain(give_up_s)
-        elif (executor := self._executor) is not None:
-            executor.cancel()
+        elif (run := self._pipeline) is not None:
+            run.cancel()
 
     def undelivered(self, lacking: int = 0) -> Undelivered | None:
         """What is lost if it is cancelled now; None if nothing is.
@@ -105,7 +105,7 @@ class TaskRunner:
         `lacking` elements were handed to consumers that have not said that they have them.
         """
         elements = lacking + self.output.waiting_elements
-        unfinished = self._executor is not None and not self.output.ended
+        unfinished = self._pipeline is not None and not self.output.ended
         begun = self._feed.begun_last() if self._feed is not None else []
         if not elements and not (unfinished and begun):
             return None
@@ -139,7 +139,7 @@ class TaskRunner:
         finally:
             if self._feed is not None:
                 self._feed.close()
-            self._executor = None  # we may be kept for our output, and it holds the graph
+            self._pipeline = None  # we may be kept for our output, and it holds the graph
             malloc.give_back()
 
     def _end(self, error: ForebayError) -> None:
@@ -156,7 +156,7 @@ class TaskRunner:
                 self._observer.ended_early(self.task, feed_failed or error)
         self._tell(self, Ended(self.task.task_id))
 
-    def _open(self) -> Executor:
+    def _open(self) -> Run:
         task = self.task
         dataset = self._dispatcher.get_dataset(task.dataset_id, with_graph=True)
         if task.num_sources:
@@ -170,13 +170,13 @@ class TaskRunner:
         with self._starting:
             if self._cancelled.is_set():
                 return
-            executor = self._executor = self._open()
+            run = self._pipeline = self._open()
         # Once more, if it came too early to find what it is about.
         if self._cancelled.is_set():
             self.cancel()
         elif self._drain_by_s is not None:
             self.drain(self._drain_by_s)
-        for block in executor.blocks():
+        for block in run.blocks():
             self.output.put(block)
         self.output.finish()
 

@@ -23,7 +23,8 @@ from tensorflow.python.data.experimental.ops import testing
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.client.tf_elements import graph_of
 from forebay.service.pipelines import SplitRange
-from forebay.service.pipelines.tf_data import run as tf_data
+from forebay.service.pipelines.tf_data import drivers
+from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 
 faulthandler.dump_traceback_later(60, exit=True)
 asleep = testing.sleep(1)
@@ -48,7 +49,7 @@ class Feed:
 
 
 def start(dataset, feed=None):
-    executor = tf_data.TfDataExecutor(graph_of(dataset), feed, element_spec=dataset.element_spec)
+    executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(feed)
     got = []
     reader = threading.Thread(
         target=lambda: got.extend(block.count for block in executor.blocks()), daemon=True
@@ -95,7 +96,7 @@ def test_a_pipeline_that_is_ahead_of_its_reader_or_yields_nothing() -> None:
     run(
         """
         full = count(10).repeat().map(lambda i: tf.zeros([1 << 20])).apply(asleep)
-        executor = tf_data.TfDataExecutor(graph_of(full), element_spec=full.element_spec)
+        executor = TfDataPipeline(graph_of(full), element_spec=full.element_spec).run(None)
         blocks = executor.blocks()
         next(blocks)
         executor.cancel()
@@ -115,7 +116,7 @@ def test_a_pipeline_in_a_function_of_the_users() -> None:
     """Where TensorFlow itself cannot end it, as here, all else goes on."""
     run(
         """
-        tf_data.UNWIND_S = 0
+        drivers.UNWIND_S = 0
         inside, leave = threading.Event(), threading.Event()
 
         def wait(i):

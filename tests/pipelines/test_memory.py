@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from forebay.service import malloc
 from forebay.service.client.tf_elements import dataset_of_blocks, graph_of
-from forebay.service.pipelines.tf_data.run import TfDataExecutor
+from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 
 
 class Info(ctypes.Structure):  # mallinfo2(3)
@@ -76,7 +76,7 @@ def test_tensorflows_own_generators_have_every_large_buffer_come_from_the_system
 
 TRAINER = """
         numbers = tf.data.Dataset.range(100)
-        executor = TfDataExecutor(graph_of(numbers), element_spec=numbers.element_spec)
+        executor = TfDataPipeline(graph_of(numbers), element_spec=numbers.element_spec).run(None)
         read = dataset_of_blocks(executor.blocks, numbers.element_spec)
         assert len(list(read)) == 100
         """
@@ -115,7 +115,7 @@ def test_a_pipeline_on_leased_splits_keeps_its_large_buffers() -> None:
                 return self.ranges.pop(0) if self.ranges else None
 
         numbers = tf.data.Dataset.range(100)
-        executor = TfDataExecutor(graph_of(numbers), Feed(), element_spec=numbers.element_spec)
+        executor = TfDataPipeline(graph_of(numbers), element_spec=numbers.element_spec).run(Feed())
         assert sum(block.count for block in executor.blocks()) == 100
         assert not comes_from_the_system(8 << 20)
         """

@@ -20,7 +20,7 @@ from forebay.service.pipelines.tf_data.packs import (
     calls_functions,
     elements_per_pack,
 )
-from forebay.service.pipelines.tf_data.run import TfDataExecutor
+from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 
 from .pipelines import OneSource
 
@@ -71,7 +71,7 @@ def test_records_before_a_missing_file_are_delivered(tmp_path: pathlib.Path) -> 
         for number in range(10):
             writer.write(b"%d" % number)
     dataset = tf.data.TFRecordDataset([path, path + " that is not there"])
-    executor = TfDataExecutor(graph_of(dataset), element_spec=dataset.element_spec)
+    executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(None)
     read: list[bytes] = []
     with pytest.raises(PipelineError, match=r"NOT_FOUND: [^{]*that is not there"):
         for block in executor.blocks():
@@ -86,7 +86,7 @@ def test_records_come_back_in_their_order(tmp_path: pathlib.Path) -> None:
         for record in records:
             writer.write(record)
     dataset = Dataset.zip(Dataset.range(1000), tf.data.TFRecordDataset([path]))
-    executor = TfDataExecutor(graph_of(dataset), element_spec=dataset.element_spec)
+    executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(None)
     numbers, texts = [], []
     for block in executor.blocks():
         numbers += list(block.components[0].elements())
@@ -108,7 +108,7 @@ def test_what_is_there_when_splits_run_dry_waits_for_no_more_than_a_pack() -> No
             return None
 
     dataset = Dataset.range(10**6)
-    executor = TfDataExecutor(graph_of(dataset), Feed(), element_spec=dataset.element_spec)
+    executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(Feed())
     blocks = executor.blocks()
     seen = 0
     while seen < 10 * MAX_PACK_ELEMENTS:
@@ -122,6 +122,6 @@ def test_variants_are_never_packed() -> None:
     """As a stock client registers ragged tensors without their spec: TensorFlow's own variants."""
     rows = tf.ragged.constant([[1], [2, 3], [], [4]])
     dataset = Dataset.from_tensor_slices(rows)
-    blocks = list(TfDataExecutor(graph_of(dataset)).blocks())
+    blocks = list(TfDataPipeline(graph_of(dataset)).run(None).blocks())
     assert sum(block.count for block in blocks) == 4
     assert elements_per_pack([tf.TensorSpec([], tf.variant)]) == 1

@@ -24,7 +24,7 @@ from forebay.service.pipelines.tf_data.element_specs import (
     encode_element_spec,
     without_extension_types,
 )
-from forebay.service.pipelines.tf_data.run import TfDataExecutor
+from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 from forebay.service.structure import Ragged, Sparse, UnsupportedElement, assemble, encode
 
 from .pipelines import ELEMENTS, plain
@@ -36,7 +36,9 @@ def generate(blocks: list[Block]) -> Generator[Block, None, None]:
 
 def blocks_of(dataset: Any, **options: Any) -> list[Block]:
     spec = without_extension_types(dataset.element_spec)
-    executor = TfDataExecutor(graph_of(as_registered(dataset)), element_spec=spec, **options)
+    executor = TfDataPipeline(graph_of(as_registered(dataset)), element_spec=spec, **options).run(
+        None
+    )
     return list(executor.blocks())
 
 
@@ -112,9 +114,11 @@ def test_a_stock_clients_compressed_graph(name: str) -> None:
     graph = graph_of(squeezed)
 
     undone = list(
-        TfDataExecutor(graph, element_spec=metadata.element_spec, compressed=True).blocks()
+        TfDataPipeline(graph, element_spec=metadata.element_spec, compressed=True)
+        .run(None)
+        .blocks()
     )
-    relayed = list(TfDataExecutor(graph).blocks())
+    relayed = list(TfDataPipeline(graph).run(None).blocks())
     for blocks, compressed in ((undone, False), (relayed, True)):
         opened = partial(generate, blocks)
         again = dataset_of_blocks(opened, dataset.element_spec, compressed=compressed)
@@ -177,7 +181,7 @@ def test_a_failing_pipeline_gives_what_it_had_then_its_error() -> None:
             return tf.identity(i)
 
     dataset = tf.data.Dataset.range(10).map(fail_at_three)
-    executor = TfDataExecutor(graph_of(dataset), element_spec=dataset.element_spec)
+    executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(None)
     values: list[int] = []
     with pytest.raises(PipelineError) as raised:
         for block in executor.blocks():

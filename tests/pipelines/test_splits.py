@@ -21,10 +21,12 @@ from forebay.service.blocks import Array, Block, Strings
 from forebay.service.client.tf_elements import dataset_of_blocks, graph_of
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines import SplitRange
-from forebay.service.pipelines.tf_data import run as tf_data
+from forebay.service.pipelines.tf_data import pipeline as tf_data
+from forebay.service.pipelines.tf_data.drivers import LongRun
 from forebay.service.pipelines.tf_data.evaluate import evaluate
 from forebay.service.pipelines.tf_data.feeds import TracedGraph
-from forebay.service.pipelines.tf_data.run import TfDataExecutor
+from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
+from forebay.service.pipelines.tf_data.run import TfDataRun
 from forebay.service.pipelines.tf_data.split_sources import (
     NotSplittable,
     require_splittable,
@@ -197,8 +199,8 @@ ALONE: dict[str, Callable[[], Dataset]] = {
 }
 
 
-def executor_of(dataset: Dataset, leases: Leases) -> TfDataExecutor:
-    return TfDataExecutor(graph_of(dataset), leases, element_spec=dataset.element_spec)
+def executor_of(dataset: Dataset, leases: Leases) -> TfDataRun:
+    return TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(leases)
 
 
 def column(block: Block) -> Array:
@@ -213,7 +215,7 @@ def work_together(workers: int, work: Callable[[], Counter[str]]) -> list[Counte
         return [f.result(timeout=90) for f in [pool.submit(work) for _ in range(workers)]]
 
 
-def read(dataset: Dataset, executor: TfDataExecutor) -> Dataset:
+def read(dataset: Dataset, executor: TfDataRun) -> Dataset:
     return dataset_of_blocks(executor.blocks, dataset.element_spec)
 
 
@@ -351,7 +353,7 @@ def test_a_repeat_without_an_end_ends_when_its_splits_are_over() -> None:
         def is_over(self, providers: Iterable[int]) -> bool:
             return over.is_set()
 
-    executor = TfDataExecutor(graph_of(dataset), Draining(), element_spec=dataset.element_spec)
+    executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(Draining())
     values = [int(v) for block in executor.blocks() for v in column(block)]
     assert sorted(values) == sorted([*range(5)] * 3)
 
@@ -425,7 +427,7 @@ def test_two_graphs_with_the_same_names_do_not_meet() -> None:
         pad = new.ljust(len(old), "_")[: len(old)]
         renamed = renamed.replace(old.encode(), pad.encode())
     spec = tf.TensorSpec([], tf.int64)
-    running = [TfDataExecutor(graph, element_spec=spec) for graph in (first, renamed)]
+    running = [TfDataPipeline(graph, element_spec=spec).run(None) for graph in (first, renamed)]
     values = [[int(v) for block in run.blocks() for v in column(block)] for run in running]
     assert values == [[5, 5], [6, 6]]
 
@@ -436,7 +438,7 @@ def test_a_feed_that_raises_ends_the_pipeline() -> None:
             raise OSError("the dispatcher is away")
 
     dataset = count(10)
-    executor = TfDataExecutor(graph_of(dataset), Broken(), element_spec=dataset.element_spec)
+    executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(Broken())
     with pytest.raises(PipelineError, match="the dispatcher is away"):
         list(executor.blocks())
 
@@ -450,14 +452,14 @@ def test_a_source_whose_leases_fail_has_ended_though_errors_are_ignored() -> Non
             raise RuntimeError("the dispatcher is away")
 
     dataset = count(10).ignore_errors()
-    executor = TfDataExecutor(graph_of(dataset), Broken(), element_spec=dataset.element_spec)
+    executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(Broken())
     assert list(executor.blocks()) == []
     assert asked == [0]
 
 
 def test_an_error_that_is_no_text_is_an_error() -> None:
     dataset = slices([b"1", b"\xff"]).map(tf.strings.to_number)
-    executor = TfDataExecutor(graph_of(dataset), element_spec=dataset.element_spec)
+    executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(None)
     with pytest.raises(PipelineError):
         list(executor.blocks())
 
@@ -467,16 +469,16 @@ def test_a_run_that_has_ended_holds_nothing_of_its_elements(
 ) -> None:
     monkeypatch.setattr(tf_data, "TRACES", Traces())
     dataset = slices(tf.zeros([100, 1000])).repeat()
-    executor = TfDataExecutor(graph_of(dataset), element_spec=dataset.element_spec)
+    executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(None)
     blocks = executor.blocks()
     next(blocks)
-    queue = executor._run._queue
-    trace = executor._run._trace
+    queue = executor._queue
+    trace = executor._trace
     blocks.close()
     with pytest.raises(tf.errors.NotFoundError):
         queue.size()
-    assert executor._graph.variant is None
-    assert executor._run._variant is None
+    assert isinstance(executor._source, LongRun)
+    assert executor._source._variant is None
     drive = weakref.ref(trace.drive)
     trace.close()
     gc.collect()
@@ -493,7 +495,7 @@ def test_cancel_from_another_thread_leaves_nothing_behind() -> None:
             return None
 
     dataset = count(10)
-    executor = TfDataExecutor(graph_of(dataset), Waiting(), element_spec=dataset.element_spec)
+    executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(Waiting())
     got: list[Any] = []
     reader = threading.Thread(target=lambda: got.extend(executor.blocks()))
     reader.start()
@@ -508,7 +510,7 @@ def test_cancel_from_another_thread_leaves_nothing_behind() -> None:
 
 def test_an_endless_pipeline_can_be_left() -> None:
     dataset = count(10).repeat().map(lambda i: tf.range(i))
-    executor = TfDataExecutor(graph_of(dataset), element_spec=dataset.element_spec)
+    executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(None)
     blocks = executor.blocks()
     next(blocks)
     blocks.close()
@@ -522,7 +524,7 @@ def test_nothing_of_a_graph_stays_in_tensorflow(monkeypatch: pytest.MonkeyPatch)
     graph = graph_of(dataset)
 
     def run() -> int:
-        list(TfDataExecutor(graph, element_spec=dataset.element_spec).blocks())
+        list(TfDataPipeline(graph, element_spec=dataset.element_spec).run(None).blocks())
         gc.collect()
         return len(context.context().list_function_names())
 

@@ -19,28 +19,29 @@ from forebay.service.blocks import Strings
 from forebay.service.client.tf_elements import graph_of
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines import SplitRange
-from forebay.service.pipelines.tf_data import run as tf_data
+from forebay.service.pipelines.tf_data import pipeline as tf_data
+from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 from forebay.service.pipelines.tf_data.queues import OwnedQueue, QueueSpec
-from forebay.service.pipelines.tf_data.run import TfDataExecutor
-from forebay.service.pipelines.tf_data.traces import Trace, Traces
+from forebay.service.pipelines.tf_data.run import TfDataRun
+from forebay.service.pipelines.tf_data.traces import RunTrace, Traces
 
 from .pipelines import Dataset, OneSource, count, slices
 
-made: list[weakref.ref[Trace]] = []
+made: list[weakref.ref[RunTrace]] = []
 
 
 @pytest.fixture(autouse=True)
 def traces(monkeypatch: pytest.MonkeyPatch) -> Traces:
     """New ones for each test, and a list of all that were made."""
 
-    class Counted(Trace):
+    class Counted(RunTrace):
         def __init__(self, *arguments: Any) -> None:
             made.append(weakref.ref(self))
             super().__init__(*arguments)
 
     made.clear()
     kept = Traces()
-    monkeypatch.setattr(tf_data, "Trace", Counted)
+    monkeypatch.setattr(tf_data, "RunTrace", Counted)
     monkeypatch.setattr(tf_data, "TRACES", kept)
     return kept
 
@@ -55,7 +56,7 @@ class Splits(OneSource):
         return self._ranges.pop() if self._ranges else None
 
 
-def values(executor: TfDataExecutor) -> list[int]:
+def values(executor: TfDataRun) -> list[int]:
     read = []
     for block in executor.blocks():
         column = block.components[0].values
@@ -64,9 +65,9 @@ def values(executor: TfDataExecutor) -> list[int]:
     return read
 
 
-def runs_of(dataset: Dataset) -> Callable[..., TfDataExecutor]:
+def runs_of(dataset: Dataset) -> Callable[..., TfDataRun]:
     graph, spec = graph_of(dataset), dataset.element_spec
-    return lambda *feed: TfDataExecutor(graph, *feed, element_spec=spec)
+    return lambda feed=None: TfDataPipeline(graph, element_spec=spec).run(feed)
 
 
 def without_optimizations(dataset: Dataset) -> Dataset:
@@ -125,9 +126,9 @@ def test_what_is_not_the_same_has_a_trace_of_its_own() -> None:
     run = runs_of(dataset)
     assert values(run()) == [*range(0, 1000, 10)]
     assert values(run(Splits(3))) == [30, 40, 50, 60, 70]
-    TfDataExecutor(graph_of(dataset)).blocks()
+    TfDataPipeline(graph_of(dataset)).run(None).blocks()
     assert len(made) == 3
-    wider = TfDataExecutor(graph_of(dataset), element_spec=tf.TensorSpec(None, tf.int64))
+    wider = TfDataPipeline(graph_of(dataset), element_spec=tf.TensorSpec(None, tf.int64)).run(None)
     assert sum(block.count for block in wider.blocks()) == 100
     assert len(made) == 4
 
@@ -226,8 +227,7 @@ def test_what_cannot_be_traced_is_not_kept(traces: Traces) -> None:
     graph = graph_of(count(3)).replace(b"RangeDataset", b"StrangeDaset")
     for _ in range(2):
         with pytest.raises(PipelineError, match="StrangeDaset"):
-            TfDataExecutor(graph, element_spec=tf.TensorSpec([], tf.int64))
-    assert len(made) == 2
+            TfDataPipeline(graph, element_spec=tf.TensorSpec([], tf.int64)).run(None)
     assert not traces._entries
 
 
@@ -245,7 +245,7 @@ def test_closing_a_queue_late_does_not_close_the_next_of_its_name() -> None:
 
 
 def test_runs_leave_no_memory_behind() -> None:
-    """Less than 10 KB each, of what malloc has given out."""
+    """Neither long runs nor bundles: less than 10 KB each, of what malloc has given out."""
     script = """
         import ctypes
         import gc
@@ -255,7 +255,7 @@ def test_runs_leave_no_memory_behind() -> None:
         from forebay.journal.proto import events_pb2 as ev
         from forebay.service.client.tf_elements import graph_of
         from forebay.service.pipelines import SplitRange
-        from forebay.service.pipelines.tf_data.run import TfDataExecutor
+        from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 
 
         class Info(ctypes.Structure):  # mallinfo2(3)
@@ -283,11 +283,15 @@ def test_runs_leave_no_memory_behind() -> None:
         libc.mallinfo2.restype = Info
         dataset = tf.data.Dataset.range(20).shuffle(9).map(lambda i: tf.range(i))
         graph = graph_of(dataset)
+        pipeline = TfDataPipeline(graph, element_spec=dataset.element_spec)
 
 
         def after(runs):
+            for number in range(2 * runs):
+                bundle = pipeline.bundle(SplitRange(0, 20, 0), number=number, seed=0)
+                assert sum(block.count for block in bundle.blocks()) == 20
             for _ in range(runs):
-                executor = TfDataExecutor(graph, Feed(), element_spec=dataset.element_spec)
+                executor = TfDataPipeline(graph, element_spec=dataset.element_spec).run(Feed())
                 assert sum(block.count for block in executor.blocks()) == 20
             gc.collect()
             info = libc.mallinfo2()

@@ -46,8 +46,8 @@ class Pipeline:
         return [ev.SplitSource(count=self.splits) for _ in range(self.providers)]
 
 
-class Executor:
-    """service.pipelines.Executor for a Pipeline."""
+class Computed:
+    """service.pipelines.Run for a Pipeline."""
 
     def __init__(self, pipeline: Pipeline, task: pb.Task, feed: SplitFeed | None) -> None:
         self._pipeline = pipeline
@@ -119,10 +119,10 @@ class Computation(Pipelines):
 
     def open(
         self, task: pb.Task, _: ev.DatasetDefinition, graph: bytes, feed: SplitFeed | None
-    ) -> Executor:
+    ) -> Computed:
         if graph != SANITIZED:
             kernel().fail("a worker got another graph than was registered")
-        return Executor(self._pipeline, task, feed)
+        return Computed(self._pipeline, task, feed)
 
 
 def _block(elements: list[Element]) -> Block:

@@ -19,7 +19,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -46,6 +46,28 @@ GATE = "forebay/gate/{}:0"
 """Stands for the tensor of a repeat's gate where a graph is being imported."""
 
 
+class ImportedGraph:
+    """A graph whose functions this process's TensorFlow knows, under names of their own."""
+
+    def __init__(self, graph: bytes) -> None:
+        """Raises InvalidGraph, and TensorFlow's errors."""
+        self.prefix = f"forebay{uuid.uuid4().hex}"
+        self.proto, self.result, self.tables = isolate(graph, self.prefix)
+        self._functions: list[str] = []
+
+    def add_functions(self) -> None:
+        for function in self.proto.library.function:
+            definition = function_pb2.FunctionDef.FromString(function.SerializeToString())
+            context.context().add_function_def(definition)
+            self._functions.append(function.signature.name)
+
+    def close(self) -> None:
+        """Free what TensorFlow holds of it. Idempotent."""
+        for name in self._functions:
+            context.context().remove_function(name)
+        self._functions = []
+
+
 class TracedGraph:
     """A graph as a function of this process's TensorFlow: each call makes the dataset anew.
 
@@ -57,7 +79,6 @@ class TracedGraph:
 
         Raises InvalidGraph, NotSplittable (with sources), and TensorFlow's errors.
         """
-        prefix = f"forebay{uuid.uuid4().hex}"
         parsed = Graph(graph)
         walk = SourceWalk(parsed) if sources is not None else None
         self._strands = _strands(walk.sources, sources) if walk and sources is not None else {}
@@ -70,12 +91,15 @@ class TracedGraph:
         self.calls_functions = calls_functions(parsed)
         self._state = state_of(parsed)
         # Set again, because those from below a repeat without an end do not pass its gate.
-        options = tf.data.Options()
-        options._from_proto(dataset_options_pb2.Options.FromString(walk.options if walk else b""))
+        options = options_of(walk.options if walk else b"")
         del parsed  # constants may be large, and TensorFlow makes copies of its own
-        isolated, result, tables = isolate(graph, prefix)
-        _replace_repeats(isolated, repeats, f"{prefix}_reopen")
-        self._functions: list[str] = []
+        self._imported = ImportedGraph(graph)
+        isolated, result, tables = (
+            self._imported.proto,
+            self._imported.result,
+            self._imported.tables,
+        )
+        _replace_repeats(isolated, repeats, f"{self._imported.prefix}_reopen")
         # TensorFlow itself keeps them only as long as the thread lives that traces.
         self._callbacks: list[Callable[..., Any]] = []
 
@@ -87,15 +111,12 @@ class TracedGraph:
                 GATE.format(name): _gate(after + i, self._callbacks)
                 for i, name in enumerate(repeats)
             }
-            variant, *rest = _import(isolated, feeds, gates, [result, *tables])
+            variant, *rest = import_graph(isolated, feeds, gates, [result, *tables])
             dataset = dataset_ops._VariantDataset(variant, self.component_specs)
             return [dataset.with_options(options)._variant_tensor, *rest]
 
         try:
-            for function in isolated.library.function:
-                definition = function_pb2.FunctionDef.FromString(function.SerializeToString())
-                context.context().add_function_def(definition)
-                self._functions.append(function.signature.name)
+            self._imported.add_functions()
             self._build = tf.function(build, autograph=False).get_concrete_function(
                 tf.TensorSpec([], tf.int64)
             )
@@ -120,9 +141,7 @@ class TracedGraph:
 
     def close(self) -> None:
         """Free what TensorFlow holds of it. Idempotent. No run may use it any more."""
-        for name in self._functions:
-            context.context().remove_function(name)
-        self._functions = []
+        self._imported.close()
         self._callbacks = []
         self._build = None  # which holds the graph's constants
 
@@ -176,6 +195,13 @@ def _number(asked: Sequence[_Feed | _Gate]) -> range:
     return numbers
 
 
+def options_of(serialized: bytes) -> Any:
+    """The options of a dataset that its graph has, as SourceWalk finds them."""
+    options = tf.data.Options()
+    options._from_proto(dataset_options_pb2.Options.FromString(serialized))
+    return options
+
+
 def output_specs(node: pb.NodeDef) -> tuple[Any, ...]:
     """The raw tensors that a dataset node yields (composites are variants there)."""
     types = node.attr["output_types"].list.type or node.attr["Toutput_types"].list.type
@@ -191,11 +217,12 @@ def output_specs(node: pb.NodeDef) -> tuple[Any, ...]:
     )
 
 
-def _import(
-    graph: pb.GraphDef, feeds: _FedSources, given: dict[str, Tensor], results: list[str]
+def import_graph(
+    graph: pb.GraphDef, feeds: Sources, given: dict[str, Tensor], results: list[str]
 ) -> list[Tensor]:
     """Import a graph into the function being traced, in two parts: the sources with all that
-    they depend on, then the rest, reading from feeds, and from tensors that are `given`."""
+    they depend on, then the rest, reading from what stands for them, and from tensors that are
+    `given`."""
     sources = set(feeds.names)
     lower = _ancestors(graph, sources)
     parts = [pb.GraphDef(), pb.GraphDef()]
@@ -217,7 +244,7 @@ def _import(
     }
     early = {name for name in results if _node_name(name) in lower}
     wanted = sorted(bridge | inputs | early | {f"{name}:0" for name in sources})
-    found = dict(zip(wanted, _import_part(parts[0], {}, wanted), strict=True))
+    found = dict(zip(wanted, import_part(parts[0], {}, wanted), strict=True))
     for node in parts[0].node:
         if node.name in sources:
             operands = [found[_tensor_name(i)] for i in node.input if not i.startswith("^")]
@@ -228,11 +255,11 @@ def _import(
         node.input[:] = kept
     upper = [name for name in results if name not in found]
     mapped = {name: found[name] for name in bridge} | given
-    found.update(zip(upper, _import_part(parts[1], mapped, upper), strict=True))
+    found.update(zip(upper, import_part(parts[1], mapped, upper), strict=True))
     return [found[name] for name in results]
 
 
-def _import_part(graph: pb.GraphDef, mapped: dict[str, Tensor], wanted: list[str]) -> list[Tensor]:
+def import_part(graph: pb.GraphDef, mapped: dict[str, Tensor], wanted: list[str]) -> list[Tensor]:
     proto = graph_pb2.GraphDef.FromString(graph.SerializeToString())
     return list(
         tf.graph_util.import_graph_def(proto, input_map=mapped, return_elements=wanted, name="")
@@ -385,6 +412,17 @@ class _Gate:
         return 0
 
 
+class Sources(Protocol):
+    """What stands for a graph's sources."""
+
+    names: list[str]
+    """Of their nodes."""
+
+    def dataset(self, node: pb.NodeDef, operands: list[Tensor], source: Tensor) -> Tensor:
+        """The variant of a dataset of a source's splits."""
+        ...
+
+
 class _FedSources:
     """A graph's sources, by the names of their nodes, on leased splits.
 
@@ -414,7 +452,7 @@ class _FedSources:
         alike = (node.op, specs, *[(t.dtype, str(t.shape)) for t in inputs])
         opened = tf.data.Dataset.range(number, number + 1)
         opened = self._flat_map(opened, "leases", leases, [])
-        expand = _expansion(node, operands, source, specs)
+        expand = expansion(node, operands, source, specs)
         return self._flat_map(opened, alike, expand, inputs)._variant_tensor
 
     def _flat_map(
@@ -450,7 +488,7 @@ def _integers(
     return tuple(tf.unstack(tf.reshape(found, [size])))
 
 
-def _expansion(
+def expansion(
     node: pb.NodeDef, operands: list[Tensor], source: Tensor, specs: tuple[Any, ...]
 ) -> Callable[[Tensor, Tensor], Dataset]:
     """(first, count) → the dataset of these splits of the source."""

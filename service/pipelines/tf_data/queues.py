@@ -51,6 +51,9 @@ class Queue:
     def size(self) -> int:
         return int(ops.queue_size_v2(self.handle))
 
+    def is_closed(self) -> bool:
+        return bool(ops.queue_is_closed_v2(self.handle))
+
     def close(self, *, cancel: bool = False) -> None:
         """Idempotent. With `cancel`, who waits to enqueue is told so."""
         try:
@@ -79,7 +82,7 @@ class OwnedQueue(Queue):
             )
             super().__init__(spec, handle)
             # Somebody may still hold the one that had this name; that one was closed.
-            if not ops.queue_is_closed_v2(handle):
+            if not self.is_closed():
                 return
 
     def close(self, *, cancel: bool = False) -> None:

@@ -106,15 +106,20 @@ _RULES = {
     "Window": (1, 2, 3),
 }
 
+_COUNTED = {"Repeat": 1, "ShuffleAndRepeat": 4}
+"""Where a repeat's count is among its inputs."""
+
 _AGAIN_AND_AGAIN = (("Repeat", -1),)
 
 _INT32, _INT64, _BOOL = 3, 9, 10
+_NO_FILE = {b"\x08\x07\x12\x00", b"\x08\x07\x12\x00B\x00"}  # TensorProtos of ""
 
 
 class SourceWalk:
     """One pass over a graph's datasets, from its result down to the sources.
 
-    `sources` are in the order of their split providers; `endless_repeats` are nodes that have no
+    `sources` are in the order of their split providers; `repeats` and `caches` are nodes;
+    `endless_repeats` are nodes that have no
     end, and those of the sources below each that are leased again and again; `options` are those
     of the whole dataset, TensorFlow's message serialized. Raises NotSplittable at a node that
     cannot pass splits on, InvalidGraph.
@@ -123,6 +128,8 @@ class SourceWalk:
     def __init__(self, graph: Graph) -> None:
         self.sources: list[SourceNode] = []
         self.endless_repeats: dict[str, list[int]] = {}
+        self.repeats: list[pb.NodeDef] = []  # of whatever count but 1
+        self.caches: list[pb.NodeDef] = []
         self.options = b""
         self._graph = graph
         self._below: list[tuple[pb.NodeDef, list[int]]] = []  # endless repeats, and their sources
@@ -178,6 +185,10 @@ class SourceWalk:
             self.sources.append(SourceNode(node, whole=whole))
             return _Lineage([] if whole else [[len(self.sources) - 1]], ())
         kind = _kind(node)
+        if kind in _COUNTED and self._fact(node.input[_COUNTED[kind]]) != 1:
+            self.repeats.append(node)
+        if kind == "Cache":
+            self.caches.append(node)
         if kind == "Options":
             self.options += node.attr["serialized_options"].s  # a message is merged into the last
         if kind == "Zip":
@@ -285,7 +296,7 @@ def _kind(node: pb.NodeDef) -> str:
 
 
 def _is_endless(kind: str, node: pb.NodeDef, graph: Graph) -> bool:
-    place = {"Repeat": 1, "ShuffleAndRepeat": 4}.get(kind)
+    place = _COUNTED.get(kind)
     if place is None or place >= len(node.input):
         return False
     times = _constant(graph.producer(node.input[place]))
@@ -349,6 +360,48 @@ def require_splittable(sources: Iterable[ev.SplitSource], unsplittable: str = ""
     reasons = filter(None, [unsplittable, *(source.unleasable for source in sources)])
     if reason := next(reasons, None):
         raise NotSplittable(f"the dataset cannot be split among Forebay's workers: {reason}")
+
+
+def require_bundles(graph: Graph, walk: SourceWalk) -> None:
+    """Raises NotSplittable, naming the node, if a range of this dataset's splits cannot be run on
+    an iterator of its own as what it is in the whole. `walk` is the graph's.
+    """
+    for node in walk.repeats:
+        raise _no_bundle(
+            node,
+            "it would repeat each bundle by itself. Repeat where you read, by further epochs; or "
+            "within a function of flat_map, if each element shall come several times",
+        )
+    groups = {
+        number if source.leased_with is None else source.leased_with: source
+        for number, source in enumerate(walk.sources)
+    }
+    for source in walk.sources:
+        if source.unleasable:
+            raise _no_bundle(source.node, source.unleasable)
+        if source.whole:
+            raise _no_bundle(
+                source.node, "each bundle would read all of it. Map what it yields instead"
+            )
+    if len(groups) > 1:
+        one, other, *_ = groups.values()
+        raise _no_bundle(
+            other.node,
+            f"{one.node.name!r} ({one.node.op}) is another source, and a bundle has a range of "
+            "one. Zip them, or put them into one list of what to read",
+        )
+    for node in walk.caches:
+        name = graph.producer(node.input[1])
+        if name.op != "Const" or name.attr["value"].tensor.SerializeToString() not in _NO_FILE:
+            raise _no_bundle(
+                node, "all bundles would read what the first one left in its file. Cache in memory"
+            )
+
+
+def _no_bundle(node: pb.NodeDef, reason: str) -> NotSplittable:
+    return NotSplittable(
+        f"the dataset cannot be run in bundles because of {node.name!r} ({node.op}): {reason}"
+    )
 
 
 def _decisive(node: pb.NodeDef) -> Sequence[str]:

@@ -13,7 +13,7 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar, cast
 
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
@@ -21,10 +21,10 @@ from tensorflow.python.data.experimental.ops import compression_ops
 from tensorflow.python.data.ops import dataset_ops, map_op
 from tensorflow.python.eager import context, execute
 
-from ....journal.proto import events_pb2 as ev
 from ..splits import SplitFeed
+from .bundles import BundleGraph
 from .columns import column
-from .element_specs import component_specs, flatten, options_for, plain
+from .element_specs import component_specs, flatten, options_for, plain, until_stopped
 from .feeds import LoadedGraph, TracedGraph
 from .packs import elements_per_pack
 from .queues import OwnedQueue, Queue, QueueSpec
@@ -38,108 +38,80 @@ KEPT_TRACES = 64
 KEPT_BYTES = 32 << 20  # of the kept traces' graphs; TensorFlow has several copies of each
 
 Tensor = Any
+T = TypeVar("T", bound="Trace")
+L = TypeVar("L", bound="Loaded")
 
-_STOP = QueueSpec(1, (tf.bool,), ((),))
+STOP = QueueSpec(1, (tf.bool,), ((),))
+"""Of a queue that a step waits for, while it drives; see Driver."""
+
+
+class Loaded(Protocol):
+    """What a run has of a trace."""
+
+    def close(self) -> None: ...
 
 
 class Trace:
-    """A graph, and the function that drives its dataset: every element into a queue."""
+    """How the elements of a graph get into a queue, traced into a function.
+
+    What is common to both ways to run it; `_function` is made by a subclass.
+    """
 
     def __init__(
         self,
-        graph: bytes,
-        sources: Sequence[ev.SplitSource] | None,
+        graph: TracedGraph | BundleGraph,
         element_spec: Any,
         compressed: bool,
         block_bytes: int,
     ) -> None:
-        """As for TfDataExecutor. Raises what TracedGraph does, UnsupportedElement."""
+        """As for TfDataPipeline. Raises UnsupportedElement."""
+        self._graph = graph
         self._places = Places()
-        self._graph = TracedGraph(graph, sources)
-        try:
-            raw = self._graph.component_specs
-            specs = list(raw) if element_spec is None else component_specs(element_spec)
-            alone = compressed or self._graph.calls_functions
-            pack = 1 if alone else min(elements_per_pack(specs), self._graph.most_at_once)
-            self.shapes = [spec.shape for spec in specs] if pack > 1 else None
-            if pack > 1:  # elements of fixed shapes go through the queue together, as one
-                specs = [tf.TensorSpec([None, *spec.shape], spec.dtype) for spec in specs]
-            self._options = options_for(specs)
-            self.columns = [column(spec) for spec in specs]
-            self.block_bytes = block_bytes
-            fixed = [c.fixed_bytes for c in self.columns if c.fixed_bytes is not None]
-            self.varies = len(fixed) < len(self.columns)
-            element_bytes = sum(fixed)
-            # One element a block: the large, and those that do not even have a rank in common.
-            self.alone = element_bytes >= LARGE_BYTES or any(s.shape.rank is None for s in specs)
-            most = 1 if self.alone else block_bytes // max(1, element_bytes)
-            self.most = max(1, min(MAX_BLOCK_ELEMENTS, most))
+        self._function: Any = None
+        self._element_spec = element_spec
+        self._compressed = compressed
+        raw = graph.component_specs
+        specs = list(raw) if element_spec is None else component_specs(element_spec)
+        alone = compressed or graph.calls_functions
+        self._pack = 1 if alone else min(elements_per_pack(specs), graph.most_at_once)
+        self.shapes = [spec.shape for spec in specs] if self._pack > 1 else None
+        if self._pack > 1:  # elements of fixed shapes go through the queue together, as one
+            specs = [tf.TensorSpec([None, *spec.shape], spec.dtype) for spec in specs]
+        self._options = options_for(specs)
+        self.columns = [column(spec) for spec in specs]
+        self.block_bytes = block_bytes
+        fixed = [c.fixed_bytes for c in self.columns if c.fixed_bytes is not None]
+        self.varies = len(fixed) < len(self.columns)
+        element_bytes = sum(fixed)
+        # One element a block: the large, and those that do not even have a rank in common.
+        self.alone = element_bytes >= LARGE_BYTES or any(s.shape.rank is None for s in specs)
+        most = 1 if self.alone else block_bytes // max(1, element_bytes)
+        self.most = max(1, min(MAX_BLOCK_ELEMENTS, most))
 
-            queued = [item for c in self.columns for item in c.queued]
-            if self.varies:
-                queued.append((tf.int64, []))  # the element's bytes
-            elif not queued:
-                queued.append((tf.bool, []))  # elements without a component still count
-            dtypes = tuple(dtype for dtype, _ in queued)
-            shapes = tuple(tuple(shape) for _, shape in queued)
-            capacity = max(1, QUEUE_BLOCKS * block_bytes // max(1, element_bytes))
-            # Where sizes differ the bytes in the queue are bounded by a queue of quanta beside it.
-            self.quanta = QUEUE_BLOCKS * block_bytes // QUANTUM_BYTES
-            self._queues = [_STOP, QueueSpec(min(capacity, 2 * MAX_BLOCK_ELEMENTS), dtypes, shapes)]
-            if self.varies:
-                self._queues.append(QueueSpec(self.quanta, (tf.bool,), ((),)))
+        queued = [item for c in self.columns for item in c.queued]
+        if self.varies:
+            queued.append((tf.int64, []))  # the element's bytes
+        elif not queued:
+            queued.append((tf.bool, []))  # elements without a component still count
+        dtypes = tuple(dtype for dtype, _ in queued)
+        shapes = tuple(tuple(shape) for _, shape in queued)
+        capacity = max(1, QUEUE_BLOCKS * block_bytes // max(1, element_bytes))
+        # Where sizes differ the bytes in the queue are bounded by a queue of quanta beside it.
+        self.quanta = QUEUE_BLOCKS * block_bytes // QUANTUM_BYTES
+        self._queues = [QueueSpec(min(capacity, 2 * MAX_BLOCK_ELEMENTS), dtypes, shapes)]
+        if self.varies:
+            self._queues.append(QueueSpec(self.quanta, (tf.bool,), ((),)))
 
-            spec = raw if element_spec is None or compressed else element_spec
-            opened = element_spec if compressed else None
+    def may_be_shared(self, loaded: Any) -> bool:
+        """Whether runs have nothing in common but what is traced; `loaded` is any one."""
+        return True
 
-            def drive(variant: Tensor, end: Tensor, *handles: Tensor) -> Tensor:
-                dataset = dataset_ops._VariantDataset(variant, spec)
-                if opened is not None:
-                    uncompress = plain(lambda e: compression_ops.uncompress(e, opened))
-                    dataset = map_op._MapDataset(
-                        dataset, uncompress, use_inter_op_parallelism=False
-                    )
-                if pack > 1:
-                    dataset = dataset.batch(pack)
-                return self._drive(dataset, element_spec, end, handles)
-
-            inputs = [tf.TensorSpec([], tf.variant)] * 2
-            inputs += [tf.TensorSpec([], tf.resource)] * len(self._queues)
-            self._function = tf.function(drive, autograph=False).get_concrete_function(*inputs)
-        except BaseException:
-            self.close()
-            raise
-
-    def _drive(
-        self, dataset: Any, element_spec: Any, end: Tensor, handles: tuple[Tensor, ...]
-    ) -> Tensor:
-        stop, queue, *budget = map(Queue, self._queues, handles)
-
-        @plain
-        def enqueue(*element: Any) -> Tensor:
-            whole = element if type(dataset.element_spec) is tuple else element[0]
-            tensors = list(whole) if element_spec is None else flatten(element_spec, whole)
-            parts = [p for c, t in zip(self.columns, tensors, strict=True) for p in c.encode(t)]
-            if budget:
-                sizes = [c.size(t) for c, t in zip(self.columns, tensors, strict=True)]
-                parts.append(tf.add_n(sizes))
-                quanta = tf.minimum(parts[-1] // QUANTUM_BYTES, self.quanta)
-                budget[0].enqueue_many([tf.zeros([quanta], tf.bool)])
-            queue.enqueue(parts or [True])
-            return tf.constant(0)
-
-        stop.dequeue()
-        # Without inter-op parallelism the function runs in the driving thread, 10 × faster.
-        fed = map_op._MapDataset(dataset, enqueue, use_inter_op_parallelism=False)
-        # Padded, because TensorFlow would fuse a plain batch with the map before it.
-        fed = fed.padded_batch(DRIVEN_ELEMENTS, [])
-        fed = fed.concatenate(dataset_ops._VariantDataset(end, fed.element_spec))
-        options = tf.data.Options().merge(self._options)
-        options.experimental_optimization.inject_prefetch = False  # the queue is one
-        return fed.with_options(options).reduce(0, _keep)
+    def make_queues(self) -> list[OwnedQueue]:
+        """New ones for a run: the queue and, if sizes vary, the budget."""
+        return list(map(OwnedQueue, self._queues))
 
     def drive(self, *inputs: Tensor) -> None:
-        """Run a dataset to its end: its variant, what `end_of` makes, and the queues' handles.
+        """Call the function, which takes elements to queues until there are no more.
 
         Raises TensorFlow's errors.
         """
@@ -155,23 +127,119 @@ class Trace:
                 ctx=context.context(),
             )
 
-    def make_queues(self) -> list[OwnedQueue]:
-        """New ones for a run: `stop`, the queue and, if sizes vary, the budget."""
-        return list(map(OwnedQueue, self._queues))
+    def _trace(self, function: Callable[..., Any], *inputs: Any) -> None:
+        self._function = tf.function(function, autograph=False).get_concrete_function(*inputs)
+
+    def _elements(self, variant: Tensor) -> Any:
+        """The dataset of the elements as their specs say."""
+        spec, opened = self._element_spec, None
+        if spec is None or self._compressed:
+            spec, opened = self._graph.component_specs, spec
+        dataset = dataset_ops._VariantDataset(variant, spec)
+        if opened is not None:
+            uncompress = plain(lambda e: compression_ops.uncompress(e, opened))
+            dataset = map_op._MapDataset(dataset, uncompress, use_inter_op_parallelism=False)
+        return dataset
+
+    def _queued(self, dataset: Any, handles: Sequence[Tensor]) -> Any:
+        """The dataset of a 0 for each element, or pack, that it puts into the queues."""
+        queue, *budget = map(Queue, self._queues, handles)
+        if self._pack > 1:
+            dataset = dataset.batch(self._pack)
+
+        @plain
+        def enqueue(*element: Any) -> Tensor:
+            whole = element if type(dataset.element_spec) is tuple else element[0]
+            spec = self._element_spec
+            tensors = list(whole) if spec is None else flatten(spec, whole)
+            parts = [p for c, t in zip(self.columns, tensors, strict=True) for p in c.encode(t)]
+            if budget:
+                sizes = [c.size(t) for c, t in zip(self.columns, tensors, strict=True)]
+                parts.append(tf.add_n(sizes))
+                quanta = tf.minimum(parts[-1] // QUANTUM_BYTES, self.quanta)
+                budget[0].enqueue_many([tf.zeros([quanta], tf.bool)])
+            queue.enqueue(parts or [True])
+            return tf.constant(0)
+
+        # Without inter-op parallelism the function runs in the driving thread, 10 × faster.
+        return map_op._MapDataset(dataset, enqueue, use_inter_op_parallelism=False)
+
+    def _reduced(self, fed: Any, stop: Tensor, end: Tensor, options: Any) -> Tensor:
+        """Drives a dataset of zeros until its end, or until `stop` is closed."""
+        Queue(STOP, stop).dequeue()
+        # Padded, because TensorFlow would fuse a plain batch with the map before it.
+        fed = fed.padded_batch(DRIVEN_ELEMENTS, [])
+        fed = fed.concatenate(dataset_ops._VariantDataset(end, fed.element_spec))
+        options = options.merge(self._options)
+        options.experimental_optimization.inject_prefetch = False  # the queue is one
+        return fed.with_options(options).reduce(0, _keep)
+
+    def close(self) -> None:
+        """Free what TensorFlow holds of it. Idempotent. No run may use it any more."""
+        self._graph.close()
+        self._function = None
+
+
+class RunTrace(Trace):
+    """Drives a dataset's variant: every element into a run's queues."""
+
+    _graph: TracedGraph
+
+    def __init__(self, graph: TracedGraph, *layout: Any) -> None:
+        super().__init__(graph, *layout)
+
+        def drive(variant: Tensor, end: Tensor, stop: Tensor, *handles: Tensor) -> Tensor:
+            fed = self._queued(self._elements(variant), handles)
+            return self._reduced(fed, stop, end, tf.data.Options())
+
+        inputs = [tf.TensorSpec([], tf.variant)] * 2
+        self._trace(drive, *inputs, *[tf.TensorSpec([], tf.resource)] * (1 + len(self._queues)))
 
     def load(self, feed: SplitFeed | None) -> LoadedGraph:
         """The dataset of one run. Raises TensorFlow's errors."""
         return self._graph.load(feed)
 
     def may_be_shared(self, loaded: LoadedGraph) -> bool:
-        """Whether runs have nothing in common but what is traced; `loaded` is any one."""
         options = dataset_ops._VariantDataset(loaded.variant, self._graph.component_specs).options()
         return self._graph.may_be_shared(options.merge(self._options))
 
-    def close(self) -> None:
-        """Free what TensorFlow holds of it. Idempotent. No run may use it any more."""
-        self._graph.close()
-        self._function = None
+
+class BundleTrace(Trace):
+    """Drives one bundle after another, as a queue of requests has them, each into its own queues,
+    and closes these."""
+
+    def __init__(self, graph: BundleGraph, *layout: Any) -> None:
+        super().__init__(graph, *layout)
+        handles = [tf.resource] * len(self._queues)
+        self._requests = QueueSpec(1, (tf.int64, *handles), ((4,), *[()] * len(handles)))
+
+        def bundle(numbers: Tensor, *handles: Tensor) -> Any:
+            parts = tf.unstack(tf.ensure_shape(numbers, [4]))
+            # TensorFlow's optimizer takes the first output of a node to be all that a dataset's
+            # input can be ("noop_elimination" looks for a `skip` by 0), and dies otherwise.
+            first, count, key, start = map(tf.identity, parts)
+            dataset = self._elements(graph.dataset(first, count, key)._variant_tensor).skip(start)
+
+            @plain
+            def close(_: Tensor) -> Tensor:
+                Queue(self._queues[0], handles[0]).close()
+                return tf.constant(0)
+
+            one = tf.data.Dataset.range(1)
+            closed = map_op._MapDataset(one, close, use_inter_op_parallelism=False)
+            return self._queued(dataset, handles).concatenate(closed)
+
+        def drive(end: Tensor, stop: Tensor, requests: Tensor) -> Tensor:
+            asked = until_stopped(lambda: tuple(Queue(self._requests, requests).dequeue()))
+            fed = asked.flat_map(plain(bundle))
+            return self._reduced(fed, stop, end, graph.options)
+
+        inputs = [tf.TensorSpec([], tf.variant), *[tf.TensorSpec([], tf.resource)] * 2]
+        self._trace(drive, *inputs)
+
+    def make_requests(self) -> OwnedQueue:
+        """A queue of (int64 [4]: first, count, key, start; the handles of a run's queues)."""
+        return OwnedQueue(self._requests)
 
 
 class Places:
@@ -217,7 +285,7 @@ def _keep(state: Tensor, _: Tensor) -> Tensor:
 def _end_of() -> Any:
     @plain
     def end(handle: Tensor) -> Tensor:
-        stop = Queue(_STOP, handle)
+        stop = Queue(STOP, handle)
 
         @plain
         def let_go(_: Tensor) -> Tensor:
@@ -260,16 +328,17 @@ class Traces:
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()  # the latest used come last
 
     def load(
-        self, key: Hashable, size: int, make: Callable[[], Trace], feed: SplitFeed | None
-    ) -> tuple[Trace, LoadedGraph, Callable[[], None]]:
-        """A trace that is called `key`, by `make` if there is none; the dataset of a run; and what
-        to call when the run is over. `size` is the graph's, in bytes. Raises what `make` does.
+        self, key: Hashable, size: int, make: Callable[[], T], load: Callable[[T], L]
+    ) -> tuple[T, L, Callable[[], None]]:
+        """A trace that is called `key`, by `make` if there is none; what `load` makes of it for a
+        run; and what to call when the run is over. `size` is the graph's, in bytes. Raises what
+        they do.
         """
         with self._lock:
             entry = self._entries.setdefault(key, _Entry(size))
             entry.users += 1
-        trace: Trace | None = None
-        loaded: LoadedGraph | None = None
+        trace: T | None = None
+        loaded: L | None = None
 
         def release() -> None:
             if loaded is not None:
@@ -280,16 +349,16 @@ class Traces:
 
         try:
             with entry.tracing:  # by one, while the others wait
-                trace = entry.trace
+                trace = cast("T | None", entry.trace)
                 if trace is None and entry.shared:
                     trace = make()
-                    loaded = trace.load(feed)
+                    loaded = load(trace)
                     entry.shared = trace.may_be_shared(loaded)
                     entry.trace = trace if entry.shared else None
             if trace is None:
                 trace = make()
             if loaded is None:
-                loaded = trace.load(feed)
+                loaded = load(trace)
         except BaseException:
             release()
             raise

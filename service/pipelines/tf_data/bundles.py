@@ -1,0 +1,81 @@
+"""A graph that runs bundle by bundle: what it may not have, and its dataset of one range.
+
+A long run gives a graph's sources whatever splits come, and Python is asked for them. A bundle is
+one range of them; so each source is replaced by the dataset of that range, which comes as two
+tensors, and the whole becomes the function of a flat_map: C++ makes iterators of it for one bundle
+after another, without Python, tracing or optimizing anything again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops
+
+from ....journal.proto import events_pb2 as ev
+from ...proto import graph_pb2 as pb
+from .feeds import ImportedGraph, expansion, import_graph, import_part, options_of, output_specs
+from .graphs import Graph
+from .packs import calls_functions
+from .seeds import KEY, seeded
+from .split_sources import SourceWalk, require_bundles, require_splittable
+
+Tensor = Any
+
+
+class BundleGraph:
+    """A graph as a function of a range of splits, a key and a start, to be traced."""
+
+    most_at_once = 2**63 - 1
+
+    def __init__(self, graph: bytes, sources: Sequence[ev.SplitSource]) -> None:
+        """Raises InvalidGraph, NotSplittable."""
+        require_splittable(sources)
+        parsed = Graph(graph)
+        walk = SourceWalk(parsed)
+        require_bundles(parsed, walk)
+        self._sources = [source.node.name for source in walk.sources]
+        self.component_specs = output_specs(parsed.dataset)
+        self.calls_functions = calls_functions(parsed)
+        self.options = options_of(walk.options)
+        self.options.deterministic = True
+        del parsed
+        self._imported = ImportedGraph(seeded(graph))
+        try:
+            self._imported.add_functions()
+        except BaseException:
+            self.close()
+            raise
+
+    def dataset(self, first: Tensor, count: Tensor, key: Tensor) -> Any:
+        """The dataset of the splits first … first + count − 1."""
+        proto, ranges = self._imported.proto, _Range(self._sources, first, count)
+        drawn = any(KEY in node.input for node in proto.node)
+        given = {KEY: key} if drawn else {}
+        (variant,) = import_graph(proto, ranges, given, [self._imported.result])
+        return dataset_ops._VariantDataset(variant, self.component_specs)
+
+    def close(self) -> None:
+        """Free what TensorFlow holds of it. Idempotent. No bundle may run any more."""
+        tables, self._imported.tables = self._imported.tables, []
+        if tables:  # which all bundles share
+            names = {name.split(":")[0] for name in tables}
+            nodes = [node for node in self._imported.proto.node if node.name in names]
+            for handle in tf.function(lambda: import_part(pb.GraphDef(node=nodes), {}, tables))():
+                tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+        self._imported.close()
+
+
+class _Range:
+    """Sources of one range of splits each, the same one."""
+
+    def __init__(self, names: list[str], first: Tensor, count: Tensor) -> None:
+        self.names = names
+        self._first = first
+        self._count = count
+
+    def dataset(self, node: pb.NodeDef, operands: list[Tensor], source: Tensor) -> Tensor:
+        of_range = expansion(node, operands, source, output_specs(node))
+        return of_range(self._first, self._count)._variant_tensor

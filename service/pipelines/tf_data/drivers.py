@@ -1,0 +1,185 @@
+"""Threads that drive pipelines: each is in one call that stays in C++.
+
+The driver of a long run works for that run, and ends with it. One of bundles works for one run
+after another: a request with the bundle's range and the handles of its queues goes through a queue
+as well, so between two bundles nothing is made but iterators.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ...errors import PipelineError
+from .feeds import LoadedGraph
+from .queues import OwnedQueue
+from .traces import STOP, BundleTrace, RunTrace, end_of
+
+UNWIND_S = 1.0  # for a cancelled pipeline to end at its next element, or by its feed
+
+Tensor = Any
+
+
+class Driver:
+    """A thread in a step of TensorFlow's."""
+
+    def __init__(self, drive: Callable[[OwnedQueue], None], queue: OwnedQueue) -> None:
+        """`drive(stop)` is the step; when it ends, `queue` is closed.
+
+        An operation that fails cancels all others of its step. The step waits for something in
+        `stop` while the pipeline runs, so closing it cancels the pipeline. TensorFlow's
+        CancellationManager would hold Python's global lock while it waits for the pipeline's
+        locks; and who has one of these may wait for Python.
+        """
+        self.error: PipelineError | None = None  # set before the queue is closed
+        self.queue = queue
+        self._drive = drive
+        self._stop = OwnedQueue(STOP)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="forebay-pipeline", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Wait until it has ended, which its queues, or its feed, have been closed for."""
+        # Here, where waiting for a lock of the pipeline's holds up nobody else; and late:
+        # a function call that returns while TensorFlow cancels waits for that, with its locks.
+        if not self._ended.wait(UNWIND_S):
+            self._stop.close()
+        self._thread.join()
+        self._stop.release()
+
+    def _run(self) -> None:
+        try:
+            self._drive(self._stop)
+        except tf.errors.OpError as error:
+            self.error = pipeline_error(error)
+        except Exception as error:  # noqa: BLE001 - a message of TensorFlow's that is no UTF-8, say
+            self.error = PipelineError("UNKNOWN", f"the pipeline failed: {error!r}")
+        finally:
+            self._ended.set()
+            self.queue.close()
+
+
+class LongRun:
+    """Drives one run of a loaded graph."""
+
+    def __init__(self, trace: RunTrace, loaded: LoadedGraph, release: Callable[[], None]) -> None:
+        self._trace = trace
+        self._variant = loaded.variant
+        self.release = release
+
+    def begin(self, queues: list[OwnedQueue]) -> Driver:
+        handles = [queue.handle for queue in queues]
+
+        def drive(stop: OwnedQueue) -> None:
+            self._trace.drive(self._variant, end_of(stop), stop.handle, *handles)
+
+        return Driver(drive, queues[0])
+
+    def end(self, driver: Driver, *, complete: bool) -> None:
+        driver.end()
+        self._variant = None
+
+
+class BundleDriver(Driver):
+    """Drives the bundles that it is asked for."""
+
+    def __init__(self, trace: BundleTrace, queue: OwnedQueue) -> None:
+        self._requests = trace.make_requests()
+
+        def drive(stop: OwnedQueue) -> None:
+            trace.drive(end_of(stop), stop.handle, self._requests.handle)
+
+        super().__init__(drive, queue)
+
+    def ask(self, numbers: list[int], queues: list[OwnedQueue]) -> None:
+        """Only when it has nothing to do."""
+        self.queue = queues[0]
+        handles = [queue.handle for queue in queues]
+        self._requests.enqueue([np.array(numbers, np.int64), *handles])
+
+    def end(self) -> None:
+        self._requests.close()
+        super().end()
+        self._requests.release()
+
+
+class Drivers:
+    """The drivers of a pipeline's bundles: as many as run at the same time. Thread-safe."""
+
+    def __init__(self, trace: BundleTrace) -> None:
+        self._trace = trace
+        self._lock = threading.Lock()
+        self._idle: list[BundleDriver] = []
+        self._closed = False
+
+    def take(self, queues: list[OwnedQueue]) -> BundleDriver:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return BundleDriver(self._trace, queues[0])
+
+    def give_back(self, driver: BundleDriver) -> None:
+        """Which has done its bundle."""
+        with self._lock:
+            if not self._closed:
+                self._idle.append(driver)
+                return
+        driver.end()
+
+    def close(self) -> None:
+        """End those that are idle, and the others when they are given back. Idempotent."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for driver in idle:
+            driver.end()
+
+
+class BundleRun:
+    """Drives one bundle."""
+
+    def __init__(self, drivers: Drivers, numbers: list[int], release: Callable[[], None]) -> None:
+        """`numbers` are those of a request: BundleTrace.make_requests."""
+        self._drivers = drivers
+        self._numbers = numbers
+        self.release = release
+        self._driver: BundleDriver | None = None
+
+    def begin(self, queues: list[OwnedQueue]) -> Driver:
+        self._driver = self._drivers.take(queues)
+        self._driver.ask(self._numbers, queues)
+        return self._driver
+
+    def end(self, driver: Driver, *, complete: bool) -> None:
+        assert self._driver is driver
+        if complete:
+            self._drivers.give_back(self._driver)
+        else:
+            driver.end()
+
+
+def pipeline_error(error: Any) -> PipelineError:
+    """TensorFlow's error with its code's canonical name."""
+    code = next((name for name, number in _CODES if number == error.error_code), "UNKNOWN")
+    return PipelineError(code, _TRACE.sub("", str(error.message)))
+
+
+# Where in *our* program TensorFlow's nodes come from, which tells nobody anything.
+_TRACE = re.compile(
+    r"^Graph execution error:\n\nDetected at node .*\n"
+    r"(<stack traces unavailable>\n|(  File .*\n\n?)+)+"
+    r"|\n\t \[\[.*"
+    r"|\{\{function_node [^}]*\}\} ?"
+)
+
+_CODES = [
+    (name, value)
+    for name, value in vars(tf.errors).items()
+    if name.isupper() and isinstance(value, int)
+]

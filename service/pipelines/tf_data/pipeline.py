@@ -1,0 +1,131 @@
+"""A tf.data graph as this process can run it."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ....journal.proto import events_pb2 as ev
+from ... import structure
+from ...blocks import BLOCK_BYTES
+from ..splits import SplitFeed, SplitRange
+from .bundles import BundleGraph
+from .drivers import BundleRun, Drivers, LongRun, pipeline_error
+from .element_specs import component_specs
+from .feeds import TracedGraph
+from .run import TfDataRun
+from .seeds import key_of
+from .traces import BundleTrace, L, RunTrace, T, Traces
+
+TRACES = Traces()
+"""Those of this process."""
+
+
+class TfDataPipeline:
+    """A serialized dataset graph, as `pipelines.Pipeline`.
+
+    With `element_spec` the blocks have that spec's components, and `compressed` says whether the
+    graph ends in tf.data service's compression, to be undone. Without it the components are
+    what the graph itself yields, its variants serialized with `tf.io.serialize_tensor`.
+    """
+
+    def __init__(
+        self,
+        graph: bytes,
+        sources: Sequence[ev.SplitSource] = (),
+        *,
+        element_spec: Any = None,
+        compressed: bool = False,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
+        """`sources` are those that were registered, for bundles; a long run has its feed's."""
+        self._graph = graph
+        self._sources = sources
+        self._layout = element_spec, compressed, block_bytes
+        self._key = (
+            hashlib.sha256(graph).digest(),
+            None if element_spec is None else structure.encode(element_spec),
+            None if element_spec is None else tuple(component_specs(element_spec)),
+            compressed,
+            block_bytes,
+        )
+        self._lock = threading.Lock()
+        self._bundles: _Bundles | None = None
+
+    def run(self, feed: SplitFeed | None) -> TfDataRun:
+        """Raises InvalidGraph, NotSplittable, UnsupportedElement, PipelineError."""
+        registered = None if feed is None else feed.sources
+
+        def make() -> RunTrace:
+            return self._trace(RunTrace, TracedGraph(self._graph, registered))
+
+        trace, loaded, release = self._load(registered, make, lambda trace: trace.load(feed))
+        return TfDataRun(trace, LongRun(trace, loaded, release))
+
+    def bundle(self, splits: SplitRange, *, number: int, seed: int, start: int = 0) -> TfDataRun:
+        """Raises InvalidGraph, NotSplittable, UnsupportedElement, PipelineError."""
+        if start < 0:
+            raise ValueError(f"a bundle starts at an index from 0, not at {start}")
+        with self._lock:
+            if self._bundles is None:
+                self._bundles = self._open_bundles()
+            bundles = self._bundles
+            bundles.users += 1
+        numbers = [splits.first, splits.count, key_of(seed, number), start]
+        source = BundleRun(bundles.drivers, numbers, lambda: self._leave(bundles))
+        return TfDataRun(bundles.trace, source, number, start)
+
+    def close(self) -> None:
+        """Free what bundles have in common, as soon as none is running. Idempotent."""
+        with self._lock:
+            bundles, self._bundles = self._bundles, None
+        if bundles is not None:
+            bundles.drivers.close()
+            self._leave(bundles)
+
+    def _open_bundles(self) -> _Bundles:
+        def make() -> BundleTrace:
+            return self._trace(BundleTrace, BundleGraph(self._graph, self._sources))
+
+        return _Bundles(*self._load(self._sources, make, Drivers, "bundles"))
+
+    def _trace(self, kind: Callable[..., T], graph: TracedGraph | BundleGraph) -> T:
+        try:
+            return kind(graph, *self._layout)
+        except BaseException:
+            graph.close()
+            raise
+
+    def _load(
+        self,
+        sources: Sequence[ev.SplitSource] | None,
+        make: Callable[[], T],
+        load: Callable[[T], L],
+        kind: str = "",
+    ) -> tuple[T, L, Callable[[], None]]:
+        known = None if sources is None else tuple(s.SerializeToString() for s in sources)
+        try:
+            return TRACES.load((*self._key, known, kind), len(self._graph), make, load)
+        except tf.errors.OpError as error:
+            raise pipeline_error(error) from error
+
+    def _leave(self, bundles: _Bundles) -> None:
+        with self._lock:
+            bundles.users -= 1
+            last = not bundles.users
+        if last:
+            bundles.release()
+
+
+class _Bundles:
+    """What the bundles of a pipeline have in common."""
+
+    def __init__(self, trace: BundleTrace, drivers: Drivers, release: Callable[[], None]) -> None:
+        self.trace = trace
+        self.drivers = drivers
+        self.release = release
+        self.users = 1  # its runs, and the pipeline until it is closed

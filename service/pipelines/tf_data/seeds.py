@@ -1,0 +1,354 @@
+"""A graph whose random numbers depend on a key, instead of on what TensorFlow has drawn before.
+
+A *key* is an int64. Each random operation draws from (key, salt), its salt being its place among
+the nodes, or the seeds that the user gave it; so operations with the same seeds draw the same
+numbers as each other, as in TensorFlow, but others in each bundle. A function is called with a key
+of its own, derived from its caller's; the function of a map with one that is derived from the
+number of the element as well, which comes with it (a zip with a range). So parallel calls draw the
+same numbers in whatever order they run, and element n the same ones whether those before it were
+computed or skipped.
+
+- Shuffles get their two seeds from the key. With `reshuffle_each_iteration=False` and seeds of the
+  user's, they keep them: such a shuffle is meant to be the same each time.
+- The operations in `_STATELESS` become their stateless counterparts.
+- What is deterministic but by option (`deterministic=False`) is deterministic.
+
+All other operations that may give something else each time are left as they are;
+`nondeterministic` names them. What a function repeats (`Dataset.from_tensors(x).map(random)
+.repeat(2)` in a flat_map) draws the same numbers each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ...proto import graph_pb2 as pb
+from .graphs import Graph
+
+KEY = "forebay/key:0"
+"""Stands for the key where a seeded graph is imported."""
+
+_INT32, _STRING, _INT64 = 3, 7, 9
+_OF_INT64 = b"\x18\x09"  # ArgDef.type, which graph.proto does not declare
+
+
+class _Stateless(NamedTuple):
+    op: str
+    seed_at: int  # among the inputs
+    dtype: str  # the attribute of the stateful one that says what is drawn, and of this one
+    called: str
+
+
+_STATELESS = {
+    "RandomUniform": _Stateless("StatelessRandomUniform", 1, "dtype", "dtype"),
+    "RandomUniformInt": _Stateless("StatelessRandomUniformInt", 1, "Tout", "dtype"),
+    "RandomStandardNormal": _Stateless("StatelessRandomNormal", 1, "dtype", "dtype"),
+    "TruncatedNormal": _Stateless("StatelessTruncatedNormal", 1, "dtype", "dtype"),
+    "Multinomial": _Stateless("StatelessMultinomial", 2, "output_dtype", "output_dtype"),
+}
+
+_SHUFFLES = {"ShuffleDataset", "ShuffleDatasetV3"}  # (input, buffer_size, seed, seed2, …)
+_CALLS = {
+    "PartitionedCall",
+    "StatefulPartitionedCall",
+    "If",
+    "StatelessIf",
+    "Case",
+    "StatelessCase",
+}
+_MAPS = {
+    *("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2"),
+    *("FlatMapDataset", "InterleaveDataset"),
+    *(f"ParallelInterleaveDatasetV{n}" for n in (2, 3, 4)),
+}
+
+# By the beginnings of their names: what may give something else each time.
+_UNSURE = {
+    "draws random numbers": (
+        *("Random", "Multinomial", "ParameterizedTruncatedNormal", "TruncatedNormal", "Stateful"),
+        *("SampleDistortedBoundingBox", "RngSkip", "RngReadAndSkip", "FractionalAvgPool"),
+        *("FractionalMaxPool", "ThreadUnsafeUnigram", "UniformCandidate", "LogUniform"),
+        *("LearnedUnigram", "AnonymousRandomSeedGenerator"),
+    ),
+    "is a function in Python": ("PyFunc", "EagerPyFunc", "PyFuncStateless"),
+    "keeps a state": ("MutableHashTable", "MutableDenseHashTable", "VarHandleOp", "Variable"),
+    "reads a clock": ("Timestamp",),
+    "gives elements as they come": ("ParallelInterleaveDataset", "ExperimentalParallelInterleave"),
+    "shuffles by seeds that the graph does not have": ("ShuffleDatasetV2",),
+}
+_SURE = {"StatefulPartitionedCall", *(f"ParallelInterleaveDatasetV{n}" for n in (2, 3, 4))}
+
+
+def seeded(graph: bytes) -> bytes:
+    """The graph with its random numbers drawn from KEY. Raises InvalidGraph."""
+    parsed = Graph(graph)
+    _Seeding(parsed.proto).run()
+    return parsed.proto.SerializeToString()
+
+
+def nondeterministic(graph: bytes) -> list[str]:
+    """Why a bundle of this dataset might not have the same elements each time it is run, by the
+    names of the nodes; empty if nothing is known. Raises InvalidGraph.
+    """
+    proto = Graph(seeded(graph)).proto
+    found = [(node, "") for node in proto.node]
+    for function in _reached(proto):
+        found += [(node, f" in function {function.signature.name!r}") for node in function.node_def]
+    return [
+        f"{node.name!r} ({node.op}){where} {why}"
+        for node, where in found
+        if node.op not in _SURE
+        for why, beginnings in _UNSURE.items()
+        if node.op.startswith(beginnings)
+    ]
+
+
+def _reached(proto: pb.GraphDef) -> Iterator[pb.FunctionDef]:
+    """The functions that a graph calls, directly or not."""
+    functions = {function.signature.name: function for function in proto.library.function}
+    waiting, seen = [list(proto.node)], set()
+    for body in waiting:  # grows
+        for name in (name for node in body for name in (node.op, *_called(node))):
+            if name in functions and name not in seen:
+                seen.add(name)
+                waiting.append(list(functions[name].node_def))
+                yield functions[name]
+
+
+def _called(node: pb.NodeDef) -> list[str]:
+    return [reference.name for reference in _references(node)]
+
+
+def _references(node: pb.NodeDef) -> Iterator[pb.NameAttrList]:
+    for _, attr in sorted(node.attr.items()):
+        if attr.WhichOneof("value") == "func":
+            yield attr.func
+        elif attr.WhichOneof("value") == "list":
+            yield from attr.list.func
+
+
+class _Body:
+    """The nodes of the graph, or of a function, which names tensors in another way."""
+
+    def __init__(self, nodes: Any, key: str, *, function: bool) -> None:
+        self.nodes = nodes
+        self.key = key
+        self._function = function
+        self._names = {node.name for node in nodes}
+
+    def add(self, op: str, inputs: Iterable[str], output: str, **attrs: pb.AttrValue) -> str:
+        """A node; returns its only tensor."""
+        name = f"forebay_{len(self.nodes)}"
+        while name in self._names:
+            name += "_"
+        self._names.add(name)
+        node = self.nodes.add(name=name, op=op, input=list(inputs))
+        for attr, value in attrs.items():
+            node.attr[attr].CopyFrom(value)
+        return f"{name}:{output}:0" if self._function else f"{name}:0"
+
+    def constant(self, value: int | list[int], dtype: int = _INT64) -> str:
+        tensor = pb.TensorProto(dtype=dtype, tensor_shape=pb.TensorShape())
+        if isinstance(value, list):
+            tensor.tensor_shape.dim.add(size=len(value))
+        else:
+            (tensor.int64_val if dtype == _INT64 else tensor.int_val).append(value)
+        attrs = {"dtype": _type(dtype), "value": pb.AttrValue(tensor=tensor)}
+        return self.add("Const", [], "output", **attrs)
+
+    def pair(self, key: str, number: str) -> str:
+        attrs = {"N": pb.AttrValue(i=2), "T": _type(_INT64), "axis": pb.AttrValue(i=0)}
+        return self.add("Pack", [key, number], "output", **attrs)
+
+    def derived(self, key: str, number: str) -> str:
+        """Another key."""
+        return self.add(
+            "StatelessRandomUniformFullInt",
+            [self.constant([], _INT32), self.pair(key, number)],
+            "output",
+            dtype=_type(_INT64), T=_type(_INT32), Tseed=_type(_INT64),
+        )  # fmt: skip
+
+    def producer(self, tensor: str) -> pb.NodeDef | None:
+        """None if it is an argument of the function."""
+        name = tensor.split(":")[0]
+        found = next((node for node in self.nodes if node.name == name), None)
+        identity = found is not None and found.op == "Identity"
+        return self.producer(found.input[0]) if found is not None and identity else found
+
+    def value_of(self, tensor: str) -> int | None:
+        """Of a constant scalar."""
+        node = self.producer(tensor)
+        if node is None or node.op != "Const":
+            return None
+        value = node.attr["value"].tensor
+        if value.tensor_content:
+            return int.from_bytes(value.tensor_content, "little", signed=True)
+        return int(value.int64_val[0]) if value.int64_val else 0
+
+
+class _Seeding:
+    def __init__(self, proto: pb.GraphDef) -> None:
+        self._proto = proto
+        self._functions = {f.signature.name: f for f in proto.library.function}
+        self._random = _random_functions(self._functions)
+        self._made: set[str] = set()
+
+    def run(self) -> None:
+        for node in [*self._proto.node, *(n for f in self._functions.values() for n in f.node_def)]:
+            if "deterministic" in node.attr and node.attr["deterministic"].s == b"false":
+                node.attr["deterministic"].s = b"true"
+            if "sloppy" in node.attr:  # as older operations call it
+                node.attr["sloppy"].b = False
+        self._seed(_Body(self._proto.node, KEY, function=False))
+
+    def _seed(self, body: _Body) -> None:
+        for place, node in enumerate(list(body.nodes)):
+            salt = _number("node", place)  # names are others each time a pipeline is built
+            if node.op in _STATELESS:
+                _make_stateless(body, node, salt)
+            elif node.op in _SHUFFLES:
+                _seed_shuffle(body, node, salt)
+            elif not self._random.isdisjoint(_called(node)):
+                if node.op in _CALLS:
+                    data = [name for name in node.input if not name.startswith("^")]
+                    node.input.insert(len(data), body.derived(body.key, body.constant(salt)))
+                    node.attr["Tin"].list.type.append(_INT64)
+                    for reference in _references(node):
+                        reference.name = self._keyed(reference.name)
+                elif node.op in _MAPS and _number_elements(body, node):
+                    key = body.derived(body.key, body.constant(salt))
+                    captured = len(node.attr["Targuments"].list.type)
+                    node.input.insert(1 + captured, key)
+                    node.attr["Targuments"].list.type.append(_INT64)
+                    function = node.attr["f"].func
+                    function.name = self._keyed(function.name, captured)
+
+    def _keyed(self, name: str, captured: int | None = None) -> str:
+        """A function that takes a key as its last argument; if it is of a dataset's elements,
+        with so many captured tensors behind them, also the element's number in between."""
+        made = f"{name}_keyed" if captured is None else f"{name}_numbered"
+        if made in self._made:
+            return made
+        self._made.add(made)
+        function = self._proto.library.function.add()
+        function.CopyFrom(self._functions[name])
+        function.signature.name = made
+        arguments = list(function.signature.input_arg)
+        key = pb.ArgDef(name="forebay_key")
+        key.MergeFromString(_OF_INT64)
+        if captured is not None:
+            number = pb.ArgDef(name="forebay_number")
+            number.MergeFromString(_OF_INT64)
+            at = len(arguments) - captured
+            arguments.insert(at, number)
+            for of_arguments in function.arg_attr, function.resource_arg_unique_id:
+                _make_room(of_arguments, at)
+        del function.signature.input_arg[:]
+        function.signature.input_arg.extend([*arguments, key])
+        body = _Body(function.node_def, key.name, function=True)
+        if captured is not None:
+            body.key = body.derived(key.name, "forebay_number")
+        self._seed(body)
+        return made
+
+
+def _random_functions(functions: Mapping[str, pb.FunctionDef]) -> set[str]:
+    """Those to whose operations a key makes a difference, directly or not."""
+    random: set[str] = set()
+    known = -1
+    while known < len(random):
+        known = len(random)
+        for name, function in functions.items():
+            if any(_is_random(node, random) for node in function.node_def):
+                random.add(name)
+    return random
+
+
+def _is_random(node: pb.NodeDef, random: set[str]) -> bool:
+    if node.op in _CALLS or node.op in _MAPS:
+        return not random.isdisjoint(_called(node))
+    return node.op in _STATELESS or node.op in _SHUFFLES
+
+
+def _make_stateless(body: _Body, node: pb.NodeDef, salt: int) -> None:
+    stateless = _STATELESS[node.op]
+    seeds = node.attr["seed"].i, node.attr["seed2"].i
+    if any(seeds):
+        salt = _number("seeds", *seeds)
+    node.input.insert(stateless.seed_at, body.pair(body.key, body.constant(salt)))
+    if stateless.dtype != stateless.called:
+        node.attr[stateless.called].CopyFrom(node.attr[stateless.dtype])
+        del node.attr[stateless.dtype]
+    del node.attr["seed"], node.attr["seed2"]
+    node.attr["Tseed"].CopyFrom(_type(_INT64))
+    node.op = stateless.op
+
+
+def _seed_shuffle(body: _Body, node: pb.NodeDef, salt: int) -> None:
+    one, two = node.input[2:4]
+    if (body.value_of(one), body.value_of(two)) == (0, 0):  # TensorFlow would draw them
+        key = body.derived(body.key, body.constant(salt))
+    elif "reshuffle_each_iteration" in node.attr and not node.attr["reshuffle_each_iteration"].b:
+        return
+    else:
+        key = body.derived(body.derived(body.key, one), two)
+    node.input[2] = key
+    node.input[3] = body.derived(key, body.constant(1))
+
+
+def _number_elements(body: _Body, node: pb.NodeDef) -> bool:
+    """Zip a dataset's input with the numbers 0, 1, 2 …; False if nobody knows what it yields."""
+    source = body.producer(node.input[0])
+    if source is None:
+        return False
+    types, shapes = pb.AttrValue(), pb.AttrValue()
+    types.list.type.extend(
+        source.attr["output_types"].list.type or source.attr["Toutput_types"].list.type
+    )
+    shapes.list.shape.extend(source.attr["output_shapes"].list.shape)
+    for name in ("output_types", "Toutput_types", "output_shapes"):
+        if name in source.attr and not source.attr[name].list.ByteSize():
+            del source.attr[name]  # which asking has made
+    if not types.list.type:
+        types.list.type.append(_STRING)  # files of records or lines
+        shapes.list.shape.add()
+    of_numbers = pb.AttrValue(), pb.AttrValue()
+    of_numbers[0].list.type.append(_INT64)
+    of_numbers[1].list.shape.add()
+    bounds = [body.constant(bound) for bound in (0, 2**63 - 1, 1)]
+    specs = dict(zip(("output_types", "output_shapes"), of_numbers, strict=True))
+    numbers = body.add("RangeDataset", bounds, "handle", **specs)
+    types.list.type.append(_INT64)
+    shapes.list.shape.add()
+    specs = {"output_types": types, "output_shapes": shapes, "N": pb.AttrValue(i=2)}
+    node.input[0] = body.add("ZipDataset", [node.input[0], numbers], "handle", **specs)
+    return True
+
+
+def _make_room(of_arguments: Any, at: int) -> None:
+    """Shift what is kept by the places of arguments, for another one."""
+    for place in sorted((place for place in of_arguments if place >= at), reverse=True):
+        value = of_arguments[place]
+        if isinstance(value, int):
+            of_arguments[place + 1] = value
+        else:
+            of_arguments[place + 1].CopyFrom(value)
+        del of_arguments[place]
+
+
+def _number(*parts: Any) -> int:
+    """An int64 that others do not have."""
+    digest = hashlib.sha256(repr(parts).encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def key_of(seed: int, number: int) -> int:
+    """The key of a bundle of this number."""
+    return _number("bundle", seed, number)
+
+
+def _type(dtype: int) -> pb.AttrValue:
+    return pb.AttrValue(type=dtype)

@@ -1,0 +1,296 @@
+"""tf.data's pipelines keep the contract; what else TensorFlow's bundles are, and cannot be."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from forebay.service.client.tf_elements import graph_of
+from forebay.service.pipelines import Pipeline, SplitRange
+from forebay.service.pipelines.definitions import nondeterministic, require_bundles
+from forebay.service.pipelines.tf_data import drivers
+from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
+from forebay.service.pipelines.tf_data.split_sources import NotSplittable, split_sources
+
+from .contract import SPLITS, PipelineContract, Step
+from .pipelines import Dataset, count, plain, slices
+
+zipped = tf.data.Dataset.zip
+
+
+def done(step: Step, dataset: Dataset) -> Dataset:
+    kind, n = step
+    match kind:
+        case "times":
+            return dataset.map(lambda x: n * x)
+        case "without":
+            return dataset.filter(lambda x: x % n != 0)
+        case "spread":
+            return dataset.flat_map(lambda x: count(n * x, n * (x + 1)))
+        case "batch":
+            return dataset.batch(n)
+        case "shuffle":
+            return dataset.shuffle(n)
+        case "interleave":
+            return dataset.interleave(
+                lambda x: count(x, x + 2), cycle_length=n, num_parallel_calls=n, deterministic=False
+            )
+        case "drawn":
+            return dataset.map(
+                lambda x: x + 10**6 * tf.random.uniform([], 0, 1000, tf.int64),
+                num_parallel_calls=2,
+                deterministic=False,
+            )
+        case "wide":
+            return dataset.map(lambda x: tf.fill([n], x))
+        case "failing":
+
+            def checked(x: Any) -> Any:
+                wrong = tf.constant(n, tf.int64)
+                fine = tf.debugging.assert_none_equal(x, wrong, message="no such element")
+                with tf.control_dependencies([fine]):
+                    return tf.identity(x)
+
+            return dataset.map(checked)
+    raise ValueError(kind)
+
+
+class TestTfData(PipelineContract):
+    def make(self, steps: Sequence[Step]) -> Pipeline:
+        dataset = count(SPLITS)
+        for step in steps:
+            dataset = done(step, dataset)
+        return pipeline_of(dataset)
+
+
+def pipeline_of(dataset: Dataset) -> TfDataPipeline:
+    return TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec)
+
+
+def read(pipeline: TfDataPipeline, first: int = 0, size: int = 10, number: int = 0) -> list[str]:
+    blocks = pipeline.bundle(SplitRange(first, size, 0), number=number, seed=5).blocks()
+    return [
+        repr([plain(v) for v in element])
+        for block in blocks
+        for element in zip(*(c.elements() for c in block.components), strict=True)
+    ]
+
+
+@tf.function  # type: ignore[untyped-decorator]
+def augmented(x: Any) -> Any:
+    def flipped() -> Any:
+        return tf.random.uniform([2], maxval=10**6, dtype=tf.int64)
+
+    return tf.cond(tf.random.normal([]) > 0, flipped, lambda: tf.stack([x, x]))
+
+
+def float_of(x: Any) -> Any:
+    return tf.cast(x, tf.float32)
+
+
+RANDOM: dict[str, Callable[[], Dataset]] = {
+    "uniform": lambda: count(99).map(lambda x: float_of(x) + tf.random.uniform([])),
+    "normal": lambda: count(99).map(lambda x: float_of(x) + tf.random.normal([3])),
+    "truncated": lambda: count(99).map(lambda x: float_of(x) + tf.random.truncated_normal([3])),
+    "integers": lambda: count(99).map(lambda x: tf.random.uniform([x], 0, 999, tf.int32)),
+    "categorical": lambda: count(99).map(lambda x: tf.random.categorical([[1.0] * 9], 5)),
+    "seeded": lambda: count(99).map(lambda x: float_of(x) + tf.random.uniform([], seed=3)),
+    "in functions": lambda: count(99).map(augmented, num_parallel_calls=4),
+    "augmented images": lambda: count(99).map(
+        lambda x: tf.image.random_brightness(
+            tf.image.random_flip_left_right(tf.fill([4, 4, 3], float_of(x))), 0.5
+        ),
+        num_parallel_calls=tf.data.AUTOTUNE,
+    ),
+    "in an interleave": lambda: count(99).interleave(
+        lambda x: count(x, x + 3).shuffle(3).map(lambda y: float_of(y) + tf.random.uniform([])),
+        num_parallel_calls=2,
+    ),
+    "in a zip": lambda: zipped((
+        count(99).map(lambda x: float_of(x) + tf.random.uniform([])), count(99).map(lambda x: -x),
+    )),
+    "shuffled by a seed": lambda: count(99).shuffle(20, seed=3),
+    "shuffled in batches": lambda: count(99).batch(2).shuffle(20).unbatch(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RANDOM)
+def test_random_numbers_are_the_bundles(case: str) -> None:
+    pipeline = pipeline_of(RANDOM[case]())
+    first, other = (read(pipeline, number=number) for number in (0, 1))
+    assert read(pipeline, number=0) == first
+    assert first != other
+    if case not in ("shuffled by a seed", "shuffled in batches"):
+        assert len(set(first)) == len(first)  # each element draws its own
+    pipeline.close()
+    assert nondeterministic(graph_of(RANDOM[case]())) == []
+
+
+def test_shuffles_of_one_seed_keep_pairs() -> None:
+    images, labels = (count(99).shuffle(30, seed=4) for _ in range(2))
+    pipeline = pipeline_of(zipped((images, labels)))
+    pairs = [
+        (int(a), int(b))
+        for block in pipeline.bundle(SplitRange(0, 30, 0), number=3, seed=1).blocks()
+        for a, b in zip(*(c.elements() for c in block.components), strict=True)
+    ]
+    assert all(a == b for a, b in pairs) and pairs != sorted(pairs)
+    pipeline.close()
+
+
+def test_a_shuffle_that_is_fixed_stays_so() -> None:
+    pipeline = pipeline_of(count(99).shuffle(30, seed=4, reshuffle_each_iteration=False))
+    assert read(pipeline, number=0) == read(pipeline, number=1)
+    pipeline.close()
+
+
+def test_a_table_serves_all_bundles() -> None:
+    keys = tf.constant([1, 2], tf.int64)
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys * 7), -1)
+    pipeline = pipeline_of(slices(tf.constant([1, 2, 3], tf.int64)).map(table.lookup))
+    for _ in range(2):
+        assert read(pipeline, 0, 3) == read(
+            pipeline_of(slices(tf.constant([7, 14, -1], tf.int64))), 0, 3
+        )
+    pipeline.close()
+
+
+def test_another_process_has_the_same_elements() -> None:
+    script = """
+        import base64, sys
+
+        import tensorflow as tf
+
+        from forebay.service.pipelines import SplitRange
+        from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
+
+        pipeline = TfDataPipeline(base64.b64decode(sys.stdin.read()))
+        for number in map(int, sys.argv[1:]):
+            run = pipeline.bundle(SplitRange(10 * number, 10, 0), number=number, seed=1)
+            read = [c.values.tobytes() for b in run.blocks() for c in b.components]
+            print(number, b"".join(read).hex())
+        pipeline.close()
+        """
+    dataset = (
+        count(99)
+        .shuffle(5)
+        .map(lambda x: float_of(x) + tf.random.uniform([2]), num_parallel_calls=4)
+    )
+    graph = base64.b64encode(graph_of(dataset)).decode()
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script), *numbers],
+            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
+            input=graph, capture_output=True, text=True, timeout=110, check=True,
+        ).stdout.splitlines()
+        for numbers in (["0", "1", "2"], ["2", "0", "2", "1"])
+    ]  # fmt: skip
+    assert len(set(printed[0])) == 3
+    assert set(printed[0]) == set(printed[1])
+
+
+def test_a_driver_is_made_once_for_bundles_one_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = []
+
+    class Counted(drivers.BundleDriver):
+        def __init__(self, *arguments: Any) -> None:
+            made.append(self)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(drivers, "BundleDriver", Counted)
+    pipeline = pipeline_of(count(99).map(lambda x: x + 1))
+    for number in range(9):
+        read(pipeline, number, number=number)
+    pipeline.close()
+    assert len(made) == 1
+
+
+REFUSED: dict[str, tuple[Callable[[], Dataset], str]] = {
+    "repeat": (lambda: count(9).repeat(2), "RepeatDataset"),
+    "endless repeat": (lambda: count(9).map(lambda x: x).repeat().batch(2), "RepeatDataset"),
+    "shuffle and repeat": (
+        lambda: count(9).apply(tf.data.experimental.shuffle_and_repeat(3, 2)),
+        "ShuffleAndRepeat",
+    ),
+    "two sources": (lambda: count(9).concatenate(count(9)), "RangeDataset.*is another source"),
+    "a choice": (
+        lambda: tf.data.Dataset.sample_from_datasets([count(9), count(9)]), "RandomDataset"
+    ),
+    "a constant": (
+        lambda: zipped((count(9), tf.data.Dataset.from_tensors(1).repeat())), "RepeatDataset"
+    ),
+    "random numbers": (
+        lambda: zipped((count(9), tf.data.Dataset.random(seed=1))), "RandomDataset.*all of it"
+    ),
+    "a cache in a file": (lambda: count(9).cache("elements").map(lambda x: x), "CacheDataset"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_means_nothing_in_a_bundle_is_refused_by_its_node(case: str) -> None:
+    """By a worker, and where it is registered, without TensorFlow."""
+    dataset, node = REFUSED[case]
+    with pytest.raises(NotSplittable, match=node):
+        pipeline_of(dataset()).bundle(SplitRange(0, 3, 0), number=0, seed=0)
+    with pytest.raises(NotSplittable, match=node):
+        require_bundles(graph_of(dataset()), [])
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        lambda: count(9).repeat(1),
+        lambda: count(9).cache(),
+        lambda: count(9).flat_map(lambda x: tf.data.Dataset.from_tensors(x).repeat(3)),
+        lambda: zipped((count(9), count(9).map(lambda x: -x))),
+    ],
+)
+def test_what_means_something_is_not_refused(dataset: Callable[[], Dataset]) -> None:
+    pipeline = pipeline_of(dataset())
+    first = read(pipeline, 2, 3)
+    assert first and read(pipeline, 2, 3) == first != read(pipeline, 5, 3)
+    pipeline.close()
+
+
+def test_a_registration_that_cannot_be_divided_is_refused() -> None:
+    dataset = zipped((count(40).filter(lambda x: x > 3), count(40)))
+    graph = graph_of(dataset)
+    sources = [source.splits for source in split_sources(graph)]
+    with pytest.raises(NotSplittable, match="zips"):
+        TfDataPipeline(graph, sources).bundle(SplitRange(0, 3, 0), number=0, seed=0)
+
+
+def test_a_start_below_0_is_refused() -> None:
+    with pytest.raises(ValueError, match="-1"):
+        pipeline_of(count(9)).bundle(SplitRange(0, 3, 0), number=0, seed=0, start=-1)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: tf.random.gamma([], float_of(x) + 1), "RandomGamma.*draws random numbers"),
+        (lambda x: tf.random.shuffle(tf.range(x)), "RandomShuffle.*draws random numbers"),
+        (lambda x: tf.numpy_function(lambda y: y, [x], tf.int64), "PyFunc.*Python"),
+        (lambda x: tf.timestamp() + float(1), "Timestamp.*clock"),
+        (
+            lambda x: tf.while_loop(
+                lambda i: i < x, lambda i: i + tf.random.uniform([], 1, 3, tf.int64), [x - x]
+            ),
+            "RandomUniformInt.*draws random numbers",
+        ),
+    ],
+)
+def test_what_may_differ_each_time_is_named(function: Any, reason: str) -> None:
+    named = nondeterministic(graph_of(count(9).map(function)))
+    assert len(named) == 1 and re.search(reason, named[0]), named
