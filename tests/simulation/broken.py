@@ -29,6 +29,7 @@ from forebay.service.worker.worker import Worker
 from .disk import Disk
 from .patches import replaced
 from .remote import Server
+from .scenario import Scenario
 
 
 def answers_before_durable() -> AbstractContextManager[None]:
@@ -185,6 +186,7 @@ class Variant(NamedTuple):
     shows_as: str  # in the violation
     faults: tuple[str, ...] = ()
     seeds: int = 60  # within which it is found
+    fits: Callable[[Scenario], bool] = lambda _: True  # whether a seed's scenario can show it
 
 
 BROKEN: dict[str, Variant] = {
@@ -199,7 +201,8 @@ BROKEN: dict[str, Variant] = {
         Variant(keeps_splits_at_drain, "was never delivered", ("drain worker",)),
         Variant(
             forgets_what_an_earlier_pass_handed_back, "nobody was ever given",
-            ("drain worker",), 200,
+            ("drain worker",), 600,
+            lambda scenario: scenario.pipeline.passes > 1 and scenario.workers > 1,
         ),
         Variant(takes_the_end_of_a_pass_for_the_end, "that has none", ("kill worker",)),
         Variant(cuts_consumers_off_at_drain, "was never delivered", ("drain worker",)),
