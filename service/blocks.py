@@ -77,7 +77,10 @@ class Block:
 
     count: int
     components: tuple[Component, ...]
-    lease_id: int = 0
+    bundle: int | None = None
+    """Which bundle its elements are of; None where they may be of several splits' leases."""
+    index: int = 0
+    """In the bundle, of its first element."""
 
     @property
     def payload_bytes(self) -> int:
@@ -90,8 +93,8 @@ def split(block: Block, count: int) -> tuple[Block, Block]:
     pairs = [_split(component, count) for component in block.components]
     head, rest = (tuple(pair[i] for pair in pairs) for i in (0, 1))
     return (
-        Block(count, head, block.lease_id),
-        Block(block.count - count, rest, block.lease_id),
+        Block(count, head, block.bundle, block.index),
+        Block(block.count - count, rest, block.bundle, block.index + count),
     )
 
 
@@ -119,6 +122,52 @@ def _varying(values: Array | Strings, shapes: Array) -> Component:
     if isinstance(values, Strings):
         return Component(Strings(values.lengths.reshape(shape), values.data))
     return Component(values.reshape(shape))
+
+
+def strided(block: Block, first: int, stride: int, count: int) -> Block:
+    """The block's elements `first`, `first + stride`, …, `count` of them: cut by the component.
+
+    With a stride of 1 as views; others are copied, so that they do not keep what is between.
+    `index` is that of the first; those of the others are `stride` apart.
+    """
+    if stride == 1:
+        rest = split(block, first)[1] if first else block
+        return split(rest, count)[0] if count < rest.count else rest
+    chosen = slice(first, first + (count - 1) * stride + 1, stride)
+    components = tuple(_strided(component, chosen) for component in block.components)
+    return Block(count, components, block.bundle, block.index + first)
+
+
+def _strided(component: Component, chosen: slice) -> Component:
+    values, shapes = component.values, component.shapes
+    if shapes is None:
+        return Component(_rows(values, chosen))
+    sizes = np.prod(shapes, axis=1, dtype=np.int64)
+    return _varying(_runs(values, sizes, chosen), shapes[chosen].copy())
+
+
+def _rows(values: Array | Strings, chosen: slice) -> Array | Strings:
+    """Of each element one row of `values`."""
+    if not isinstance(values, Strings):
+        return values[chosen].copy()
+    sizes = values.lengths.reshape(len(values), -1).sum(axis=1)
+    data = values.data[_mask(sizes, chosen)]
+    return Strings(values.lengths[chosen].copy(), data)
+
+
+def _runs(values: Array | Strings, sizes: Array, chosen: slice) -> Array | Strings:
+    """Of each element `sizes` values."""
+    mask = _mask(sizes, chosen)
+    if not isinstance(values, Strings):
+        return values[mask]
+    return Strings(values.lengths[mask], values.data[np.repeat(mask, values.lengths)])
+
+
+def _mask(sizes: Array, chosen: slice) -> npt.NDArray[np.bool_]:
+    """Which values are those of the chosen elements, which have `sizes` values each."""
+    elements = np.zeros(len(sizes), np.bool_)
+    elements[chosen] = True
+    return np.repeat(elements, sizes)
 
 
 def buffers(component: Component) -> list[Array]:

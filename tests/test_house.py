@@ -44,12 +44,15 @@ LAYERS: dict[str, set[str]] = {
         *("journal", "storage", LOOSE),
     },
     "service.pipelines": {LOOSE, *WORDS},
-    "service.transport": {"service.connections.protocols", LOOSE, *WORDS},
+    "service.delivery": {LOOSE, *WORDS},
+    "service.transport": {"service.delivery", "service.connections.protocols", LOOSE, *WORDS},
     "service.worker": {
-        *("service.pipelines", "service.transport", "service.connections", LOOSE, *WORDS)
+        *("service.pipelines", "service.delivery", "service.transport"),
+        *("service.connections", LOOSE, *WORDS),
     },
     "service.client": {
-        *("service.pipelines", "service.transport", "service.connections", LOOSE, *WORDS)
+        *("service.pipelines", "service.delivery", "service.transport"),
+        *("service.connections", LOOSE, *WORDS),
     },
     "service.servers": {"service.worker", "service.connections", LOOSE, *WORDS},
     "service.chaos": {
@@ -77,6 +80,7 @@ BANNED: dict[str, set[str]] = {  # not even lazily
     "service": {"redis"},
     "service.connections": HEAVY,
     "service.dispatcher": HEAVY,
+    "service.delivery": HEAVY | {"grpc"},
     "service.transport": HEAVY | {"grpc"},
 }
 

@@ -15,6 +15,7 @@ from tensorflow.core.protobuf import data_service_pb2
 from tensorflow.python.data.experimental.ops import compression_ops
 
 from ...journal.proto import events_pb2 as ev
+from ..block_limits import MAX_COMPONENTS
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import InvalidArgument
 from ..pipelines.tf_data.element_specs import (
@@ -28,7 +29,6 @@ from ..pipelines.tf_data.evaluate import evaluate
 from ..pipelines.tf_data.split_sources import NotSplittable, split_sources
 from ..proto import forebay_pb2 as pb
 from ..structure import encode
-from ..transport import MAX_COMPONENTS
 from .options import (
     CrossTrainerCache,
     Reading,

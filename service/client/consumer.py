@@ -31,6 +31,7 @@ from ..blocks import Block
 from ..connections.dispatcher_client import DispatcherClient
 from ..connections.protocols import LOCAL, SERVED
 from ..connections.tunnel import open_tunnel
+from ..delivery import End, TaskFailed, TaskUnknown
 from ..errors import (
     FailedPrecondition,
     ForebayError,
@@ -39,15 +40,7 @@ from ..errors import (
     Unimplemented,
 )
 from ..proto import forebay_pb2 as pb
-from ..transport import (
-    BlockClient,
-    ElementBudget,
-    End,
-    LocalClient,
-    TaskFailed,
-    TaskUnknown,
-    local_worker,
-)
+from ..transport import BlockClient, ElementBudget, LocalClient, local_worker
 from .options import AS_EVER, Reading, TargetWorkers
 
 log = logging.getLogger(__name__)
@@ -96,7 +89,7 @@ class _Gone(NamedTuple):
 
 
 @dataclass
-class _Link:
+class _WorkerLink:
     """The connection to one worker process, and its tasks that are read over it."""
 
     client: BlockClient | LocalClient
@@ -132,7 +125,7 @@ class Consumer:
         self._credit_bytes = credit_bytes
         self._budget = ElementBudget(reading.max_elements) if reading.max_elements else None
         self._inbox: _Inbox = queue.SimpleQueue()
-        self._links: dict[int, _Link | None] = {}  # by worker uid; None: the process has gone
+        self._links: dict[int, _WorkerLink | None] = {}  # by uid; None: the process has gone
         self._ended: set[int] = set()
         self._listed: dict[int, pb.TaskInfo] = {}
         self._given_up: dict[int, pb.TaskInfo] = {}  # listed no more, and not ended
@@ -351,10 +344,10 @@ class Consumer:
 
     # -- workers -------------------------------------------------------------------------------
 
-    def _link(self, task: pb.TaskInfo) -> _Link | None:
+    def _link(self, task: pb.TaskInfo) -> _WorkerLink | None:
         uid = task.worker_uid
         if uid not in self._links:
-            self._links[uid] = _Link(self._open(task))
+            self._links[uid] = _WorkerLink(self._open(task))
         return self._links[uid]
 
     def _open(self, task: pb.TaskInfo) -> BlockClient | LocalClient:

@@ -35,18 +35,32 @@ class Hello(_message.Message):
     def __init__(self, version: _Optional[int] = ..., consumer_id: _Optional[int] = ..., worker_uid: _Optional[int] = ..., shares_memory: bool = ..., codecs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Read(_message.Message):
-    __slots__ = ("task_id", "any")
+    __slots__ = ("task_id", "any", "addressed", "received", "subscription")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ANY_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSED_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     any: Any
-    def __init__(self, task_id: _Optional[int] = ..., any: _Optional[_Union[Any, _Mapping]] = ...) -> None: ...
+    addressed: Addressed
+    received: int
+    subscription: int
+    def __init__(self, task_id: _Optional[int] = ..., any: _Optional[_Union[Any, _Mapping]] = ..., addressed: _Optional[_Union[Addressed, _Mapping]] = ..., received: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
 
 class Any(_message.Message):
-    __slots__ = ("received",)
-    RECEIVED_FIELD_NUMBER: _ClassVar[int]
-    received: int
-    def __init__(self, received: _Optional[int] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Addressed(_message.Message):
+    __slots__ = ("bundle", "index", "stride")
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    bundle: int
+    index: int
+    stride: int
+    def __init__(self, bundle: _Optional[int] = ..., index: _Optional[int] = ..., stride: _Optional[int] = ...) -> None: ...
 
 class Credit(_message.Message):
     __slots__ = ("bytes", "positions", "slabs", "abandoned_slabs", "elements")
@@ -63,40 +77,46 @@ class Credit(_message.Message):
     def __init__(self, bytes: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., slabs: _Optional[_Iterable[int]] = ..., abandoned_slabs: _Optional[_Iterable[int]] = ..., elements: _Optional[int] = ...) -> None: ...
 
 class Position(_message.Message):
-    __slots__ = ("task_id", "received", "taken")
+    __slots__ = ("task_id", "received", "subscription")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
-    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     received: int
-    taken: int
-    def __init__(self, task_id: _Optional[int] = ..., received: _Optional[int] = ..., taken: _Optional[int] = ...) -> None: ...
+    subscription: int
+    def __init__(self, task_id: _Optional[int] = ..., received: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
 
 class Stop(_message.Message):
-    __slots__ = ("task_id",)
+    __slots__ = ("task_id", "subscription")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     task_id: int
-    def __init__(self, task_id: _Optional[int] = ...) -> None: ...
+    subscription: int
+    def __init__(self, task_id: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class ToConsumer(_message.Message):
-    __slots__ = ("welcome", "block", "end_of_task", "task_failed", "task_unknown", "refused")
+    __slots__ = ("welcome", "block", "end_of_task", "task_failed", "task_unknown", "refused", "end_of_bundle", "bundle_forgotten")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     END_OF_TASK_FIELD_NUMBER: _ClassVar[int]
     TASK_FAILED_FIELD_NUMBER: _ClassVar[int]
     TASK_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    END_OF_BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     block: Block
     end_of_task: EndOfTask
     task_failed: TaskFailed
     task_unknown: TaskUnknown
     refused: Refused
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., block: _Optional[_Union[Block, _Mapping]] = ..., end_of_task: _Optional[_Union[EndOfTask, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., task_unknown: _Optional[_Union[TaskUnknown, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+    end_of_bundle: EndOfBundle
+    bundle_forgotten: BundleForgotten
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., block: _Optional[_Union[Block, _Mapping]] = ..., end_of_task: _Optional[_Union[EndOfTask, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., task_unknown: _Optional[_Union[TaskUnknown, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., end_of_bundle: _Optional[_Union[EndOfBundle, _Mapping]] = ..., bundle_forgotten: _Optional[_Union[BundleForgotten, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("version",)
@@ -105,22 +125,26 @@ class Welcome(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class Block(_message.Message):
-    __slots__ = ("task_id", "number", "count", "components", "lease_id", "slab", "packed")
+    __slots__ = ("task_id", "number", "count", "components", "slab", "packed", "bundle", "index", "subscription")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
-    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     SLAB_FIELD_NUMBER: _ClassVar[int]
     PACKED_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     number: int
     count: int
     components: _containers.RepeatedCompositeFieldContainer[Component]
-    lease_id: int
     slab: Slab
     packed: Packed
-    def __init__(self, task_id: _Optional[int] = ..., number: _Optional[int] = ..., count: _Optional[int] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ..., lease_id: _Optional[int] = ..., slab: _Optional[_Union[Slab, _Mapping]] = ..., packed: _Optional[_Union[Packed, _Mapping]] = ...) -> None: ...
+    bundle: int
+    index: int
+    subscription: int
+    def __init__(self, task_id: _Optional[int] = ..., number: _Optional[int] = ..., count: _Optional[int] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ..., slab: _Optional[_Union[Slab, _Mapping]] = ..., packed: _Optional[_Union[Packed, _Mapping]] = ..., bundle: _Optional[int] = ..., index: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
 
 class Packed(_message.Message):
     __slots__ = ("codec", "bytes")
@@ -153,26 +177,58 @@ class Component(_message.Message):
     def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., varying: bool = ..., buffer_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EndOfTask(_message.Message):
-    __slots__ = ("task_id",)
+    __slots__ = ("task_id", "subscription")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     task_id: int
-    def __init__(self, task_id: _Optional[int] = ...) -> None: ...
+    subscription: int
+    def __init__(self, task_id: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
+
+class EndOfBundle(_message.Message):
+    __slots__ = ("task_id", "subscription", "bundle", "length")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    subscription: int
+    bundle: int
+    length: int
+    def __init__(self, task_id: _Optional[int] = ..., subscription: _Optional[int] = ..., bundle: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class BundleForgotten(_message.Message):
+    __slots__ = ("task_id", "subscription", "bundle", "index", "kept")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    subscription: int
+    bundle: int
+    index: int
+    kept: int
+    def __init__(self, task_id: _Optional[int] = ..., subscription: _Optional[int] = ..., bundle: _Optional[int] = ..., index: _Optional[int] = ..., kept: _Optional[int] = ...) -> None: ...
 
 class TaskFailed(_message.Message):
-    __slots__ = ("task_id", "code", "message")
+    __slots__ = ("task_id", "code", "message", "subscription")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     code: str
     message: str
-    def __init__(self, task_id: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    subscription: int
+    def __init__(self, task_id: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., subscription: _Optional[int] = ...) -> None: ...
 
 class TaskUnknown(_message.Message):
-    __slots__ = ("task_id",)
+    __slots__ = ("task_id", "subscription")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     task_id: int
-    def __init__(self, task_id: _Optional[int] = ...) -> None: ...
+    subscription: int
+    def __init__(self, task_id: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("reason", "broken")

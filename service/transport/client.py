@@ -16,8 +16,10 @@ from collections.abc import Callable, Sequence
 
 import tenacity
 
+from ..block_limits import MAX_PAYLOAD_BYTES, cost
 from ..blocks import Block
 from ..connections.protocols import GRPC, TCP, UNIX
+from ..delivery import ANY, End, Order, TaskFailed, orders
 from ..errors import ForebayError, ProtocolError
 from ..proto import transfer_pb2 as pb
 from . import frames
@@ -26,12 +28,9 @@ from .codecs import CODECS
 from .dial import OpenTunnel, WorkerRefused, dial, greet
 from .messages import (
     VERSION,
-    End,
-    EndOfTask,
-    TaskFailed,
-    TaskUnknown,
-    cost,
+    Key,
     decode_block,
+    decode_end,
     parse,
     payload_bytes,
     unpack_payload,
@@ -45,12 +44,12 @@ _UNREPORTED_BYTES = 16 << 20  # the worker keeps for us what we have received: n
 _REPORT_S = 0.25  # of silence, and the worker is told what has come and what was taken
 
 
-class _Stream:
-    """A task that is being read."""
+class _Incoming:
+    """A subscription, and how far it has come."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: Order) -> None:
+        self.order = order  # of what is still to come
         self.received = 0  # blocks
-        self.taken = 0  # elements
 
 
 class BlockClient:
@@ -69,7 +68,7 @@ class BlockClient:
         deliver: Callable[[int, Block | End], None],
         lost: Callable[[str], None],
         credit_bytes: int = 64 << 20,
-        max_payload_bytes: int = frames.MAX_PAYLOAD_BYTES,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         connect_timeout_s: float = 5.0,
         give_up_s: float = 30.0,
         open_tunnel: OpenTunnel | None = None,
@@ -108,8 +107,9 @@ class BlockClient:
             target=self._run, name=f"forebay-blocks-of-{worker_uid}", daemon=True
         )
         self._lock = threading.Lock()  # of all that follows; held while a message is sent
-        self._streams: dict[int, _Stream] = {}
-        self._changed: set[int] = set()  # tasks whose position the worker has not been told
+        self._incoming: dict[Key, _Incoming] = {}
+        self._news: set[Key] = set()  # whose position the worker has not been told
+        self._unsaid = False  # that something came, or was taken
         self._held = 0  # bytes delivered and not taken
         self._granted = 0  # credit that the worker has not used
         self._elements = elements
@@ -124,17 +124,23 @@ class BlockClient:
     def start(self) -> None:
         self._thread.start()
 
-    def read(self, task_id: int) -> None:
-        """Have the task's blocks delivered. Each task can be read once."""
-        with self._lock:
-            self._streams[task_id] = _Stream()
-            self._say(_read(task_id, 0))
+    def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
+        """Have the task's blocks delivered, in an order that the task has.
 
-    def stop_task(self, task_id: int) -> None:
-        """Have no more of the task delivered, as soon as a delivery under way has returned."""
+        Who wants several subscriptions of a task gives each a number above 0, and none twice. An
+        end is that of one of them; what a bundle's blocks and its end are of, they say.
+        """
         with self._lock:
-            if self._streams.pop(task_id, None) is not None:
-                self._say(pb.ToWorker(stop=pb.Stop(task_id=task_id)))
+            key = task_id, subscription
+            incoming = self._incoming[key] = _Incoming(order)
+            self._say(_read(key, incoming))
+
+    def stop_task(self, task_id: int, subscription: int = 0) -> None:
+        """Have no more of it delivered, as soon as a delivery under way has returned."""
+        with self._lock:
+            if self._incoming.pop((task_id, subscription), None) is not None:
+                stop = pb.Stop(task_id=task_id, subscription=subscription)
+                self._say(pb.ToWorker(stop=stop))
 
     def taken(self, task_id: int, block: Block) -> None:
         """The trainer has the block, or nobody wants it: another may come in its place.
@@ -145,9 +151,7 @@ class BlockClient:
             self._held -= cost(block)
             if self._elements is not None:
                 self._elements.taken(block.count)
-            if (stream := self._streams.get(task_id)) is not None:
-                stream.taken += block.count
-                self._changed.add(task_id)
+            self._unsaid = True  # a slab may be free
             self._give_credit()
 
     def silent(self) -> tuple[bool, float]:
@@ -190,7 +194,7 @@ class BlockClient:
             reason = str(error)
         except Exception as error:  # a bug, or no memory: who waits must hear of it
             failed = f"reading from worker {self.worker_uid} failed: {error!r}"
-            for task_id in list(self._streams):
+            for task_id, _ in list(self._incoming):
                 self._deliver(task_id, TaskFailed("INTERNAL", failed))
             raise
         finally:
@@ -293,8 +297,8 @@ class BlockClient:
             self._granted = 0
             if self._elements is not None:
                 self._elements.take_back()
-            for task_id, stream in self._streams.items():
-                self._say(_read(task_id, stream.received))
+            for key, incoming in self._incoming.items():
+                self._say(_read(key, incoming))
             self._give_credit(at_once=True)
         return reader
 
@@ -307,23 +311,20 @@ class BlockClient:
             case "block":
                 header = message.block
                 block = decode_block(header, self._payload(header, frame, reader), peer)
-                wanted = self._accept(header.task_id, header.number, block, peer)
+                key = header.task_id, header.subscription
+                wanted = self._accept(key, header.number, block, peer)
                 if wanted:
                     self._deliver(header.task_id, block)
                 return wanted
-            case "end_of_task":
-                return self._end(message.end_of_task.task_id, EndOfTask())
-            case "task_failed":
-                failed = message.task_failed
-                return self._end(failed.task_id, TaskFailed(failed.code, failed.message))
-            case "task_unknown":
-                return self._end(message.task_unknown.task_id, TaskUnknown())
             case "refused" if message.refused.broken:
                 raise ProtocolError(f"{peer} refused: {message.refused.reason}")
             case "refused":
                 raise WorkerRefused(f"{peer} refused: {message.refused.reason}")
             case other:
-                raise ProtocolError(f"{peer} sent {other or 'an empty message'}")
+                ended = decode_end(message)
+                if ended is None:
+                    raise ProtocolError(f"{peer} sent {other or 'an empty message'}")
+                return self._end(*ended)
 
     def _payload(
         self, header: pb.Block, frame: frames.Frame, reader: frames.FrameReader
@@ -364,41 +365,49 @@ class BlockClient:
         unpack_payload(header, frame.payload, payload, reader.peer)
         return payload
 
-    def _accept(self, task_id: int, number: int, block: Block, peer: str) -> bool:
+    def _accept(self, key: Key, number: int, block: Block, peer: str) -> bool:
         """Account for a block that has arrived; say whether to deliver it."""
         size = cost(block)
+        task_id = key[0]
         with self._lock:
             counted = self._elements is None or self._elements.received(block.count)
             if self._granted <= 0 or not counted:
                 raise ProtocolError(f"{peer} sent block {number} of task {task_id} without credit")
             self._granted -= size
             self._unreported += size
-            stream = self._streams.get(task_id)
-            wanted = stream is not None and number > stream.received
-            if wanted and stream is not None:
-                if number != stream.received + 1:
+            incoming = self._incoming.get(key)
+            wanted = incoming is not None and number > incoming.received
+            if wanted and incoming is not None:
+                if number != incoming.received + 1:
                     raise ProtocolError(
-                        f"{peer} sent block {number} of task {task_id} after {stream.received}"
+                        f"{peer} sent block {number} of task {task_id} after {incoming.received}"
                     )
-                stream.received = number
+                try:
+                    incoming.order = incoming.order.after(block)
+                except ValueError as error:
+                    raise ProtocolError(
+                        f"{peer} sent block {number} of task {task_id}: {error}"
+                    ) from None
+                incoming.received = number
                 self._held += size
-                self._changed.add(task_id)
+                self._news.add(key)
+                self._unsaid = True
             elif self._elements is not None:
                 self._elements.taken(block.count)
             self._give_credit()
         return wanted
 
-    def _end(self, task_id: int, end: End) -> bool:
+    def _end(self, key: Key, end: End) -> bool:
         with self._lock:
             self._give_credit(at_once=True)  # so that the worker may forget the last blocks
-            known = self._streams.pop(task_id, None) is not None
+            known = self._incoming.pop(key, None) is not None
         if known:
-            self._deliver(task_id, end)
+            self._deliver(key[0], end)
         return known
 
     def _report(self) -> None:
         with self._lock:
-            if self._changed:
+            if self._unsaid:
                 self._give_credit(at_once=True)
 
     def _give_credit(self, at_once: bool = False) -> None:
@@ -415,10 +424,14 @@ class BlockClient:
             free, abandoned = self._borrower.released()
             credit.slabs.extend(free)
             credit.abandoned_slabs.extend(abandoned)
-        for task_id in self._changed:
-            if (stream := self._streams.get(task_id)) is not None:
-                credit.positions.add(task_id=task_id, received=stream.received, taken=stream.taken)
-        self._changed.clear()
+        for key in self._news:
+            if (incoming := self._incoming.get(key)) is not None:
+                task_id, subscription = key
+                credit.positions.add(
+                    task_id=task_id, received=incoming.received, subscription=subscription
+                )
+        self._news.clear()
+        self._unsaid = False
         if self._elements is not None and self._connected:
             credit.elements = self._elements.grant()
         self._granted += room
@@ -444,5 +457,7 @@ class BlockClient:
                 pass
 
 
-def _read(task_id: int, received: int) -> pb.ToWorker:
-    return pb.ToWorker(read=pb.Read(task_id=task_id, any=pb.Any(received=received)))
+def _read(key: Key, incoming: _Incoming) -> pb.ToWorker:
+    task_id, subscription = key
+    read = pb.Read(task_id=task_id, subscription=subscription, received=incoming.received)
+    return pb.ToWorker(read=orders.encode(incoming.order, read))

@@ -12,6 +12,7 @@ import lz4.block
 import numpy as np
 import zstandard
 
+from ..block_limits import padding
 from . import frames
 
 CODECS = ("lz4", "zstd")
@@ -33,9 +34,9 @@ def pack(codec: str, payload: bytes | memoryview) -> bytes | None:
 
 def join(buffers: Sequence[memoryview]) -> bytes | memoryview:
     """The buffers as one, each padded as in a frame; not copied if there is but one."""
-    if len(buffers) == 1 and not frames.padding(len(buffers[0])):
+    if len(buffers) == 1 and not padding(len(buffers[0])):
         return buffers[0]
-    return b"".join(part for b in buffers for part in (b, bytes(frames.padding(len(b)))))
+    return b"".join(part for b in buffers for part in (b, bytes(padding(len(b)))))
 
 
 def unpack(codec: str, packed: memoryview, target: frames.Bytes) -> None:

@@ -22,14 +22,13 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
+from ..block_limits import ALIGNMENT, MAX_PAYLOAD_BYTES, padding
 from ..errors import ProtocolError
 
 Buffer = bytes | memoryview
 Bytes = npt.NDArray[np.uint8]
 
-ALIGNMENT = 64
 MAX_HEADER_BYTES = 1 << 20
-MAX_PAYLOAD_BYTES = 4 << 30
 
 _MAGIC = b"FBY1"
 _LENGTHS = struct.Struct("<4sIQI")
@@ -51,11 +50,6 @@ class Truncated(ProtocolError, ConnectionError):
 class Frame(NamedTuple):
     header: bytes
     payload: Bytes  # starts at a multiple of ALIGNMENT in memory
-
-
-def padding(size: int) -> int:
-    """The bytes of zeros that follow a buffer of `size` bytes."""
-    return -size % ALIGNMENT
 
 
 def encode(header: bytes, buffers: Sequence[memoryview] = ()) -> list[Buffer]:

@@ -10,10 +10,12 @@ import os
 import threading
 from collections.abc import Callable
 
+from ..block_limits import cost
 from ..blocks import Block
+from ..delivery import ANY, End, Order, TaskFailed
 from ..proto import transfer_pb2 as pb
 from .budget import Share
-from .messages import End, TaskFailed, cost
+from .messages import Key
 from .sessions import Ended, Refusal, Sent, Sessions
 
 _running: dict[int, Sessions] = {}  # of this process, by the worker's uid
@@ -59,7 +61,7 @@ class LocalClient:
         self._credit_bytes = credit_bytes
         self._elements = elements
         self._link = worker.attach(consumer_id, lambda: None)
-        self._reading: set[int] = set()
+        self._reading: set[Key] = set()
         self._closing = False
         self._thread = threading.Thread(
             target=self._run, name=f"forebay-blocks-of-{consumer_id}", daemon=True
@@ -69,15 +71,15 @@ class LocalClient:
         self._give(self._credit_bytes)
         self._thread.start()
 
-    def read(self, task_id: int) -> None:
-        """Have the task's blocks delivered. Each task can be read once."""
-        self._reading.add(task_id)
-        self._worker.read(self._link, task_id, 0)
+    def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
+        """As BlockClient's."""
+        self._reading.add((task_id, subscription))
+        self._worker.read(self._link, task_id, 0, order, subscription)
 
-    def stop_task(self, task_id: int) -> None:
-        """Have no more of the task delivered, as soon as a delivery under way has returned."""
-        self._reading.discard(task_id)
-        self._worker.stop_reading(self._link, task_id)
+    def stop_task(self, task_id: int, subscription: int = 0) -> None:
+        """As BlockClient's."""
+        self._reading.discard((task_id, subscription))
+        self._worker.stop_reading(self._link, task_id, subscription)
 
     def taken(self, task_id: int, block: Block) -> None:
         """The trainer has the block, or nobody wants it: another may come in its place."""
@@ -106,7 +108,7 @@ class LocalClient:
         try:
             self._attend()
         except Exception as error:  # a bug, or no memory: who waits must hear of it
-            for task_id in list(self._reading):
+            for task_id, _ in list(self._reading):
                 self._deliver(task_id, TaskFailed("INTERNAL", f"reading failed: {error!r}"))
             raise
 
@@ -117,9 +119,9 @@ class LocalClient:
                 match out:
                     case Sent():
                         self._receive(out)
-                    case Ended(task_id, end):
-                        if task_id in self._reading:
-                            self._reading.discard(task_id)
+                    case Ended(task_id, end, subscription):
+                        if (task_id, subscription) in self._reading:
+                            self._reading.discard((task_id, subscription))
                             self._deliver(task_id, end)
                     case Refusal(text, _):
                         reason = text
@@ -127,14 +129,15 @@ class LocalClient:
             self._lost(reason)
 
     def _receive(self, sent: Sent) -> None:
-        position = pb.Position(task_id=sent.task_id, received=sent.number)
+        task_id, subscription = sent.task_id, sent.subscription
+        position = pb.Position(task_id=task_id, received=sent.number, subscription=subscription)
         self._worker.give_credit(self._link, 0, [position])
         if self._elements is not None:
             self._elements.received(sent.block.count)
-        if sent.task_id in self._reading:
-            self._deliver(sent.task_id, sent.block)
+        if (task_id, subscription) in self._reading:
+            self._deliver(task_id, sent.block)
         else:
-            self.taken(sent.task_id, sent.block)
+            self.taken(task_id, sent.block)
 
     def _give(self, size: int) -> None:
         elements = None

@@ -8,55 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-import ml_dtypes
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from ..block_limits import DTYPES, MAX_RANK, dtype_name, padding
 from ..blocks import Array, Block, Component, Strings, buffers
+from ..delivery import BundleForgotten, End, EndOfBundle, EndOfTask, TaskFailed, TaskUnknown
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 from . import codecs, frames
 from .shared import SHARED_BYTES, Lender
 
 VERSION = 1
-BLOCK_OVERHEAD_BYTES = 512  # what a block of no bytes costs of the credit
-MAX_RANK = 32
+Key = tuple[int, int]
+"""What a consumer calls one of its subscriptions: the task, and a number (0 for the only one)."""
+
 MAX_SPANNED_BYTES = 1 << 60  # what an array would have without its dimensions of 0
-MAX_COMPONENTS = 2000
 MAX_TEXT = 100_000  # characters of an error
 
-# Which dtypes travel. Not all that NumPy knows: an "object" would be a pointer of the peer's.
-_DTYPES: dict[str, np.dtype[Any]] = {np.dtype(c).name: np.dtype(c) for c in "?bhilBHILefdFD"} | {
-    name: np.dtype(kind)
-    for name, kind in vars(ml_dtypes).items()
-    if isinstance(kind, type) and issubclass(kind, np.generic)
-}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _INT64 = np.dtype(np.int64)
 
-
-@dataclass(frozen=True, slots=True)
-class EndOfTask:
-    """The task has ended; its last block has come before."""
-
-
-@dataclass(frozen=True, slots=True)
-class TaskFailed:
-    """The task's pipeline raised."""
-
-    code: str  # canonical status name, such as INVALID_ARGUMENT
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class TaskUnknown:
-    """The worker does not have the task, or has it no longer."""
-
-
-End = EndOfTask | TaskFailed | TaskUnknown
 
 Pack = Callable[[list[memoryview], int], tuple[str, bytes] | None]
 """Takes a payload's buffers and its size; returns a codec and what that made of it, or None."""
@@ -70,44 +43,52 @@ def parse(frame: frames.Frame, peer: str) -> pb.ToConsumer:
         raise ProtocolError(f"{peer} sent a header that cannot be parsed: {error}") from None
 
 
-def cost(block: Block) -> int:
-    """What the block costs of a connection's credit, in bytes."""
-    return block.payload_bytes + BLOCK_OVERHEAD_BYTES
-
-
-def check_block(block: Block) -> None:
-    """Raises TypeError or ValueError for a block that cannot travel."""
-    if len(block.components) > MAX_COMPONENTS:
-        raise ValueError(f"a block of {len(block.components)} components, above {MAX_COMPONENTS}")
-    arrays = [array for c in block.components for array in buffers(c)]
-    size = sum(array.nbytes + frames.padding(array.nbytes) for array in arrays)
-    if size > frames.MAX_PAYLOAD_BYTES:
-        raise ValueError(
-            f"a block of {size} bytes cannot travel, above {frames.MAX_PAYLOAD_BYTES}: make "
-            "smaller elements"
-        )
-    for array in arrays:
-        if _native(array.dtype) not in _NAMES:
-            raise TypeError(f"a block of {array.dtype} cannot travel: cast it, or make it Strings")
-        if array.ndim > MAX_RANK:
-            raise ValueError(f"a block of rank {array.ndim} cannot travel, above {MAX_RANK}")
-
-
-def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return dtype if dtype.isnative else dtype.newbyteorder("=")
-
-
-def encode_end(task_id: int, end: End) -> bytes:
-    """The header that tells a consumer of the end."""
+def encode_end(task_id: int, end: End, subscription: int = 0) -> bytes:
+    """The header that tells a consumer of the end of one of its subscriptions."""
+    message = pb.ToConsumer()
     match end:
         case EndOfTask():
-            message = pb.ToConsumer(end_of_task=pb.EndOfTask(task_id=task_id))
+            message.end_of_task.SetInParent()
         case TaskFailed(code, text):
-            failed = pb.TaskFailed(task_id=task_id, code=code, message=text[:MAX_TEXT])
-            message = pb.ToConsumer(task_failed=failed)
+            message.task_failed.code, message.task_failed.message = code, text[:MAX_TEXT]
         case TaskUnknown():
-            message = pb.ToConsumer(task_unknown=pb.TaskUnknown(task_id=task_id))
+            message.task_unknown.SetInParent()
+        case EndOfBundle(bundle, length):
+            message.end_of_bundle.bundle, message.end_of_bundle.length = bundle, length
+        case BundleForgotten(bundle, index, kept):
+            forgotten = message.bundle_forgotten
+            forgotten.bundle, forgotten.index, forgotten.kept = bundle, index, kept
+    header = getattr(message, message.WhichOneof("message") or "")
+    header.task_id, header.subscription = task_id, subscription
     return message.SerializeToString()
+
+
+def decode_end(message: pb.ToConsumer) -> tuple[Key, End] | None:
+    """Whose end the message tells of, if of any."""
+    match message.WhichOneof("message"):
+        case "end_of_task":
+            return _key(message.end_of_task), EndOfTask()
+        case "task_failed":
+            failed = message.task_failed
+            return _key(failed), TaskFailed(failed.code, failed.message)
+        case "task_unknown":
+            return _key(message.task_unknown), TaskUnknown()
+        case "end_of_bundle":
+            ended = message.end_of_bundle
+            return _key(ended), EndOfBundle(ended.bundle, ended.length)
+        case "bundle_forgotten":
+            gone = message.bundle_forgotten
+            return _key(gone), BundleForgotten(gone.bundle, gone.index, gone.kept)
+    return None
+
+
+class _Named(Protocol):
+    task_id: int
+    subscription: int
+
+
+def _key(header: _Named) -> Key:
+    return header.task_id, header.subscription
 
 
 def encode_refusal(reason: str, broken: bool = False) -> bytes:
@@ -121,20 +102,27 @@ def encode_block(
     block: Block,
     lender: Lender | None = None,
     pack: Pack | None = None,
+    subscription: int = 0,
 ) -> tuple[list[frames.Buffer], int | None]:
-    """The frame of a block that passes `check_block`.
+    """The frame of a block that passes `block_limits.check_block`.
 
     With a `lender`, large payloads go into shared memory; if that is new to the consumer, a
     descriptor is to be sent along, and closed. With `pack`, payloads may be compressed.
     """
-    header = pb.Block(task_id=task_id, number=number, count=block.count, lease_id=block.lease_id)
+    header = pb.Block(task_id=task_id, number=number, count=block.count)
+    if block.bundle is not None:
+        header.bundle = block.bundle
+    if block.index:
+        header.index = block.index
+    if subscription:
+        header.subscription = subscription
     payload: list[memoryview] = []
     for component in block.components:
         values = component.values
         array = values.lengths if isinstance(values, Strings) else values
         arrays = [frames.as_bytes(a) for a in buffers(component)]
         header.components.add(
-            dtype="string" if isinstance(values, Strings) else _NAMES[_native(array.dtype)],
+            dtype="string" if isinstance(values, Strings) else dtype_name(array.dtype),
             shape=array.shape,
             rank=0 if component.shapes is None else component.shapes.shape[1],
             varying=component.shapes is not None,
@@ -142,7 +130,7 @@ def encode_block(
         )
         payload += arrays
     lent = None
-    size = sum(len(b) + frames.padding(len(b)) for b in payload)
+    size = sum(len(b) + padding(len(b)) for b in payload)
     if lender is not None and size >= SHARED_BYTES:
         lent = lender.lend(size, payload)
     if lent is not None:
@@ -159,7 +147,7 @@ def encode_block(
 def payload_bytes(header: pb.Block) -> int:
     """How long the payload of a block is."""
     sizes = (size for component in header.components for size in component.buffer_bytes)
-    return sum(size + frames.padding(size) for size in sizes)
+    return sum(size + padding(size) for size in sizes)
 
 
 def decode_block(header: pb.Block, payload: frames.Bytes, peer: str) -> Block:
@@ -175,7 +163,7 @@ def decode_block(header: pb.Block, payload: frames.Bytes, peer: str) -> Block:
                 if start + size > len(payload):
                     raise _Broken(f"a payload of {len(payload)} bytes is too short")
                 arrays.append(payload[start : start + size])
-                start += size + frames.padding(size)
+                start += size + padding(size)
             components.append(_decode_component(component, header.count, arrays))
         if start != len(payload):
             raise _Broken(f"buffers of {start} bytes, but a payload of {len(payload)}")
@@ -183,7 +171,8 @@ def decode_block(header: pb.Block, payload: frames.Bytes, peer: str) -> Block:
         raise ProtocolError(
             f"{peer} sent block {header.number} of task {header.task_id}, which is broken: {what}"
         ) from None
-    return Block(header.count, tuple(components), header.lease_id)
+    bundle = header.bundle if header.HasField("bundle") else None
+    return Block(header.count, tuple(components), bundle, header.index)
 
 
 def unpack_payload(
@@ -220,7 +209,7 @@ def _decode_component(header: pb.Component, count: int, arrays: list[frames.Byte
         raise _Broken(f"the shape {shape}")
     if not varying and shape[0] != count:
         raise _Broken(f"the shape {shape} for {count} stacked elements")
-    dtype = _INT64 if strings else _DTYPES.get(header.dtype)
+    dtype = _INT64 if strings else DTYPES.get(header.dtype)
     if dtype is None:
         raise _Broken(f"the dtype {header.dtype!r} is not known here")
     array = _view(arrays[0], dtype, shape)

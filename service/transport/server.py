@@ -20,12 +20,12 @@ from functools import partial
 
 from google.protobuf.message import DecodeError
 
+from ..delivery import TaskOutput, orders
 from ..errors import AddressInUse, ProtocolError
 from ..proto import transfer_pb2 as pb
 from . import frames, local
 from .compression import Packer
 from .messages import VERSION, encode_block, encode_end, encode_refusal
-from .outputs import TaskOutput
 from .sessions import Ended, Link, Outgoing, Refusal, Sent, Sessions
 from .shared import Lender
 
@@ -323,9 +323,8 @@ class _Connection:
             match message.WhichOneof("message"):
                 case "read":
                     read = message.read
-                    if read.WhichOneof("order") != "any":
-                        raise ProtocolError(f"{self._peer} asked for an order not known here")
-                    self._sessions.read(link, read.task_id, read.any.received)
+                    order = orders.decode(read)
+                    self._sessions.read(link, read.task_id, read.received, order, read.subscription)
                 case "credit":
                     credit = message.credit
                     if self._lender is not None:
@@ -333,7 +332,8 @@ class _Connection:
                     elements = credit.elements if credit.HasField("elements") else None
                     self._sessions.give_credit(link, credit.bytes, credit.positions, elements)
                 case "stop":
-                    self._sessions.stop_reading(link, message.stop.task_id)
+                    stop = message.stop
+                    self._sessions.stop_reading(link, stop.task_id, stop.subscription)
                 case "goodbye":
                     self._sessions.forget(link)
                     return
@@ -367,16 +367,18 @@ class _Connection:
         try:
             for out in batch:
                 match out:
-                    case Sent(task_id, number, block, _, compression):
+                    case Sent(task_id, number, block, _, compression, subscription):
                         pack = None
                         if self._packer is not None:
                             pack = partial(self._packer.pack, compression)
-                        frame, descriptor = encode_block(task_id, number, block, self._lender, pack)
+                        frame, descriptor = encode_block(
+                            task_id, number, block, self._lender, pack, subscription
+                        )
                         buffers += frame
                         if descriptor is not None:
                             descriptors.append(descriptor)
-                    case Ended(task_id, end):
-                        buffers += frames.encode(encode_end(task_id, end))
+                    case Ended(task_id, end, subscription):
+                        buffers += frames.encode(encode_end(task_id, end, subscription))
                     case Refusal(reason, broken):
                         buffers += frames.encode(encode_refusal(reason, broken))
             begun = time.perf_counter()

@@ -1,14 +1,15 @@
-"""Which block goes to which consumer: the state behind BlockServer's connections.
+"""What is on its way to whom: the state behind BlockServer's connections.
 
 A *session* is what the worker knows of a consumer. It outlives connections for a while: for
-each task that the consumer reads, a *stream*, it keeps the blocks that the consumer has not
-yet said it received, so that a connection that is cut loses nothing. A *link* is one
+each subscription of the consumer to a task, a *stream*, it keeps the blocks that the consumer has
+not yet said it received, so that a connection that is cut loses nothing. A *link* is one
 connection: what is on its way to the consumer, and for how much more there is credit.
 
-One lock guards all of it, held for microseconds and never during I/O. What keeps consumers
-from starving one another is one invariant: as long as a task has a block, none of its readers
-that has credit is idle. So a new block goes to the reader that has been idle longest, and one
-that finishes sending takes the next block without robbing anybody.
+Which block goes to whom is the policy's (service/delivery), whose subscriptions are asked for the
+next one. One lock guards all of it, held for microseconds and never during I/O. What keeps
+consumers from starving one another is one invariant: as long as a task has a block for some
+stream, no such link that has credit is idle. So a new block goes to the link that has been idle
+longest, and one that finishes sending takes the next block without robbing anybody.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ..blocks import Block
+from ..delivery import ANY, End, Order, Subscription, TaskOutput, TaskUnknown
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
-from .messages import End, TaskUnknown
-from .outputs import TaskOutput
+from .messages import Key
 
 BATCH_BYTES = 256 << 10  # of small blocks leave together
 MAX_CREDIT_BYTES = 64 << 30
@@ -31,6 +32,7 @@ MAX_RETAINED_BYTES = 256 << 20  # for one consumer; more waits until it says wha
 MAX_AWAY_BYTES = 1 << 30  # for all consumers that have no connection, and may not come again
 MAX_WAITING_REPLIES = 1000
 MAX_BLOCKS = 1 << 62
+MAX_STREAMS = 10_000  # of one consumer
 
 
 class Sent(NamedTuple):
@@ -41,11 +43,13 @@ class Sent(NamedTuple):
     block: Block
     cost: int
     compression: int = 0  # an events_pb2.BlockCompression
+    subscription: int = 0
 
 
 class Ended(NamedTuple):
     task_id: int
     end: End
+    subscription: int = 0
 
 
 class Refusal(NamedTuple):
@@ -59,13 +63,12 @@ Outgoing = Sent | Ended | Refusal
 
 
 class Stream:
-    """A task as one consumer reads it."""
+    """A subscription, as it is carried to its consumer."""
 
-    def __init__(self, task_id: int, output: TaskOutput, received: int) -> None:
-        self.task_id = task_id
-        self.output = output
-        if received > MAX_BLOCKS:
-            raise ProtocolError(f"{received} blocks of task {task_id} cannot have been received")
+    def __init__(self, key: Key, subscription: Subscription, received: int) -> None:
+        self.key = key
+        self.subscription = subscription
+        self.ended = False  # and its end was handed to this consumer
         self.number = received  # of the last block handed to this consumer
         self.retained: deque[Sent] = deque()  # handed to it and not received: up to `number`
         self.retained_bytes = 0
@@ -75,11 +78,16 @@ class Stream:
         """The consumer has the blocks up to `count`."""
         if not self.number - len(self.retained) <= count <= self.number:
             raise ProtocolError(
-                f"{count} blocks of task {self.task_id} were reported as received, after "
+                f"{count} blocks of task {self.key[0]} were reported as received, after "
                 f"{self.number - len(self.retained)} of the {self.number} sent"
             )
+        blocks = []
         while self.retained and self.retained[0].number <= count:
-            self.retained_bytes -= self.retained.popleft().cost
+            sent = self.retained.popleft()
+            self.retained_bytes -= sent.cost
+            blocks.append(sent.block)
+        if blocks:
+            self.subscription.received(blocks)
 
     def next(self, credit: bool, room: bool, max_elements: int | None) -> Sent | Ended | None:
         """What to send next: a block only with `credit`, and a new one only with `room`.
@@ -88,16 +96,23 @@ class Stream:
         """
         if self.resend:
             return self.resend.popleft() if credit else None
-        item = self.output.take(credit and room, max_elements)
+        item = self.subscription.next(credit and room, max_elements)
         if item is None:
             return None
+        task_id, subscription_number = self.key
         if not isinstance(item, tuple):
-            return Ended(self.task_id, item)
+            self.ended = True
+            return Ended(task_id, item, subscription_number)
         self.number += 1
-        sent = Sent(self.task_id, self.number, *item, self.output.compression)
+        compression = self.subscription.output.compression
+        sent = Sent(task_id, self.number, *item, compression, subscription_number)
         self.retained.append(sent)
         self.retained_bytes += sent.cost
         return sent
+
+    def close(self) -> None:
+        """The consumer wants no more of it, nor what it has not received."""
+        self.subscription.close([sent.block for sent in self.retained])
 
 
 class Session:
@@ -105,7 +120,7 @@ class Session:
 
     def __init__(self, consumer_id: int) -> None:
         self.consumer_id = consumer_id
-        self.streams: dict[int, Stream] = {}
+        self.streams: dict[Key, Stream] = {}
         self.link: Link | None = None
         self.left_at = 0.0
 
@@ -208,20 +223,32 @@ class Sessions:
                 if session.link is None and now - session.left_at > self._linger_s:
                     self._drop(session)
 
-    def read(self, link: Link, task_id: int, received: int) -> None:
-        """Start or resume a task on this connection; the consumer has `received` blocks of it."""
+    def read(
+        self, link: Link, task_id: int, received: int, order: Order = ANY, subscription: int = 0
+    ) -> None:
+        """Start or resume reading a task on this connection.
+
+        The consumer has `received` blocks of it. `order` says what follows them; who resumes what
+        the session still has gets that. `subscription` tells several of one task apart.
+        """
+        key = task_id, subscription
         with self._lock:
             if link.closed:
                 return
-            if any(stream.task_id == task_id for stream in link.streams):
+            if any(stream.key == key for stream in link.streams):
                 raise ProtocolError(f"task {task_id} was asked for twice on one connection")
-            stream = link.session.streams.get(task_id)
+            if received > MAX_BLOCKS:
+                raise ProtocolError(f"nobody can have received {received} blocks of task {task_id}")
+            stream = link.session.streams.get(key)
             if stream is None:
+                if len(link.session.streams) >= MAX_STREAMS:
+                    raise ProtocolError(f"{MAX_STREAMS} tasks and bundles are read already")
                 output = self._outputs.get(task_id)
-                if output is None:
-                    self._reply(link, Ended(task_id, TaskUnknown()))
+                opened = TaskUnknown() if output is None else output.open(order)
+                if not isinstance(opened, Subscription):
+                    self._reply(link, Ended(task_id, opened, subscription))
                     return
-                stream = link.session.streams[task_id] = Stream(task_id, output, received)
+                stream = link.session.streams[key] = Stream(key, opened, received)
             stream.received(received)
             stream.resend = deque(stream.retained)
             link.streams.append(stream)
@@ -245,8 +272,8 @@ class Sessions:
                 return
             if not link.resumed:
                 link.resumed = True
-                wanted = {stream.task_id: stream for stream in link.streams}
-                link.session.streams = wanted
+                wanted = {stream.key for stream in link.streams}
+                self._close_streams(link.session, link.session.streams.keys() - wanted)
             link.credit += size
             if elements is not None:
                 link.elements = (link.elements or 0) + elements
@@ -255,19 +282,22 @@ class Sessions:
                     f"a credit of {link.credit} bytes and {link.elements} elements is absurd"
                 )
             for position in positions:
-                stream = link.session.streams.get(position.task_id)
+                key = position.task_id, position.subscription
+                stream = link.session.streams.get(key)
                 if stream is not None:
                     stream.received(position.received)
+                    _forget_ended(link.session, stream)
             self._acknowledged.notify_all()
             self._wake(link)
 
-    def stop_reading(self, link: Link, task_id: int) -> None:
+    def stop_reading(self, link: Link, task_id: int, subscription: int = 0) -> None:
         """The consumer wants no more of the task, nor what it has not received of it."""
+        key = task_id, subscription
         with self._lock:
             if link.closed:
                 return
-            link.session.streams.pop(task_id, None)
-            link.streams = deque(s for s in link.streams if s.task_id != task_id)
+            link.streams = deque(s for s in link.streams if s.key != key)
+            self._close_streams(link.session, [key])
             self._acknowledged.notify_all()
 
     def refuse(self, link: Link, reason: str) -> None:
@@ -301,7 +331,8 @@ class Sessions:
     def is_read(self, task_id: int) -> bool:
         """Does a consumer read the task now, or may it come again to do so?"""
         with self._lock:
-            return any(task_id in session.streams for session in self._sessions.values())
+            sessions = self._sessions.values()
+            return any(task_id == key[0] for session in sessions for key in session.streams)
 
     def forget_all(self) -> None:
         """Cut every connection, and know of no task and no consumer."""
@@ -328,11 +359,19 @@ class Sessions:
             self._acknowledged.wait_for(lambda: not lacking(), timeout_s)
             return lacking()
 
+    def _close_streams(self, session: Session, keys: Iterable[Key]) -> None:
+        for key in keys:
+            if (stream := _close_stream(session, key)) is not None:
+                self._wake_readers(stream.subscription.output)  # of what it leaves to others
+
     def _output_changed(self, output: TaskOutput) -> None:
         with self._lock:
-            for link in list(self._idle):
-                if any(stream.output is output for stream in link.streams):
-                    self._wake(link)
+            self._wake_readers(output)
+
+    def _wake_readers(self, output: TaskOutput) -> None:
+        for link in list(self._idle):
+            if any(stream.subscription.output is output for stream in link.streams):
+                self._wake(link)
 
     def _wake(self, link: Link) -> None:
         """Give an idle link what there is for it."""
@@ -359,7 +398,8 @@ class Sessions:
             link.outbox.append(out)
             if isinstance(out, Ended):
                 if isinstance(out.end, TaskUnknown):  # the consumer may ask for it anew
-                    link.session.streams.pop(stream.task_id, None)
+                    _close_stream(link.session, stream.key)
+                _forget_ended(link.session, stream)
             elif isinstance(out, Sent):
                 link.streams.append(stream)
                 link.credit -= out.cost
@@ -401,12 +441,28 @@ class Sessions:
     def _drop(self, session: Session) -> None:
         if self._sessions.get(session.consumer_id) is session:
             del self._sessions[session.consumer_id]
+        self._close_streams(session, list(session.streams))
         self._acknowledged.notify_all()
+
+
+def _close_stream(session: Session, key: Key) -> Stream | None:
+    stream = session.streams.pop(key, None)
+    if stream is not None:
+        stream.close()
+    return stream
+
+
+def _forget_ended(session: Session, stream: Stream) -> None:
+    """Of the several subscriptions of a consumer that are numbered, keep no end: who has not
+    heard of it asks anew. That of a task is kept, so that the task counts as read until then.
+    """
+    if stream.ended and not stream.retained and stream.key[1]:
+        _close_stream(session, stream.key)
 
 
 def _lacking(session: Session) -> Counter[int]:
     """How many elements of each task were handed to the consumer and not received."""
     found: Counter[int] = Counter()
-    for task_id, stream in session.streams.items():
+    for (task_id, _), stream in session.streams.items():
         found[task_id] += sum(sent.block.count for sent in stream.retained)
     return +found

@@ -27,8 +27,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..block_limits import padding
 from ..errors import ProtocolError
-from .frames import Bytes, padding
+from .frames import Bytes
 
 _log = logging.getLogger(__name__)
 

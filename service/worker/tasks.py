@@ -8,10 +8,10 @@ import threading
 from ...journal.proto import events_pb2 as ev
 from .. import malloc
 from ..connections.dispatcher_client import DispatcherClient
+from ..delivery import OutputCancelled, TaskOutput
 from ..errors import ForebayError, NotFound, PipelineError, Unavailable, status_of
 from ..pipelines import Executor, make_executor
 from ..proto import forebay_pb2 as pb
-from ..transport import OutputCancelled, TaskOutput
 from .leases import LeaseFeed
 
 log = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ import grpc
 
 from ..blocks import Block
 from ..connections.grpc_server import generic_handler
+from ..delivery import ANY, End, EndOfTask, Subscription, TaskFailed
 from ..errors import PipelineError, Unavailable, Unimplemented
 from ..pipelines import response_maker
 from ..proto import tf_service_pb2 as pb
-from ..transport import End, EndOfTask, TaskFailed
 from .tasks import TaskRunner
 
 SERVICE = "tensorflow.data.WorkerService"
@@ -27,7 +27,7 @@ class TensorFlowFace:
 
     def __init__(self, runner_of: Callable[[int], TaskRunner | None]) -> None:
         self._runner_of = runner_of
-        self._streams: dict[int, _Stream] = {}
+        self._elements: dict[int, _TaskElements] = {}
         self._lock = threading.Lock()
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
@@ -46,7 +46,7 @@ class TensorFlowFace:
     def is_read(self, task_id: int) -> bool:
         """Whether a client has asked for the task's elements."""
         with self._lock:
-            return task_id in self._streams
+            return task_id in self._elements
 
     def get_element(self, request: pb.GetElementRequest) -> pb.GetElementResponse:
         if request.HasField("consumer_index"):
@@ -60,15 +60,15 @@ class TensorFlowFace:
         runner = self._runner_of(request.task_id)
         with self._lock:
             if runner is None:
-                self._streams.pop(request.task_id, None)
+                self._elements.pop(request.task_id, None)
                 # Not here yet, or no more: a client asks on until the dispatcher says which.
                 raise Unavailable(f"Task {request.task_id} not found")
-            stream = self._streams.get(request.task_id)
-            if stream is None or stream.runner is not runner:
-                stream = _Stream(runner)
-                known = {i: s for i, s in self._streams.items() if self._runner_of(i) is s.runner}
-                self._streams = {**known, request.task_id: stream}
-        return stream.next()
+            elements = self._elements.get(request.task_id)
+            if elements is None or elements.runner is not runner:
+                elements = _TaskElements(runner)
+                known = {i: e for i, e in self._elements.items() if self._runner_of(i) is e.runner}
+                self._elements = {**known, request.task_id: elements}
+        return elements.next()
 
     def get_worker_tasks(self, _: pb.GetWorkerTasksRequest) -> pb.GetWorkerTasksResponse:
         return pb.GetWorkerTasksResponse()
@@ -78,11 +78,12 @@ class TensorFlowFace:
         return pb.ProcessTaskResponse()
 
 
-class _Stream:
+class _TaskElements:
     """The elements of a task, to whoever asks next."""
 
     def __init__(self, runner: TaskRunner) -> None:
         self.runner = runner
+        self._opened = runner.output.open(ANY)
         self._respond: Callable[[Block], pb.GetElementResponse] | None = None
 
     def next(self) -> pb.GetElementResponse:
@@ -101,9 +102,11 @@ class _Stream:
 
     def _next_element(self) -> Block | End | None:
         """In a block of its own. The rest of its block stays, for whoever asks next."""
+        if not isinstance(self._opened, Subscription):
+            return self._opened
         give_up = time.monotonic() + WAIT_S
         while True:
             wait_s = max(0.0, give_up - time.monotonic())
-            item = self.runner.output.get(wait_s, max_elements=1)
+            item = self._opened.wait(wait_s, max_elements=1)
             if not isinstance(item, Block) or item.count:
                 return item

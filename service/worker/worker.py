@@ -28,10 +28,11 @@ from ..connections import tunnel
 from ..connections.dispatcher_client import DispatcherClient
 from ..connections.grpc_server import SERVER_OPTIONS, bind, told_address
 from ..connections.protocols import GRPC, SERVED, TCP
+from ..delivery import AnyOutput
 from ..errors import ForebayError
 from ..pipelines import load
 from ..proto import forebay_pb2 as pb
-from ..transport import BlockServer, TaskOutput
+from ..transport import BlockServer
 from .tasks import TaskRunner
 from .tensorflow_face import TensorFlowFace
 
@@ -321,7 +322,7 @@ class Worker:
             while len(self._completed) > KEPT_COMPLETED:
                 gone.append(self._completed.pop(next(iter(self._completed))))
             for task in [] if self._draining else new:
-                output = TaskOutput(self._options.output_bytes)
+                output = AnyOutput(self._options.output_bytes)
                 runner = TaskRunner(task, self._dispatcher, output, self._starting)
                 self._tasks[task.task_id] = runner
                 self._blocks.add_task(task.task_id, output)

@@ -21,6 +21,7 @@ from forebay.service.dispatcher.attendance import Attendance
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.leadership import Leadership
 from forebay.service.transport.client import BlockClient
+from forebay.service.transport.messages import Key
 from forebay.service.transport.sessions import Stream
 from forebay.service.worker.leases import LeaseFeed, _Provider
 from forebay.service.worker.worker import Worker
@@ -69,11 +70,11 @@ def resends_what_has_arrived() -> AbstractContextManager[None]:
         if not self.retained or count != self.retained[-1].number:
             received(self, min(count, self.number - len(self.retained)))
 
-    def takes(self: BlockClient, task_id: int, number: int, block: Any, peer: str) -> bool:
-        stream = self._streams.get(task_id)
-        if stream is not None and number <= stream.received:
-            stream.received = number - 1
-        return accept(self, task_id, number, block, peer)
+    def takes(self: BlockClient, key: Key, number: int, block: Any, peer: str) -> bool:
+        incoming = self._incoming.get(key)
+        if incoming is not None and number <= incoming.received:
+            incoming.received = number - 1
+        return accept(self, key, number, block, peer)
 
     @contextmanager
     def both() -> Iterator[None]:

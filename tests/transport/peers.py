@@ -13,17 +13,9 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from forebay.service.blocks import Block
+from forebay.service.delivery import AnyOutput, End, EndOfTask
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import (
-    BlockClient,
-    BlockServer,
-    End,
-    EndOfTask,
-    LocalClient,
-    TaskOutput,
-    frames,
-    messages,
-)
+from forebay.service.transport import BlockClient, BlockServer, LocalClient, frames, messages
 from forebay.service.transport.sessions import Sessions
 
 from .samples import numbered
@@ -80,16 +72,16 @@ class Consumer:
         """The numbers of all blocks until a task's end."""
         numbers = []
         while isinstance(item := self.take()[1], Block):
-            numbers.append(item.lease_id)
+            numbers.append(item.index)
         assert item == EndOfTask()
         return numbers
 
 
 def task(
     server: BlockServer, task_id: int, blocks: int, sizes: Callable[[], int] = lambda: 8
-) -> TaskOutput:
+) -> AnyOutput:
     """A task with all of its blocks ready."""
-    output = TaskOutput(1 << 40)
+    output = AnyOutput(1 << 40)
     server.add_task(task_id, output)
     for number in range(1, blocks + 1):
         output.put(numbered(number, sizes()))

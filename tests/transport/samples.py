@@ -10,7 +10,7 @@ from forebay.service.blocks import Block, Component, Strings, buffers
 
 def numbered(number: int, size: int = 8) -> Block:
     """A block that says its number, with `size` bytes of payload."""
-    return Block(1, (Component(np.full((1, size // 8), number, np.int64)),), lease_id=number)
+    return Block(1, (Component(np.full((1, size // 8), number, np.int64)),), bundle=0, index=number)
 
 
 def strings(*values: bytes) -> Strings:
@@ -22,7 +22,7 @@ SAMPLES = {
     "no components": Block(3, ()),
     "no elements": Block(0, (Component(np.zeros((0, 4), np.float32)),)),
     "empty elements": Block(2, (Component(np.zeros((2, 3, 0), np.int16)),)),
-    "scalars": Block(3, (Component(np.array([1, 2, 3], np.uint8)),), lease_id=7),
+    "scalars": Block(3, (Component(np.array([1, 2, 3], np.uint8)),), bundle=3, index=7),
     "stacked": Block(2, (Component(np.arange(12.0).reshape(2, 3, 2)),)),
     "big-endian": Block(2, (Component(np.arange(2, dtype=">i4")),)),
     "not contiguous": Block(3, (Component(np.arange(12).reshape(4, 3).T),)),
@@ -57,7 +57,7 @@ SAMPLES = {
 
 
 def assert_same(got: Block, expected: Block) -> None:
-    assert (got.count, got.lease_id) == (expected.count, expected.lease_id)
+    assert (got.count, got.bundle, got.index) == (expected.count, expected.bundle, expected.index)
     assert len(got.components) == len(expected.components)
     for a, b in zip(got.components, expected.components, strict=True):
         assert isinstance(a.values, Strings) == isinstance(b.values, Strings)

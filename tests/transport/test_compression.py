@@ -14,10 +14,12 @@ import pytest
 import zstandard
 
 from forebay.journal.proto import events_pb2 as ev
+from forebay.service import block_limits
 from forebay.service.blocks import Block, Component
+from forebay.service.delivery import AnyOutput, EndOfTask
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import BlockServer, EndOfTask, TaskOutput, frames, messages
+from forebay.service.transport import BlockServer, frames, messages
 from forebay.service.transport.codecs import CODECS, Unpackable, join, pack, unpack
 from forebay.service.transport.compression import (
     MAX_PATIENCE,
@@ -122,7 +124,7 @@ GOOD = {"lz4": Sample(0.5, 2e-9), "zstd": Sample(0.3, 6e-9)}
 NOISY = {"lz4": Sample(1.0, 0.2e-9), "zstd": Sample(1.0, 0.3e-9)}
 
 
-class Link:
+class Wire:
     """A connection with a sender that always has something to send."""
 
     def __init__(self, s_per_byte: float, samples: dict[str, Sample]) -> None:
@@ -153,13 +155,13 @@ class Link:
 )
 def test_the_codec_that_makes_blocks_arrive_soonest(mb_per_s: int, codec: str | None) -> None:
     """After a try, if need be: at 400 MB/s LZ4 might pay, and does not."""
-    link = Link(1e-6 / mb_per_s, GOOD)
+    link = Wire(1e-6 / mb_per_s, GOOD)
     link.windows(2)
     assert link.choice.codec == codec
 
 
 def test_what_was_tried_in_vain_is_tried_less_and_less_often() -> None:
-    link = Link(1e-6 / 400, GOOD)
+    link = Wire(1e-6 / 400, GOOD)
     used = link.windows(1000)
     assert 5 < used.count("lz4") < 1000 / MAX_PATIENCE + 8
 
@@ -176,19 +178,19 @@ def test_nothing_is_decided_before_a_window_has_passed() -> None:
 
 
 def test_a_network_faster_than_any_codec_is_not_even_sampled() -> None:
-    link = Link(0.1e-9, GOOD)
+    link = Wire(0.1e-9, GOOD)
     assert set(link.windows(1000)) == {None}
     assert link.looks == 0
 
 
 def test_incompressible_data_is_left_alone_for_longer_each_time() -> None:
-    link = Link(20e-9, NOISY)
+    link = Wire(20e-9, NOISY)
     assert set(link.windows(1000)) == {None}
     assert 5 < link.looks < 1000 / MAX_PATIENCE + 8
 
 
 def test_data_that_becomes_compressible_is_noticed() -> None:
-    link = Link(20e-9, NOISY)
+    link = Wire(20e-9, NOISY)
     link.windows(500)
     link.samples = GOOD
     link.windows(MAX_PATIENCE + 1)
@@ -196,14 +198,14 @@ def test_data_that_becomes_compressible_is_noticed() -> None:
 
 
 def test_it_looks_again_and_goes_on() -> None:
-    link = Link(20e-9, GOOD)
+    link = Wire(20e-9, GOOD)
     used = link.windows(1000)
     assert 1 < used.count(None) < 30
     assert used.count("zstd") > 900 or used.count("lz4") > 900
 
 
 def test_a_network_that_becomes_fast_is_noticed() -> None:
-    link = Link(20e-9, GOOD)
+    link = Wire(20e-9, GOOD)
     link.windows(500)
     link.s_per_byte = 0.3e-9
     link.windows(MAX_PATIENCE + 1)
@@ -359,21 +361,21 @@ def read_through(
     server.start()
     slow = Slow(server.port, bytes_per_s)
     closing.callback(slow.close)
-    output = TaskOutput(1 << 40)
+    output = AnyOutput(1 << 40)
     output.compression = compression
     values = np.frombuffer(data, np.uint8)[np.newaxis]
     for number in range(blocks):
-        output.put(Block(1, (Component(values),), lease_id=number))
+        output.put(Block(1, (Component(values),), index=number))
     output.finish()
     server.add_task(TASK, output)
     consumer = Consumer(slow.addresses, reads=TASK)
     closing.callback(consumer.client.close)
     for number in range(blocks):
         _, block = consumer.take()
-        assert isinstance(block, Block) and block.lease_id == number
+        assert isinstance(block, Block) and block.index == number
         array = block.components[0].values
         assert isinstance(array, np.ndarray) and np.array_equal(array, values)
-        assert array.ctypes.data % frames.ALIGNMENT == 0 and array.flags.writeable
+        assert array.ctypes.data % block_limits.ALIGNMENT == 0 and array.flags.writeable
     assert consumer.take() == (TASK, EndOfTask())
     return slow.passed
 
@@ -408,7 +410,7 @@ def test_every_kind_of_block(closing: ExitStack, codec: str) -> None:
     server = BlockServer(UID)
     closing.callback(server.stop)
     server.start()
-    output = TaskOutput()
+    output = AnyOutput()
     output.compression = {"zstd": ev.ZSTD, "lz4": ev.LZ4}[codec]
     words = strings(*itertools.islice(itertools.cycle([b"abc" * 9, b"", b"d"]), 500))
     large = Block(500, (Component(words), Component(np.arange(500), np.ones((500, 1), np.int64))))

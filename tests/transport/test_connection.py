@@ -18,19 +18,12 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
+from forebay.service import block_limits
 from forebay.service.blocks import Block, Component
+from forebay.service.delivery import AnyOutput, EndOfTask, TaskFailed, TaskUnknown
 from forebay.service.errors import AddressInUse
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import (
-    BlockClient,
-    BlockServer,
-    EndOfTask,
-    TaskFailed,
-    TaskOutput,
-    TaskUnknown,
-    frames,
-    messages,
-)
+from forebay.service.transport import BlockClient, BlockServer, frames
 
 from .peers import TIMEOUT_S, UID, WELCOME, Consumer, only, raw, say, task
 from .samples import SAMPLES, assert_same, numbered
@@ -44,7 +37,7 @@ def test_blocks_arrive_whole_and_in_order(
     closing.callback(consumer.client.close)
     consumer.client.read(5)
     assert consumer.take() == (5, TaskUnknown())
-    output = TaskOutput()
+    output = AnyOutput()
     server.add_task(5, output)
     consumer.client.read(5)
     for block in SAMPLES.values():
@@ -62,7 +55,7 @@ def test_blocks_arrive_whole_and_in_order(
 def test_several_tasks_over_one_connection_and_several_consumers_of_one_task(
     server: BlockServer, closing: ExitStack
 ) -> None:
-    outputs = [TaskOutput(10_000) for _ in range(3)]
+    outputs = [AnyOutput(10_000) for _ in range(3)]
     for task_id, output in enumerate(outputs):
         server.add_task(task_id, output)
     consumers = [Consumer(server.addresses, consumer_id) for consumer_id in range(3)]
@@ -71,7 +64,7 @@ def test_several_tasks_over_one_connection_and_several_consumers_of_one_task(
         for task_id in range(3):
             consumer.client.read(task_id)
 
-    def produce(output: TaskOutput) -> None:
+    def produce(output: AnyOutput) -> None:
         for number in range(500):
             output.put(numbered(number))
         output.finish()
@@ -86,7 +79,7 @@ def test_several_tasks_over_one_connection_and_several_consumers_of_one_task(
         while ends < 3:
             task_id, item = consumer.take()
             if isinstance(item, Block):
-                mine[task_id].append(item.lease_id)
+                mine[task_id].append(item.index)
             else:
                 ends += 1
         for task_id, numbers in mine.items():
@@ -108,7 +101,7 @@ def test_no_more_is_in_flight_than_credit_and_one_block(
 ) -> None:
     dice = random.Random(credit_bytes)
     size = 2_000
-    cost = size + messages.BLOCK_OVERHEAD_BYTES
+    cost = size + block_limits.BLOCK_OVERHEAD_BYTES
     most = (credit_bytes - 1) // cost + 1  # the last of them when hardly a byte of credit is left
     task(server, 5, 300, lambda: size)
     consumer = Consumer(server.addresses, credit_bytes=credit_bytes)
@@ -128,7 +121,7 @@ def test_no_more_is_in_flight_than_credit_and_one_block(
                 consumer.client.taken(5, held.pop())
         item = consumer.get()[1]
         assert isinstance(item, Block)
-        assert item.lease_id == number
+        assert item.index == number
         held.append(item)
 
 
@@ -153,7 +146,7 @@ def test_a_consumer_that_stalls_holds_up_only_itself(
     held = [first[1]]
     while not stalled.arrived.empty():
         held.append(stalled.get()[1])  # type: ignore[arg-type]
-    mine = [item.lease_id for item in held if isinstance(item, Block)]
+    mine = [item.index for item in held if isinstance(item, Block)]
     assert sorted(mine + theirs) == list(range(1, 301))
 
 
@@ -275,7 +268,7 @@ def test_every_byte_of_a_conversation_as_the_place_of_a_cut(
 def test_stopping_the_server_is_told(server: BlockServer, closing: ExitStack) -> None:
     consumer = Consumer(server.addresses)
     closing.callback(consumer.client.close)
-    output = TaskOutput()
+    output = AnyOutput()
     server.add_task(5, output)
     consumer.client.read(5)
     output.put(numbered(1))
@@ -298,7 +291,7 @@ def test_a_server_stops_though_a_consumer_does_not_read(
 
 
 def test_a_client_closes_in_any_state(server: BlockServer) -> None:
-    output = TaskOutput()
+    output = AnyOutput()
     server.add_task(5, output)
     idle = Consumer(server.addresses)
     idle.client.close()
@@ -390,7 +383,7 @@ def test_a_server_that_never_started_and_a_port_in_use() -> None:
 
 
 def test_large_blocks_are_adopted_without_a_copy(server: BlockServer, closing: ExitStack) -> None:
-    output = TaskOutput()
+    output = AnyOutput()
     server.add_task(5, output)
     consumer = Consumer(server.addresses)
     closing.callback(consumer.client.close)

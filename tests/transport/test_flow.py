@@ -13,16 +13,9 @@ import numpy as np
 import pytest
 
 from forebay.service.blocks import Block, Component, Strings, split
+from forebay.service.delivery import AnyOutput, EndOfTask, OutputCancelled
 from forebay.service.errors import ProtocolError
-from forebay.service.transport import (
-    BlockServer,
-    ElementBudget,
-    EndOfTask,
-    LocalClient,
-    OutputCancelled,
-    TaskOutput,
-    local_worker,
-)
+from forebay.service.transport import BlockServer, ElementBudget, LocalClient, local_worker
 from forebay.service.transport.sessions import MAX_CREDIT_ELEMENTS, Sent
 
 from .peers import TIMEOUT_S, Consumer, only
@@ -46,7 +39,8 @@ def test_a_block_can_be_cut_anywhere(name: str) -> None:
     for count in range(1, block.count):
         head, rest = split(block, count)
         assert (head.count, rest.count) == (count, block.count - count)
-        assert {head.lease_id, rest.lease_id} == {block.lease_id}
+        assert (head.bundle, rest.bundle) == (block.bundle, block.bundle)
+        assert (head.index, rest.index) == (block.index, block.index + count)
         assert elements(head) + elements(rest) == elements(block)
         for part in (head, rest):
             assert part.count > 1 or all(c.shapes is None for c in part.components)
@@ -203,7 +197,7 @@ class Workers:
     def __init__(self, closing: ExitStack, count: int) -> None:
         self.closing = closing
         self.servers = [BlockServer(uid) for uid in range(1, count + 1)]
-        self.outputs = [TaskOutput(1 << 20) for _ in self.servers]
+        self.outputs = [AnyOutput(1 << 20) for _ in self.servers]
         for server, output in zip(self.servers, self.outputs, strict=True):
             server.add_task(TASK, output)
             closing.callback(server.stop)
@@ -415,7 +409,7 @@ class TestLocal:
     def test_stopped_tasks_give_their_credit_back(self, closing: ExitStack) -> None:
         there = Workers(closing, 1)
         there.produce(1, lambda n: numbered(n, 1000), 100_000)
-        other = TaskOutput(1 << 40)
+        other = AnyOutput(1 << 40)
         there.servers[0].add_task(TASK + 1, other)
         for number in range(100):
             other.put(numbered(number, 1000))

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.service import block_limits
 from forebay.service.blocks import Block, Component
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
@@ -50,7 +51,7 @@ def frame(header: bytes, *payload: bytes) -> bytes:
 
 
 def block_frame(block: Block, number: int = 1) -> bytes:
-    messages.check_block(block)
+    block_limits.check_block(block)
     return b"".join(messages.encode_block(5, number, block)[0])
 
 
@@ -76,7 +77,7 @@ def test_frames_around_the_size_of_the_reading_buffer(size: int) -> None:
     for f in received(frame(header, payload) * 3):
         assert f.header == header
         assert f.payload[:size].tobytes() == payload
-        assert f.payload.ctypes.data % frames.ALIGNMENT == 0
+        assert f.payload.ctypes.data % block_limits.ALIGNMENT == 0
 
 
 def test_sending_more_buffers_than_one_call_takes_and_more_than_the_socket_holds() -> None:
@@ -148,9 +149,9 @@ def test_blocks_round_trip(name: str) -> None:
 
 def test_what_cannot_travel_is_refused_where_it_was_made() -> None:
     with pytest.raises(TypeError, match="object cannot travel"):
-        messages.check_block(Block(1, (Component(np.array([None])),)))
+        block_limits.check_block(Block(1, (Component(np.array([None])),)))
     with pytest.raises(ValueError, match="rank 33"):
-        messages.check_block(Block(1, (Component(np.zeros((1,) * 33)),)))
+        block_limits.check_block(Block(1, (Component(np.zeros((1,) * 33)),)))
 
 
 def component(**changes: object) -> pb.Component:

@@ -20,10 +20,12 @@ from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from forebay.service import block_limits
 from forebay.service.blocks import Block
+from forebay.service.delivery import AnyOutput
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import BlockServer, TaskOutput, frames, messages
+from forebay.service.transport import BlockServer, frames, messages
 
 from .peers import (
     TIMEOUT_S,
@@ -106,9 +108,9 @@ def test_every_byte_of_a_conversation(
     closing.callback(proxy.close)
     samples = [SAMPLES[name] for name in ("varying strings", "scalars")]
     for at in itertools.count():
-        output = TaskOutput()
+        output = AnyOutput()
         for number, block in enumerate(samples):
-            output.put(Block(block.count, block.components, lease_id=number))
+            output.put(Block(block.count, block.components, index=number))
         output.finish()
         server.add_task(at, output)
         damages.append(Damage(to_worker, at, cut))
@@ -191,7 +193,7 @@ def absurd_blocks(draw: st.DrawFn) -> bytes:
 def block(task_id: int, number: int, size: int, slab: pb.Slab | None) -> bytes:
     component = pb.Component(dtype="uint8", shape=[1, size], buffer_bytes=[size])
     header = pb.Block(
-        task_id=task_id, number=number, count=1, components=[component], lease_id=number, slab=slab
+        task_id=task_id, number=number, count=1, components=[component], index=number, slab=slab
     )
     return encoded(pb.ToConsumer(block=header), bytes(size) if slab is None else b"")
 
@@ -201,6 +203,7 @@ def run(task_id: int, count: int, size: int) -> bytes:
     return b"".join(block(task_id, number, size, None) for number in range(1, count + 1))
 
 
+COUNTS = st.sampled_from([0, 0, 1, 2, 3, 1 << 62, (1 << 64) - 1])
 TASKS = st.sampled_from([TASK, TASK, TASK + 1, 9])
 SLABS = st.builds(pb.Slab, number=st.sampled_from([0, 1, 63, 64]), fresh=st.booleans())
 FROM_WORKERS = st.one_of(
@@ -210,14 +213,43 @@ FROM_WORKERS = st.one_of(
     st.builds(lambda t: encoded(pb.ToConsumer(end_of_task=pb.EndOfTask(task_id=t))), TASKS),
     st.builds(lambda t: encoded(pb.ToConsumer(task_failed=pb.TaskFailed(task_id=t))), TASKS),
     st.builds(lambda t: encoded(pb.ToConsumer(task_unknown=pb.TaskUnknown(task_id=t))), TASKS),
+    st.builds(
+        lambda t, n: encoded(
+            pb.ToConsumer(end_of_bundle=pb.EndOfBundle(task_id=t, bundle=n, length=n))
+        ),
+        TASKS,
+        COUNTS,
+    ),
+    st.builds(
+        lambda t, n: encoded(
+            pb.ToConsumer(bundle_forgotten=pb.BundleForgotten(task_id=t, index=n, kept=n))
+        ),
+        TASKS,
+        COUNTS,
+    ),
     st.sampled_from([pb.ToConsumer(), pb.ToConsumer(welcome=pb.Welcome())]).map(encoded),
 )
 
-COUNTS = st.sampled_from([0, 0, 1, 2, 3, 1 << 62, (1 << 64) - 1])
-POSITIONS = st.builds(pb.Position, task_id=TASKS, received=COUNTS, taken=COUNTS)
+SUBSCRIPTIONS = st.sampled_from([0, 0, 0, 1, 2, (1 << 32) - 1])
+POSITIONS = st.builds(pb.Position, task_id=TASKS, received=COUNTS, subscription=SUBSCRIPTIONS)
 FROM_CONSUMERS = st.one_of(
     st.builds(
-        lambda t, n: pb.ToWorker(read=pb.Read(task_id=t, any=pb.Any(received=n))), TASKS, COUNTS
+        lambda t, n: pb.ToWorker(read=pb.Read(task_id=t, any=pb.Any(), received=n)), TASKS, COUNTS
+    ),
+    st.builds(
+        lambda t, n, s, index, stride: pb.ToWorker(
+            read=pb.Read(
+                task_id=t,
+                addressed=pb.Addressed(bundle=n, index=index, stride=stride),
+                received=n,
+                subscription=s,
+            )
+        ),
+        TASKS,
+        COUNTS,
+        SUBSCRIPTIONS,
+        COUNTS,
+        COUNTS,
     ),
     st.builds(
         lambda size, positions, slabs: pb.ToWorker(
@@ -227,7 +259,9 @@ FROM_CONSUMERS = st.one_of(
         st.lists(POSITIONS, max_size=2),
         st.lists(st.sampled_from([0, 1, 64]), max_size=1),
     ),
-    st.builds(lambda t: pb.ToWorker(stop=pb.Stop(task_id=t)), TASKS),
+    st.builds(
+        lambda t, s: pb.ToWorker(stop=pb.Stop(task_id=t, subscription=s)), TASKS, SUBSCRIPTIONS
+    ),
     st.sampled_from(
         [
             pb.ToWorker(),
@@ -298,7 +332,7 @@ def test_whatever_a_worker_says(worker: ScriptedWorker, script: list[tuple[bytes
     with memory_bounded(16 * MAX_PAYLOAD_BYTES):
         arrived = verdict(worker, sayings)[:-1]
         delivered = [item for _, item in arrived if isinstance(item, Block)]
-        held = [messages.cost(block) for block in delivered]
+        held = [block_limits.cost(block) for block in delivered]
         assert sum(held[:-1]) < CREDIT_BYTES
     assert {task_id for task_id, _ in arrived} <= {TASK, TASK + 1}
     for task_id in (TASK, TASK + 1):
@@ -306,7 +340,7 @@ def test_whatever_a_worker_says(worker: ScriptedWorker, script: list[tuple[bytes
         ends = [item for item in items if not isinstance(item, Block)]
         assert ends == items[len(items) - len(ends) :]
         assert len(ends) <= 1
-        numbers = [item.lease_id for item in items if isinstance(item, Block)]
+        numbers = [item.index for item in items if isinstance(item, Block)]
         assert numbers == list(range(1, len(numbers) + 1))
 
 

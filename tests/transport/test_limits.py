@@ -14,13 +14,14 @@ from contextlib import closing
 import numpy as np
 import pytest
 
+from forebay.service import block_limits
 from forebay.service.blocks import Block, Component
 from forebay.service.client.options import reading
+from forebay.service.delivery import AnyOutput, End, TaskFailed
 from forebay.service.errors import InvalidArgument, ProtocolError
 from forebay.service.structure import assemble
-from forebay.service.transport import BlockServer, End, TaskFailed, TaskOutput, codecs, frames
+from forebay.service.transport import BlockServer, codecs, frames
 from forebay.service.transport.budget import MAX_ELEMENTS, ElementBudget
-from forebay.service.transport.messages import check_block
 from forebay.service.transport.sessions import MAX_CREDIT_ELEMENTS
 from forebay.service.transport.shared import Borrower
 
@@ -87,9 +88,9 @@ def test_a_limit_is_a_positive_integer(limit: object) -> None:
 
 def test_a_block_that_no_consumer_would_take_is_refused_at_once() -> None:
     once = np.zeros(1, np.uint8)
-    huge = np.broadcast_to(once, (1, frames.MAX_PAYLOAD_BYTES + 1))  # of no memory
+    huge = np.broadcast_to(once, (1, block_limits.MAX_PAYLOAD_BYTES + 1))  # of no memory
     with pytest.raises(ValueError, match="make smaller elements"):
-        check_block(Block(1, (Component(huge),)))
+        block_limits.check_block(Block(1, (Component(huge),)))
 
 
 def test_a_slab_of_no_bytes() -> None:
@@ -122,7 +123,7 @@ def test_a_bug_in_the_readers_thread_reaches_who_waits(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("forebay.service.transport.client.decode_block", fails)
     server = BlockServer(UID)
-    output = TaskOutput()
+    output = AnyOutput()
     server.add_task(5, output)
     server.start()
     output.put(numbered(1))

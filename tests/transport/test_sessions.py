@@ -9,17 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from forebay.service.block_limits import BLOCK_OVERHEAD_BYTES
 from forebay.service.blocks import Block, Component
-from forebay.service.errors import ProtocolError
-from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import (
+from forebay.service.delivery import (
+    ANY,
+    AnyOutput,
     EndOfTask,
     OutputCancelled,
+    Subscription,
     TaskFailed,
     TaskOutput,
     TaskUnknown,
 )
-from forebay.service.transport.messages import BLOCK_OVERHEAD_BYTES
+from forebay.service.errors import ProtocolError
+from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport.sessions import BATCH_BYTES, Ended, Link, Sent, Sessions
 
 from .samples import numbered
@@ -28,12 +31,18 @@ TASK = 5
 COST = 8 + BLOCK_OVERHEAD_BYTES
 
 
+def opened(output: TaskOutput) -> Subscription:
+    subscription = output.open(ANY)
+    assert isinstance(subscription, Subscription)
+    return subscription
+
+
 class World:
     """A worker with one task of `blocks` blocks."""
 
     def __init__(self, blocks: int = 0, *, size: int = 8) -> None:
         self.sessions = Sessions(linger_s=10)
-        self.output = TaskOutput(1 << 30)
+        self.output = AnyOutput(1 << 30)
         self.sessions.add_task(TASK, self.output)
         for number in range(1, blocks + 1):
             self.output.put(numbered(number, size))
@@ -49,12 +58,12 @@ class World:
         self.sessions.give_credit(link, size, positions)
 
     def sent(self, link: Link) -> list[int | type]:
-        """The numbers (lease ids) of the blocks that the link sends next, and ends."""
+        """The numbers of the blocks that the link sends next, and ends."""
         self.sessions.read(link, -1, 0)  # answered at once, so that next_batch never waits
         batch = self.sessions.next_batch(link)
         assert batch is not None
         return [
-            out.block.lease_id if isinstance(out, Sent) else type(out.end)
+            out.block.index if isinstance(out, Sent) else type(out.end)
             for out in batch
             if isinstance(out, Sent | Ended) and out.task_id == TASK
         ]
@@ -112,7 +121,7 @@ def test_a_consumer_that_stays_away_is_forgotten() -> None:
     link = world.connect(1, received=7)
     batch = world.sessions.next_batch(link)
     assert batch is not None
-    assert [(o.number, o.block.lease_id) for o in batch if isinstance(o, Sent)] == [(8, 2), (9, 3)]
+    assert [(o.number, o.block.index) for o in batch if isinstance(o, Sent)] == [(8, 2), (9, 3)]
 
 
 def test_a_consumer_that_is_gone_is_forgotten_at_once() -> None:
@@ -171,7 +180,7 @@ def test_a_block_goes_to_who_has_been_idle_longest() -> None:
             for part, future in enumerate(waiting):
                 batch = future.result(timeout=10)
                 assert batch is not None
-                assert [out.block.lease_id for out in batch if isinstance(out, Sent)] == [
+                assert [out.block.index for out in batch if isinstance(out, Sent)] == [
                     2 * number + part
                 ]
 
@@ -226,7 +235,7 @@ def test_the_rules_for_consumers() -> None:
         world.credit(link, 0, received=0)
     with pytest.raises(ProtocolError, match="absurd"):
         world.credit(link, 1 << 63)
-    with pytest.raises(ProtocolError, match="cannot have been received"):
+    with pytest.raises(ProtocolError, match="nobody can have received"):
         world.connect(2, received=1 << 63)
     with pytest.raises(ProtocolError, match="reads none of them"):
         for task_id in range(2000):
@@ -246,27 +255,28 @@ def test_what_is_not_asked_for_again_is_forgotten() -> None:
 
 
 def test_put_waits_for_room_and_a_block_of_any_size_passes() -> None:
-    output = TaskOutput(max_bytes=2 * COST)
+    output = AnyOutput(max_bytes=2 * COST)
+    subscription = opened(output)
     output.put(numbered(1, 1 << 20))
     waiting = threading.Thread(target=output.put, args=(numbered(2),), name="test-producer")
     waiting.start()
     waiting.join(0.05)
     assert waiting.is_alive()
     for number in (1, 2):
-        block = output.get(timeout_s=10)
+        block = subscription.wait(timeout_s=10)
         assert isinstance(block, Block)
-        assert block.lease_id == number
+        assert block.index == number
     waiting.join()
-    assert output.get(timeout_s=0) is None
+    assert subscription.wait(timeout_s=0) is None
     assert not output.wait_drained(0)
     output.finish()
-    assert output.get(timeout_s=0) == output.get(timeout_s=0) == EndOfTask()
+    assert subscription.wait(timeout_s=0) == subscription.wait(timeout_s=0) == EndOfTask()
     assert output.wait_drained(0)
 
 
 def test_of_a_block_that_is_taken_by_elements_the_rest_is_anyones() -> None:
     world = World()
-    world.output.put(Block(3, (Component(np.arange(3)),), lease_id=1))
+    world.output.put(Block(3, (Component(np.arange(3)),), bundle=1))
     world.output.finish()
 
     def numbers(block: object) -> list[int]:
@@ -274,18 +284,18 @@ def test_of_a_block_that_is_taken_by_elements_the_rest_is_anyones() -> None:
         return [int(x) for x in block.components[0].elements()]
 
     for number in (0, 1):
-        assert numbers(world.output.get(timeout_s=0, max_elements=1)) == [number]
+        assert numbers(opened(world.output).wait(timeout_s=0, max_elements=1)) == [number]
         assert not world.output.wait_drained(0)
     sent, end = world.sessions.next_batch(world.connect(1)) or (None, None)
     assert isinstance(sent, Sent)
     assert numbers(sent.block) == [2]
     assert isinstance(end, Ended)
-    assert world.output.get(timeout_s=0, max_elements=1) == EndOfTask()
+    assert opened(world.output).wait(timeout_s=0, max_elements=1) == EndOfTask()
     assert world.output.wait_drained(0)
 
 
 def test_cancel_frees_a_producer_that_waits() -> None:
-    output = TaskOutput(max_bytes=1)
+    output = AnyOutput(max_bytes=1)
     output.put(numbered(1))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(output.put, numbered(2))

@@ -14,10 +14,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from forebay.service import block_limits
 from forebay.service.blocks import Block, Component
+from forebay.service.delivery import AnyOutput, EndOfTask
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import BlockServer, EndOfTask, TaskOutput, frames, messages
+from forebay.service.transport import BlockServer, frames, messages
 from forebay.service.transport.shared import (
     LEAST_SLABS,
     MAX_SLABS,
@@ -42,7 +44,7 @@ class Pair:
     def send(self, *values: np.ndarray) -> frames.Bytes | None:
         """The values as the consumer gets them; None if no memory was free."""
         buffers = [frames.as_bytes(v) for v in values]
-        size = sum(len(b) + frames.padding(len(b)) for b in buffers)
+        size = sum(len(b) + block_limits.padding(len(b)) for b in buffers)
         lent = self.lender.lend(size, buffers)
         if lent is None:
             return None
@@ -80,7 +82,7 @@ def test_buffers_arrive_each_at_its_padded_place() -> None:
     assert payload is not None
     assert (payload[:1001] == first).all()
     assert (payload[1024 : 1024 + 2400].view(np.float64) == second).all()
-    assert payload.ctypes.data % frames.ALIGNMENT == 0
+    assert payload.ctypes.data % block_limits.ALIGNMENT == 0
 
 
 def test_memory_is_used_again_when_the_last_view_is_gone() -> None:
@@ -204,7 +206,7 @@ def large(number: int, size: int = MIB) -> Block:
 def read_all(protocol: str, blocks: int, keep: int) -> None:
     """Read large blocks, the last `keep` of which are kept, and look at each when it goes."""
     server = BlockServer(UID)
-    output = TaskOutput()
+    output = AnyOutput()
     server.add_task(5, output)
     server.start()
     addresses = [address for address in server.addresses if address[0] == protocol]
@@ -251,7 +253,7 @@ def say(sock: socket.socket, message: pb.ToWorker) -> None:
 @pytest.mark.parametrize("shares_memory", [True, False])
 def test_only_who_says_so_is_lent_memory(shares_memory: bool) -> None:
     server = BlockServer(UID)
-    output = TaskOutput()
+    output = AnyOutput()
     server.add_task(5, output)
     server.start()
     output.put(large(1))

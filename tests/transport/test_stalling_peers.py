@@ -18,15 +18,9 @@ from contextlib import ExitStack
 import pytest
 
 from forebay.service.chaos.proxy import Proxies
+from forebay.service.delivery import AnyOutput
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import (
-    BlockServer,
-    TaskOutput,
-    frames,
-    messages,
-    server,
-    sessions,
-)
+from forebay.service.transport import BlockServer, frames, messages, server, sessions
 
 from .peers import TIMEOUT_S, UID, Consumer, Damage, MeddlingProxy, only, say, task
 from .samples import numbered
@@ -61,7 +55,7 @@ class Peer:
         hello = pb.Hello(version=messages.VERSION, consumer_id=consumer_id, worker_uid=UID)
         say(self.socket, pb.ToWorker(hello=hello))
         assert self.hear().HasField("welcome")
-        say(self.socket, pb.ToWorker(read=pb.Read(task_id=TASK, any=pb.Any(received=received))))
+        say(self.socket, pb.ToWorker(read=pb.Read(task_id=TASK, any=pb.Any(), received=received)))
 
     def give(self, credit_bytes: int, received: int | None = None) -> None:
         positions = [] if received is None else [pb.Position(task_id=TASK, received=received)]
@@ -106,7 +100,7 @@ def test_a_connection_that_stalls_or_goes_deaf_costs_nothing(closing: ExitStack)
     task(worker, TASK, 60, lambda: MB)
     slow = Consumer(proxy, 1, reads=TASK, credit_bytes=4 * MB, give_up_s=TIMEOUT_S)
     closing.callback(slow.client.close)
-    slow_ones = [slow.take()[1].lease_id for _ in range(5)]  # type: ignore[union-attr]
+    slow_ones = [slow.take()[1].index for _ in range(5)]  # type: ignore[union-attr]
     proxies.stall("worker", 600)
     brisk = Consumer(only(worker, "tcp"), 2, reads=TASK)
     closing.callback(brisk.client.close)
@@ -131,7 +125,7 @@ def test_consumers_that_do_not_read_hold_only_what_was_sent_to_them(closing: Exi
     numbers = brisk.numbers()
     assert len(numbers) >= 300 - 10 * 10, "the kernel takes a few, the sender has one in its hands"
     for peer in mute:
-        numbers += [block.lease_id for block in peer.blocks()]
+        numbers += [block.index for block in peer.blocks()]
     assert sorted(numbers) == list(range(1, 301))
 
 
@@ -143,7 +137,7 @@ def test_a_consumer_that_never_says_what_arrived(closing: ExitStack) -> None:
     worker = started(closing)
     most = sessions.MAX_RETAINED_BYTES // MB + 1
     one, total = numbered(1, MB), 2 * most
-    output = TaskOutput(1 << 40)
+    output = AnyOutput(1 << 40)
     for _ in range(total):
         output.put(one)
     output.finish()
@@ -195,7 +189,7 @@ def test_a_consumer_that_comes_a_thousand_times(closing: ExitStack) -> None:
         for _ in range(dice.randrange(1, 3)):
             if not (message := peer.hear()).HasField("block"):
                 break
-            assert message.block.number == message.block.lease_id == received + 1
+            assert message.block.number == message.block.index == received + 1
             received += 1
             if dice.random() < 0.5:
                 peer.give(0, received)
@@ -212,7 +206,7 @@ def test_a_consumer_that_comes_a_thousand_times(closing: ExitStack) -> None:
 
 def test_consumers_that_come_once_are_forgotten(closing: ExitStack) -> None:
     worker = started(closing, linger_s=0)
-    output = TaskOutput(4 * MB)
+    output = AnyOutput(4 * MB)
     worker.add_task(TASK, output)
     closing.callback(output.cancel)
     tracemalloc.start()
@@ -236,7 +230,7 @@ def test_what_is_kept_for_those_who_stay_away_is_bounded(
     for consumer_id in range(1, 21):
         peer = Peer(worker, consumer_id)
         peer.give(1)
-        assert peer.hear().block.lease_id == consumer_id
+        assert peer.hear().block.index == consumer_id
         peer.vanish()
         wait_until_nobody_is_served()
     again = []
@@ -244,7 +238,7 @@ def test_what_is_kept_for_those_who_stay_away_is_bounded(
         peer = Peer(worker, consumer_id)
         closing.callback(peer.socket.close)
         peer.give(1)
-        again.append(peer.hear().block.lease_id)
+        again.append(peer.hear().block.index)
     assert again == [*range(20, 13, -1), *range(21, 34)], "those who left last, theirs again"
 
 
@@ -267,7 +261,7 @@ def test_more_connections_than_are_allowed(
     assert len(caplog.records) == 3
     for number, peer in enumerate(peers, 1):
         peer.give(1)
-        assert peer.hear().block.lease_id == number
+        assert peer.hear().block.index == number
         peer.socket.close()
     while True:  # until the worker has noticed that they are gone
         try:
@@ -280,7 +274,7 @@ def test_more_connections_than_are_allowed(
 def test_connections_that_have_ended_leave_no_shared_memory(closing: ExitStack) -> None:
     """Nor a descriptor; and not only once the garbage collector happens to come."""
     worker = started(closing)
-    output = TaskOutput(1 << 40)
+    output = AnyOutput(1 << 40)
     worker.add_task(TASK, output)
     one = numbered(1, MB)
     for _ in range(1000):
@@ -312,10 +306,10 @@ def test_every_block_once_through_connections_cut_anywhere(closing: ExitStack, s
 
     workers = [started(closing) for _ in range(4)]
     proxies = [MeddlingProxy(worker.port, cut) for worker in workers]
-    outputs = [TaskOutput(100_000) for _ in workers]
+    outputs = [AnyOutput(100_000) for _ in workers]
     total = 300
 
-    def produce(number: int, output: TaskOutput) -> None:
+    def produce(number: int, output: AnyOutput) -> None:
         sizes = random.Random(number)
         for block in range(1, total + 1):
             output.put(numbered(block, sizes.choice([8, 800, 8_000])))

@@ -19,7 +19,8 @@ from forebay.service.blocks import Block
 from forebay.service.chaos.proxy import Proxies
 from forebay.service.connections import tunnel
 from forebay.service.connections.grpc_server import SERVER_OPTIONS, bind
-from forebay.service.transport import BlockServer, EndOfTask, TaskOutput
+from forebay.service.delivery import AnyOutput, EndOfTask
+from forebay.service.transport import BlockServer
 
 from .peers import TIMEOUT_S, UID, Consumer, task
 from .samples import SAMPLES, assert_same
@@ -80,7 +81,7 @@ def worker(closing: ExitStack) -> Worker:
 
 
 def test_every_kind_of_block_arrives(worker: Worker, closing: ExitStack) -> None:
-    output = TaskOutput()
+    output = AnyOutput()
     worker.blocks.add_task(TASK, output)
     for block in SAMPLES.values():
         output.put(block)
@@ -111,7 +112,7 @@ def test_a_connection_that_is_cut_is_resumed(worker: Worker, closing: ExitStack)
     closing.callback(consumer.client.close)
     numbers = []
     while isinstance(item := consumer.take()[1], Block):
-        numbers.append(item.lease_id)
+        numbers.append(item.index)
         if len(numbers) % 100 == 50:
             proxies.cut("worker")
     assert numbers == [*range(1, 401)]
@@ -127,7 +128,7 @@ def test_a_consumer_that_closes_is_forgotten_at_once(worker: Worker, closing: Ex
 
 
 def test_a_worker_that_stops_says_so(worker: Worker, closing: ExitStack) -> None:
-    worker.blocks.add_task(TASK, TaskOutput())
+    worker.blocks.add_task(TASK, AnyOutput())
     consumer = worker.consumer(reads=TASK)
     closing.callback(consumer.client.close)
     wait_until(lambda: worker.blocks.is_read(TASK))
@@ -136,7 +137,7 @@ def test_a_worker_that_stops_says_so(worker: Worker, closing: ExitStack) -> None
 
 
 def test_a_grpc_server_that_stops_ends_its_tunnels(worker: Worker, closing: ExitStack) -> None:
-    worker.blocks.add_task(TASK, TaskOutput())
+    worker.blocks.add_task(TASK, AnyOutput())
     consumer = worker.consumer(reads=TASK, give_up_s=0.1)
     closing.callback(consumer.client.close)
     wait_until(lambda: worker.blocks.is_read(TASK))
@@ -150,7 +151,7 @@ def test_closing_does_not_wait_for_a_host_that_is_silent(
     proxies = Proxies()
     closing.callback(proxies.close)
     port = proxies.add("worker", int(worker.address.rpartition(":")[2]))
-    worker.blocks.add_task(TASK, TaskOutput())
+    worker.blocks.add_task(TASK, AnyOutput())
     consumer = consumer_at(f"127.0.0.1:{port}", reads=TASK)
     wait_until(lambda: worker.blocks.is_read(TASK))
     proxies.stall("worker", 600)

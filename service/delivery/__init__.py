@@ -1,0 +1,40 @@
+"""Delivery policies: which of a task's blocks go to whom (base.py is the contract)."""
+
+from __future__ import annotations
+
+from .addressed import AddressedOutput
+from .any_output import AnyOutput
+from .base import (
+    BundleForgotten,
+    End,
+    EndOfBundle,
+    EndOfTask,
+    Listener,
+    OutputCancelled,
+    Part,
+    Subscription,
+    TaskFailed,
+    TaskOutput,
+    TaskUnknown,
+)
+from .orders import ANY, Addressed, AnyBlock, Order
+
+__all__ = [
+    "ANY",
+    "Addressed",
+    "AddressedOutput",
+    "AnyBlock",
+    "AnyOutput",
+    "BundleForgotten",
+    "End",
+    "EndOfBundle",
+    "EndOfTask",
+    "Listener",
+    "Order",
+    "OutputCancelled",
+    "Part",
+    "Subscription",
+    "TaskFailed",
+    "TaskOutput",
+    "TaskUnknown",
+]

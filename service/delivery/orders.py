@@ -1,0 +1,94 @@
+"""Orders: what a consumer asks for when it opens a subscription of a task.
+
+A policy serves one kind of order. Another kind is another class here, with its field of `Read`
+in transfer.proto; who carries orders does not look into them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from ..blocks import Block
+from ..errors import ProtocolError
+from ..proto import transfer_pb2 as pb
+
+MAX_STRIDE = 1 << 16
+"""For a bundle is kept for as many readers as the stride says."""
+
+MAX_INDEX = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a subscription gives. Immutable."""
+
+    def after(self, block: Block) -> Order:
+        """The order of who has received this block of it, and now wants what follows.
+
+        Raises ValueError if the block is not what comes next in this order.
+        """
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class AnyBlock(Order):
+    """Whatever block comes next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addressed(Order):
+    """Elements `index`, `index + stride`, … of a bundle, to its end.
+
+    Raises ValueError for numbers that cannot be.
+    """
+
+    bundle: int
+    index: int = 0
+    stride: int = 1
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.bundle <= MAX_INDEX and 0 <= self.index <= MAX_INDEX):
+            raise ValueError(f"there is no element {self.index} of a bundle {self.bundle}")
+        if not 1 <= self.stride <= MAX_STRIDE:
+            raise ValueError(f"a stride of {self.stride}; it is 1 to {MAX_STRIDE}")
+
+    def after(self, block: Block) -> Addressed:
+        if (block.bundle, block.index) != (self.bundle, self.index):
+            raise ValueError(
+                f"element {block.index} of bundle {block.bundle}, where bundle {self.bundle} from "
+                f"{self.index} on was asked for"
+            )
+        return dataclasses.replace(self, index=block.index + block.count * self.stride)
+
+
+ANY = AnyBlock()
+
+
+def encode(order: Order, read: pb.Read) -> pb.Read:
+    """Writes the order into `read`, and returns it."""
+    match order:
+        case AnyBlock():
+            read.any.SetInParent()
+        case Addressed(bundle, index, stride):
+            read.addressed.bundle, read.addressed.index, read.addressed.stride = (
+                bundle, index, stride,
+            )  # fmt: skip
+        case _:
+            raise TypeError(f"{order!r} has no encoding")
+    return read
+
+
+def decode(read: pb.Read) -> Order:
+    """The order of a `read`. Raises ProtocolError."""
+    match read.WhichOneof("order"):
+        case "any":
+            return ANY
+        case "addressed":
+            asked = read.addressed
+            try:
+                return Addressed(asked.bundle, asked.index, asked.stride)
+            except ValueError as error:
+                raise ProtocolError(f"task {read.task_id} was asked for: {error}") from None
+        case _:
+            raise ProtocolError(f"task {read.task_id} was asked for in an order not known here")

@@ -1,0 +1,136 @@
+"""The policies under their contract: those that there are, and those that must fit."""
+
+from __future__ import annotations
+
+import itertools
+
+from forebay.service.blocks import Block
+from forebay.service.delivery import (
+    ANY,
+    Addressed,
+    AddressedOutput,
+    AnyOutput,
+    End,
+    EndOfBundle,
+    EndOfTask,
+    Listener,
+    Order,
+    Part,
+    TaskOutput,
+)
+
+from .contract import ROOM, DeliveryContract, Ledger, Reader, block
+from .sketches import Cached, CachedOutput, Rounds, RoundsOutput
+
+
+class TestAny(DeliveryContract):
+    def make(self, max_bytes: int, listener: Listener | None = None) -> TaskOutput:
+        return AnyOutput(max_bytes, listener)
+
+    def order(self, reader: int, readers: int) -> Order:
+        return ANY
+
+    def end(self, total: int) -> End:
+        return EndOfTask()
+
+    def left(self, reader: int, got: list[list[int]], total: int) -> bool:
+        return sum(map(len, got)) < total
+
+    def check(self, got: list[list[int]], total: int) -> None:
+        assert sorted(itertools.chain(*got)) == [*range(total)]
+        assert all(numbers == sorted(numbers) for numbers in got)
+
+
+class Strides(DeliveryContract):
+    """Reader i of n has elements i, i + n, …"""
+
+    def left(self, reader: int, got: list[list[int]], total: int) -> bool:
+        return reader + len(got) * len(got[reader]) < total
+
+    def check(self, got: list[list[int]], total: int) -> None:
+        assert got == [[*range(i, total, len(got))] for i in range(len(got))]
+
+
+class TestAddressed(Strides):
+    def make(self, max_bytes: int, listener: Listener | None = None) -> TaskOutput:
+        return AddressedOutput(max_bytes, listener)
+
+    def order(self, reader: int, readers: int) -> Order:
+        return Addressed(7, reader, readers)
+
+    def block(self, first: int, count: int) -> Block:
+        return block(first, count, bundle=7)
+
+    def finish(self, output: TaskOutput) -> None:
+        assert isinstance(output, AddressedOutput)
+        output.end(7)
+        output.finish()
+
+    def end(self, total: int) -> End:
+        return EndOfBundle(7, total)
+
+
+class TestRounds(Strides):
+    def make(self, max_bytes: int, listener: Listener | None = None) -> TaskOutput:
+        return RoundsOutput(max_bytes, listener)
+
+    def order(self, reader: int, readers: int) -> Order:
+        return Rounds(reader, readers)
+
+    def end(self, total: int) -> End:
+        return EndOfTask()
+
+
+class TestCached(DeliveryContract):
+    def make(self, max_bytes: int, listener: Listener | None = None) -> TaskOutput:
+        return CachedOutput(max_bytes, listener)
+
+    def ample(self, max_bytes: int) -> int:
+        return ROOM
+
+    def order(self, reader: int, readers: int) -> Order:
+        return Cached(f"trainer {reader}")
+
+    def end(self, total: int) -> End:
+        return EndOfTask()
+
+    def left(self, reader: int, got: list[list[int]], total: int) -> bool:
+        return len(got[reader]) < total
+
+    def check(self, got: list[list[int]], total: int) -> None:
+        assert got == [[*range(total)]] * len(got)
+
+    def test_memory_is_bounded(self) -> None:
+        """Who is slow skips, and is told by the index."""
+        output = CachedOutput(ROOM)
+        output.put(block(0, 2))
+        output._max_bytes = 2 * 520
+        fast, slow = self.readers(output, 2)
+        for first in range(2, 20):
+            fast.next()
+            fast.next()
+            output.put(block(first, 1))
+        seen = slow.next()
+        assert isinstance(seen, Block) and seen.index == 18 and slow.got == [18]
+        assert fast.got == [*range(19)]
+
+
+def test_a_reader_is_given_what_a_closed_one_left() -> None:
+    output = AnyOutput()
+    gone, there = (Reader(output, ANY) for _ in range(2))
+    output.put(block(0, 4))
+    gone.next(max_elements=1)
+    gone.close()
+    there.next()
+    assert there.got == [1, 2, 3]
+
+
+def test_reports_name_what_has_a_name() -> None:
+    ledger = Ledger()
+    output = AnyOutput(ROOM, ledger)
+    reader = Reader(output, ANY)
+    for number, bundle in enumerate([1, 1, 2, None, None]):
+        output.put(block(4 * number, 4, bundle))
+        reader.next()
+    reader.receive(5)
+    assert ledger.acknowledged_parts == [Part(8, 1, 0), Part(4, 2, 8), Part(8, None, 12)]

@@ -1,0 +1,73 @@
+"""Cutting by stride: put together again, strides are the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.service.block_limits import check_block
+from forebay.service.blocks import Block, Component, Strings, buffers, strided
+
+
+def elements(block: Block) -> list[list[Any]]:
+    columns = [[np.asarray(e, object).tolist() for e in c.elements()] for c in block.components]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def array(data: st.DataObject, size: int) -> Any:
+    """`size` values, numbers or strings."""
+    if data.draw(st.booleans()):
+        return np.arange(size, dtype=data.draw(st.sampled_from(["u1", "<i8", ">f4"])))
+    texts = data.draw(st.lists(st.binary(max_size=3), min_size=size, max_size=size))
+    lengths = np.array([len(text) for text in texts], np.int64)
+    return Strings(lengths, np.frombuffer(b"".join(texts), np.uint8))
+
+
+def component(data: st.DataObject, count: int) -> Component:
+    rank = data.draw(st.integers(0, 2))
+    if data.draw(st.booleans()) and count > 1:
+        shape = st.lists(st.integers(0, 3), min_size=rank, max_size=rank)
+        shapes = np.array([data.draw(shape) for _ in range(count)], np.int64).reshape(count, rank)
+        return Component(array(data, int(shapes.prod(axis=1).sum())), shapes)
+    inner = data.draw(st.lists(st.integers(0, 3), min_size=rank, max_size=rank))
+    values = array(data, count * int(np.prod(inner, dtype=int)))
+    if isinstance(values, Strings):
+        return Component(Strings(values.lengths.reshape(count, *inner), values.data))
+    return Component(values.reshape(count, *inner))
+
+
+@given(st.data(), st.integers(1, 12), st.integers(1, 5))
+def test_strides_are_the_whole(data: st.DataObject, count: int, stride: int) -> None:
+    """Of any block, cut anywhere, with views for nobody to keep."""
+    block = Block(count, tuple(component(data, count) for _ in range(2)), bundle=4, index=100)
+    whole = elements(block)
+    found: dict[int, list[Any]] = {}
+    for first in range(min(stride, count)):
+        left, at = -((first - count) // stride), first
+        while left:
+            size = data.draw(st.integers(1, left))
+            part = strided(block, at, stride, size)
+            check_block(part)
+            assert (part.count, part.bundle, part.index) == (size, 4, 100 + at)
+            assert part.count > 1 or all(c.shapes is None for c in part.components)
+            found |= zip(range(at, at + size * stride, stride), elements(part), strict=True)
+            left, at = left - size, at + size * stride
+    assert [found[i] for i in range(count)] == whole
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+def test_what_is_kept_alive(stride: int) -> None:
+    """A stride is copied, so that it does not keep what is for others; a run is not."""
+    values = np.arange(12)
+    text = Strings(np.full(12, 2), np.arange(24, dtype=np.uint8))
+    ragged = Component(np.arange(24), np.full((12, 1), 2))
+    block = Block(12, (Component(values), Component(text), ragged))
+    part = strided(block, 1, stride, 3)
+    owners = [a for c in block.components for a in buffers(c)]
+    parts = [a for c in part.components for a in buffers(c)]
+    for owner, taken in zip(owners, parts, strict=True):
+        assert np.shares_memory(owner, taken) == (stride == 1)
