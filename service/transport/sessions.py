@@ -99,13 +99,13 @@ class Stream:
         item = self.subscription.next(credit and room, max_elements)
         if item is None:
             return None
-        task_id, subscription = self.key
+        task_id, subscription_number = self.key
         if not isinstance(item, tuple):
             self.ended = True
-            return Ended(task_id, item, subscription)
+            return Ended(task_id, item, subscription_number)
         self.number += 1
         compression = self.subscription.output.compression
-        sent = Sent(task_id, self.number, *item, compression, subscription)
+        sent = Sent(task_id, self.number, *item, compression, subscription_number)
         self.retained.append(sent)
         self.retained_bytes += sent.cost
         return sent
