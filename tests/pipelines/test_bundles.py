@@ -18,8 +18,10 @@ from forebay.service.client.tf_elements import graph_of
 from forebay.service.pipelines import Pipeline, SplitRange
 from forebay.service.pipelines.definitions import nondeterministic, require_bundles
 from forebay.service.pipelines.tf_data import drivers
+from forebay.service.pipelines.tf_data import pipeline as tf_data
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 from forebay.service.pipelines.tf_data.split_sources import NotSplittable, split_sources
+from forebay.service.pipelines.tf_data.traces import Traces
 
 from .contract import SPLITS, PipelineContract, Step
 from .pipelines import Dataset, count, plain, slices
@@ -153,7 +155,9 @@ def test_a_shuffle_that_is_fixed_stays_so() -> None:
     pipeline.close()
 
 
-def test_a_table_serves_all_bundles() -> None:
+def test_a_table_serves_all_bundles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And goes with their trace."""
+    monkeypatch.setattr(tf_data, "TRACES", Traces(most=0))
     keys = tf.constant([1, 2], tf.int64)
     table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys * 7), -1)
     pipeline = pipeline_of(slices(tf.constant([1, 2, 3], tf.int64)).map(table.lookup))
