@@ -1,4 +1,4 @@
-"""Datasets that tests send through executors, and how results are compared."""
+"""Datasets that tests send through pipelines, and how results are compared."""
 
 from __future__ import annotations
 

@@ -18,10 +18,12 @@ from forebay.service.client.tf_elements import graph_of
 from forebay.service.pipelines import Pipeline, SplitRange
 from forebay.service.pipelines.definitions import nondeterministic, require_bundles
 from forebay.service.pipelines.tf_data import drivers
+from forebay.service.pipelines.tf_data import pipeline as tf_data
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 from forebay.service.pipelines.tf_data.split_sources import NotSplittable, split_sources
+from forebay.service.pipelines.tf_data.traces import Traces
 
-from .contract import SPLITS, PipelineContract, Step
+from .contract import SPLITS, PipelineContract, Step, elements_of
 from .pipelines import Dataset, count, plain, slices
 
 zipped = tf.data.Dataset.zip
@@ -153,14 +155,15 @@ def test_a_shuffle_that_is_fixed_stays_so() -> None:
     pipeline.close()
 
 
-def test_a_table_serves_all_bundles() -> None:
+def test_a_table_serves_all_bundles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until their trace is dropped, here with the pipeline."""
+    monkeypatch.setattr(tf_data, "TRACES", Traces(most=0))
     keys = tf.constant([1, 2], tf.int64)
     table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys * 7), -1)
     pipeline = pipeline_of(slices(tf.constant([1, 2, 3], tf.int64)).map(table.lookup))
     for _ in range(2):
-        assert read(pipeline, 0, 3) == read(
-            pipeline_of(slices(tf.constant([7, 14, -1], tf.int64))), 0, 3
-        )
+        blocks = pipeline.bundle(SplitRange(0, 3, 0), number=0, seed=0).blocks()
+        assert elements_of(blocks) == [(7,), (14,), (-1,)]
     pipeline.close()
 
 

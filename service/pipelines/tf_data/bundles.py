@@ -57,13 +57,19 @@ class BundleGraph:
         (variant,) = import_graph(proto, ranges, given, [self._imported.result])
         return dataset_ops._VariantDataset(variant, self.component_specs)
 
+    def forget(self) -> None:
+        """Free what is not needed any more once `dataset` is traced."""
+        self._imported.forget()
+
     def close(self) -> None:
         """Free what TensorFlow holds of it. Idempotent. No bundle may run any more."""
+        self._imported.forget()
         tables, self._imported.tables = self._imported.tables, []
         if tables:  # which all bundles share
-            names = {name.split(":")[0] for name in tables}
-            nodes = [node for node in self._imported.proto.node if node.name in names]
-            for handle in tf.function(lambda: import_part(pb.GraphDef(node=nodes), {}, tables))():
+            handles_of = tf.function(
+                lambda: import_part(self._imported.proto, {}, tables), autograph=False
+            )
+            for handle in handles_of():
                 tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
         self._imported.close()
 

@@ -102,6 +102,8 @@ class BundleDriver(Driver):
         self.queue = queues[0]
         handles = [queue.handle for queue in queues]
         self._requests.enqueue([np.array(numbers, np.int64), *handles])
+        if self._ended.is_set():  # before it knew of this queue
+            self.queue.close()
 
     def end(self) -> None:
         self._requests.close()

@@ -61,6 +61,12 @@ class ImportedGraph:
             context.context().add_function_def(definition)
             self._functions.append(function.signature.name)
 
+    def forget(self) -> None:
+        """Of the graph all but its tables, once it is traced: constants may be large, and
+        TensorFlow makes copies of its own."""
+        names = {name.split(":")[0] for name in self.tables}
+        self.proto = pb.GraphDef(node=[node for node in self.proto.node if node.name in names])
+
     def close(self) -> None:
         """Free what TensorFlow holds of it. Idempotent."""
         for name in self._functions:
@@ -94,11 +100,8 @@ class TracedGraph:
         options = options_of(walk.options if walk else b"")
         del parsed  # constants may be large, and TensorFlow makes copies of its own
         self._imported = ImportedGraph(graph)
-        isolated, result, tables = (
-            self._imported.proto,
-            self._imported.result,
-            self._imported.tables,
-        )
+        isolated, result = self._imported.proto, self._imported.result
+        tables = self._imported.tables
         _replace_repeats(isolated, repeats, f"{self._imported.prefix}_reopen")
         # TensorFlow itself keeps them only as long as the thread lives that traces.
         self._callbacks: list[Callable[..., Any]] = []
@@ -120,6 +123,7 @@ class TracedGraph:
             self._build = tf.function(build, autograph=False).get_concrete_function(
                 tf.TensorSpec([], tf.int64)
             )
+            self._imported.forget()
         except BaseException:
             self.close()
             raise

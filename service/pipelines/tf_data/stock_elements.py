@@ -20,7 +20,7 @@ _COMPRESSED = "tensorflow.data.CompressedElement"
 
 
 def response_maker(definition: ev.DatasetDefinition) -> MakeResponse:
-    """For elements of a dataset as its pipeline runs it, each in a block of its own."""
+    """For elements of a dataset as its pipeline gives them, each in a block of its own."""
     metadata = decode_metadata(definition)
 
     def make(block: Block) -> pb.GetElementResponse:

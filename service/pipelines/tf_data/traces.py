@@ -236,6 +236,7 @@ class BundleTrace(Trace):
 
         inputs = [tf.TensorSpec([], tf.variant), *[tf.TensorSpec([], tf.resource)] * 2]
         self._trace(drive, *inputs)
+        graph.forget()
 
     def make_requests(self) -> OwnedQueue:
         """A queue of (int64 [4]: first, count, key, start; the handles of a run's queues)."""
