@@ -10,7 +10,7 @@ from .. import malloc, pipelines
 from ..connections.dispatcher_client import DispatcherClient
 from ..delivery import OutputCancelled, TaskFailed, TaskOutput, TaskUnknown
 from ..errors import ForebayError, NotFound, PipelineError, Unavailable, status_of
-from ..pipelines import Run, SplitFeed, open_pipeline
+from ..pipelines import Pipeline, Run
 from ..proto import forebay_pb2 as pb
 from .leases import LeaseFeed
 from .observer import Observer, Undelivered
@@ -24,18 +24,9 @@ class Pipelines:
         """Import what pipelines need, so that the first task does not wait for it."""
         pipelines.load()
 
-    def open(
-        self,
-        task: pb.Task,
-        definition: ev.DatasetDefinition,
-        graph: bytes,
-        feed: SplitFeed | None,
-    ) -> Run:
-        """The run of a task's dataset; `feed` is None where splits are not leased.
-
-        Raises InvalidGraph, NotSplittable, PipelineError, Unimplemented.
-        """
-        return open_pipeline(definition, graph).run(feed)
+    def open(self, task: pb.Task, definition: ev.DatasetDefinition, graph: bytes) -> Pipeline:
+        """A task's dataset. Raises Unimplemented if this worker does not know its kind."""
+        return pipelines.open_pipeline(definition, graph)
 
 
 class TaskRunner:
@@ -68,7 +59,8 @@ class TaskRunner:
         self._tell = tell
         self._cancelled = threading.Event()
         self._drain_by_s: float | None = None  # once it shall
-        self._pipeline: Run | None = None
+        self._pipeline: Pipeline | None = None
+        self._pipeline_run: Run | None = None
         self._feed: LeaseFeed | None = None
         self._thread = threading.Thread(
             target=self._run, name=f"forebay-task-{task.task_id}", daemon=True
@@ -83,8 +75,7 @@ class TaskRunner:
         self.output.cancel()
         if self._feed is not None:
             self._feed.close()
-        run = self._pipeline
-        if run is not None:
+        if (run := self._pipeline_run) is not None:
             run.cancel()
 
     def drain(self, give_up_s: float) -> None:
@@ -96,7 +87,7 @@ class TaskRunner:
         self._drain_by_s = give_up_s
         if self._feed is not None:
             self._feed.drain(give_up_s)
-        elif (run := self._pipeline) is not None:
+        elif (run := self._pipeline_run) is not None:
             run.cancel()
 
     def undelivered(self, lacking: int = 0) -> Undelivered | None:
@@ -105,7 +96,7 @@ class TaskRunner:
         `lacking` elements were handed to consumers that have not said that they have them.
         """
         elements = lacking + self.output.waiting_elements
-        unfinished = self._pipeline is not None and not self.output.ended
+        unfinished = self._pipeline_run is not None and not self.output.ended
         begun = self._feed.begun_last() if self._feed is not None else []
         if not elements and not (unfinished and begun):
             return None
@@ -139,7 +130,10 @@ class TaskRunner:
         finally:
             if self._feed is not None:
                 self._feed.close()
-            self._pipeline = None  # we may be kept for our output, and it holds the graph
+            if self._pipeline is not None:
+                self._pipeline.close()
+            # We may be kept for our output, and these hold the graph.
+            self._pipeline = self._pipeline_run = None
             malloc.give_back()
 
     def _end(self, error: ForebayError) -> None:
@@ -164,13 +158,14 @@ class TaskRunner:
             self._feed = LeaseFeed(self._dispatcher, task.task_id, sources, self._observer)
         self.definition = dataset.definition
         self.output.compression = dataset.definition.compression
-        return self._pipelines.open(task, dataset.definition, dataset.graph, self._feed)
+        self._pipeline = self._pipelines.open(task, dataset.definition, dataset.graph)
+        return self._pipeline.run(self._feed)
 
     def _produce(self) -> None:
         with self._starting:
             if self._cancelled.is_set():
                 return
-            run = self._pipeline = self._open()
+            run = self._pipeline_run = self._open()
         # Once more, if it came too early to find what it is about.
         if self._cancelled.is_set():
             self.cancel()

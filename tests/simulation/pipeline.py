@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -117,12 +120,11 @@ class Computation(Pipelines):
 
     def load(self) -> None: ...
 
-    def open(
-        self, task: pb.Task, _: ev.DatasetDefinition, graph: bytes, feed: SplitFeed | None
-    ) -> Computed:
+    def open(self, task: pb.Task, definition: ev.DatasetDefinition, graph: bytes) -> Any:
         if graph != SANITIZED:
             kernel().fail("a worker got another graph than was registered")
-        return Computed(self._pipeline, task, feed)
+        run = partial(Computed, self._pipeline, task)
+        return SimpleNamespace(run=run, close=lambda: None)
 
 
 def _block(elements: list[Element]) -> Block:
