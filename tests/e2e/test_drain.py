@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -24,6 +25,12 @@ def megabytes() -> tf.data.Dataset:
     return tf.data.Dataset.range(ELEMENTS).map(lambda x: tf.fill([1 << 17], x))
 
 
+def wait_until_all_is_full(dispatcher: DispatcherProcess) -> None:
+    """The trainer has its credit, and the worker its buffers."""
+    wait_until(lambda: begun(dispatcher) > CREDIT + 20)
+    time.sleep(1)  # the last of these may be leased ahead, and be handed back
+
+
 def begun(dispatcher: DispatcherProcess) -> int:
     jobs: Any = status(dispatcher)["jobs"]
     [source] = jobs[0]["iterations"][0]["sources"]
@@ -38,7 +45,7 @@ def test_what_a_slow_trainer_does_not_take_is_said(capfd: pytest.CaptureFixture[
         dataset_id = service.register_dataset(dispatcher.target, megabytes())
         with service.read(dispatcher.target, dataset_id, processing_mode="distributed_epoch") as it:
             next(it)
-            wait_until(lambda: begun(dispatcher) > CREDIT + 20)
+            wait_until_all_is_full(dispatcher)
             assert worker.stop() == 3
             log = capfd.readouterr().err
             found = re.search(r"are dropped: (\d+) elements .*begun last: splits (\d+)–(\d+)", log)
