@@ -172,7 +172,12 @@ class TaskRunner:
         elif self._drain_by_s is not None:
             self.drain(self._drain_by_s)
         for block in run.blocks():
-            self.output.put(block)
+            try:
+                self.output.put(block)
+            except BaseException:
+                if self._feed is not None:
+                    self._feed.close()  # the run is closed now, which waits for who asks for splits
+                raise
         self.output.finish()
 
 
