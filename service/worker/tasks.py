@@ -103,8 +103,9 @@ class TaskRunner:
         return Undelivered(elements, unfinished, tuple(begun))
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread to end; whether it has."""
-        self._thread.join(timeout_s)
+        """Wait for the thread to end; whether it has. One that could not be started has."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -172,7 +173,12 @@ class TaskRunner:
         elif self._drain_by_s is not None:
             self.drain(self._drain_by_s)
         for block in run.blocks():
-            self.output.put(block)
+            try:
+                self.output.put(block)
+            except BaseException:
+                if self._feed is not None:
+                    self._feed.close()  # the run is closed now, which waits for who asks for splits
+                raise
         self.output.finish()
 
 

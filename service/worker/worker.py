@@ -224,7 +224,12 @@ class Worker:
             self._told,
         )  # fmt: skip
         self._blocks.add_task(task.task_id, output)
-        runner.start()
+        try:
+            runner.start()
+        except RuntimeError as error:  # no thread is to be had: what else is to be done is done
+            log.error("task %d cannot be started: %s", task.task_id, error)
+            output.fail("RESOURCE_EXHAUSTED", f"the worker cannot start the task: {error}")
+            self._states.handle(Ended(task.task_id))
 
     def _told(self, runner: TaskRunner, event: HandedOut | Ended) -> list[Instruction]:
         """By a runner, of its task. One that was cancelled has no more to say: its task may be

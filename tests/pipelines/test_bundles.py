@@ -297,3 +297,32 @@ def test_a_start_below_0_is_refused() -> None:
 def test_what_may_differ_each_time_is_named(function: Any, reason: str) -> None:
     named = nondeterministic(graph_of(count(9).map(function)))
     assert len(named) == 1 and re.search(reason, named[0]), named
+
+
+def step(_: Any, x: Any) -> Any:
+    return x, order_of(x)
+
+
+def order_of(x: Any) -> Any:
+    """A number that tells the order of a shuffle."""
+    return count(9).shuffle(9).reduce(x - x, ten_times)
+
+
+def ten_times(order: Any, y: Any) -> Any:
+    return 10 * order + y
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        lambda: count(9).scan(tf.constant(0, tf.int64), step),
+        lambda: count(9).filter(lambda x: order_of(x) % 2 == 0),
+        lambda: count(9).group_by_window(
+            lambda x: x % 2, lambda _, window: window.shuffle(4), window_size=4
+        ),
+    ],
+)
+def test_a_shuffle_that_no_key_reaches_is_named(dataset: Callable[[], Dataset]) -> None:
+    named = nondeterministic(graph_of(dataset()))
+    assert len(named) == 1, named
+    assert re.search("ShuffleDataset.*in function.*by seeds that the graph does not", named[0])

@@ -64,6 +64,8 @@ _MAPS = {
     *(f"ParallelInterleaveDatasetV{n}" for n in (2, 3, 4)),
 }
 
+_NO_SEEDS = "shuffles by seeds that the graph does not have"
+
 # By the beginnings of their names: what may give something else each time.
 _UNSURE = {
     "draws random numbers": (
@@ -76,7 +78,7 @@ _UNSURE = {
     "keeps a state": ("MutableHashTable", "MutableDenseHashTable", "VarHandleOp", "Variable"),
     "reads a clock": ("Timestamp",),
     "gives elements as they come": ("ParallelInterleaveDataset", "ExperimentalParallelInterleave"),
-    "shuffles by seeds that the graph does not have": ("ShuffleDatasetV2",),
+    _NO_SEEDS: ("ShuffleDatasetV2",),
 }
 _SURE = {"StatefulPartitionedCall", *(f"ParallelInterleaveDatasetV{n}" for n in (2, 3, 4))}
 
@@ -93,16 +95,23 @@ def nondeterministic(graph: bytes) -> list[str]:
     names of the nodes; empty if nothing is known. Raises InvalidGraph.
     """
     proto = Graph(seeded(graph)).proto
-    found = [(node, "") for node in proto.node]
+    bodies = [(_Body(proto.node, KEY, function=False), "")]
     for function in _reached(proto):
-        found += [(node, f" in function {function.signature.name!r}") for node in function.node_def]
+        body = _Body(function.node_def, "", function=True)
+        bodies.append((body, f" in function {function.signature.name!r}"))
     return [
         f"{node.name!r} ({node.op}){where} {why}"
-        for node, where in found
-        if node.op not in _SURE
-        for why, beginnings in _UNSURE.items()
-        if node.op.startswith(beginnings)
+        for body, where in bodies
+        for node in body.nodes
+        for why in _doubts(body, node)
     ]
+
+
+def _doubts(body: _Body, node: pb.NodeDef) -> Iterator[str]:
+    if node.op in _SHUFFLES and _is_unseeded(body, node):  # still: no key has come here
+        yield _NO_SEEDS
+    if node.op not in _SURE:
+        yield from (why for why, beginnings in _UNSURE.items() if node.op.startswith(beginnings))
 
 
 def _reached(proto: pb.GraphDef) -> Iterator[pb.FunctionDef]:
@@ -289,7 +298,7 @@ def _make_stateless(body: _Body, node: pb.NodeDef, salt: int) -> None:
 
 def _seed_shuffle(body: _Body, node: pb.NodeDef, salt: int) -> None:
     one, two = node.input[2:4]
-    if (body.value_of(one), body.value_of(two)) == (0, 0):  # TensorFlow would draw them
+    if _is_unseeded(body, node):
         key = body.derived(body.key, body.constant(salt))
     elif "reshuffle_each_iteration" in node.attr and not node.attr["reshuffle_each_iteration"].b:
         return
@@ -297,6 +306,11 @@ def _seed_shuffle(body: _Body, node: pb.NodeDef, salt: int) -> None:
         key = body.derived(body.derived(body.key, one), two)
     node.input[2] = key
     node.input[3] = body.derived(key, body.constant(1))
+
+
+def _is_unseeded(body: _Body, node: pb.NodeDef) -> bool:
+    """Whether TensorFlow would draw a shuffle's seeds."""
+    return [body.value_of(seed) for seed in node.input[2:4]] == [0, 0]
 
 
 def _number_elements(body: _Body, node: pb.NodeDef) -> bool:

@@ -1,0 +1,35 @@
+"""A worker's instructions, carried out without a dispatcher."""
+
+from __future__ import annotations
+
+import pytest
+
+from forebay.service.delivery import ANY, Subscription, TaskFailed
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.worker import WorkerOptions
+from forebay.service.worker.task_states import ENDED, RUNNING, Listed
+from forebay.service.worker.tasks import TaskRunner
+from forebay.service.worker.worker import Worker
+
+
+def test_a_task_without_a_thread_fails_and_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = TaskRunner.start
+
+    def start_others(runner: TaskRunner) -> None:
+        if runner.task.task_id == 1:
+            raise RuntimeError("can't start new thread")
+        start(runner)
+
+    monkeypatch.setattr(TaskRunner, "start", start_others)
+    worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
+    worker._handle(Listed(1, {i: pb.Task(task_id=i) for i in (1, 2)}, set(), 0))
+    assert [worker._states.state(i) for i in (1, 2)] == [ENDED, RUNNING]
+    runner = worker.runner_of(1)
+    assert runner is not None and worker.runner_of(2) is not None
+    opened = runner.output.open(ANY)
+    assert isinstance(opened, Subscription)
+    told = opened.wait(0)
+    assert isinstance(told, TaskFailed) and "can't start new thread" in told.message
+    worker.stop()
