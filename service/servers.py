@@ -44,7 +44,7 @@ class DispatcherConfig:
 
     `work_dir` together with `fault_tolerant_mode` means the `storage` "file://<work_dir>".
     `worker_addresses` is for static sharding, which this version refuses. None is an option's
-    default; 0 ms, where that is out of range, the shortest time, as with tf.data service:
+    default; 0 ms of one that may be 1 ms is 1 ms, as with tf.data service:
     """
 
     port: int = 0
@@ -179,8 +179,7 @@ def _forward_log(process: Child) -> None:
 class WorkerConfig:
     """Configures a `WorkerServer`: tf.data service's parameters, and by keyword Forebay's.
 
-    None is an option's default; 0 ms, where that is out of range, the shortest time, as with
-    tf.data service:
+    None is an option's default; 0 ms of one that may be 1 ms is 1 ms, as with tf.data service:
     """
 
     dispatcher_address: str

@@ -21,7 +21,7 @@ from ..proto import transfer_pb2 as pb
 from . import codecs, frames
 from .shared import SHARED_BYTES, Lender
 
-VERSION = 1
+VERSION = 2
 Key = tuple[int, int]
 """What a consumer calls one of its subscriptions: the task, and a number (0 for the only one)."""
 

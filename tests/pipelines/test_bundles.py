@@ -274,6 +274,19 @@ def test_a_registration_that_cannot_be_divided_is_refused() -> None:
         TfDataPipeline(graph, sources).bundle(SplitRange(0, 3, 0), number=0, seed=0)
 
 
+@pytest.mark.parametrize("splits", [SplitRange(8, 5, 0), SplitRange(-1, 2, 0)])
+def test_splits_that_the_source_does_not_have_are_refused(splits: SplitRange) -> None:
+    dataset = count(10)
+    sources = [source.splits for source in split_sources(graph_of(dataset))]
+    pipeline = TfDataPipeline(graph_of(dataset), sources, element_spec=dataset.element_spec)
+    with pytest.raises(ValueError, match="no bundle of 10 splits"):
+        pipeline.bundle(splits, number=0, seed=0)
+    assert [
+        block.count for block in pipeline.bundle(SplitRange(5, 5, 0), number=1, seed=0).blocks()
+    ]
+    pipeline.close()
+
+
 def test_a_start_below_0_is_refused() -> None:
     with pytest.raises(ValueError, match="-1"):
         pipeline_of(count(9)).bundle(SplitRange(0, 3, 0), number=0, seed=0, start=-1)

@@ -136,7 +136,7 @@ class Saying(NamedTuple):
     descriptors: Sequence[int] = ()
 
 
-WELCOME = Saying(encoded(pb.ToConsumer(welcome=pb.Welcome(version=1))))
+WELCOME = Saying(encoded(pb.ToConsumer(welcome=pb.Welcome(version=messages.VERSION))))
 ENOUGH = Saying(encoded(pb.ToConsumer(refused=pb.Refused(reason="it has been enough"))))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from ....journal.proto import events_pb2 as ev
+from ....journal.splits import ENDLESS, source_size
 from ... import structure
 from ...blocks import BLOCK_BYTES
 from ..splits import SplitFeed, SplitRange
@@ -70,6 +71,11 @@ class TfDataPipeline:
         """Raises InvalidGraph, NotSplittable, UnsupportedElement, PipelineError."""
         if start < 0:
             raise ValueError(f"a bundle starts at an index from 0, not at {start}")
+        there = min(map(source_size, self._sources), default=ENDLESS)
+        if splits.first < 0 or splits.first + splits.count > there:
+            raise ValueError(
+                f"{splits.count} splits from {splits.first} on are no bundle of {there} splits"
+            )
         with self._lock:
             if self._bundles is None:
                 self._bundles = self._open_bundles()
