@@ -63,11 +63,14 @@ def worker(options: WorkerOptions) -> None:
     _log_to_stderr()
     running = Worker(options)
     running.start()
-    # A handler runs in this thread, wherever that is: with a lock that it has, an event could not
-    # be set.
+    # A handler in Python runs in this thread alone, once that is back in the interpreter: with a
+    # lock that it has, an event could not be set; and if the kernel gives the signal to another
+    # thread, or just before this one waits, nothing ends the wait. C's own handler writes at once.
     interrupted, interrupt = os.pipe()
+    os.set_blocking(interrupt, False)
+    signal.set_wakeup_fd(interrupt, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):  # before this there is nothing to drain
-        signal.signal(number, lambda *_: os.write(interrupt, b"!"))
+        signal.signal(number, lambda *_: None)
     print(running.address, flush=True)
     os.read(interrupted, 1)
     raise typer.Exit(0 if running.stop(drain=True) else DROPPED)

@@ -247,6 +247,27 @@ class TestServers:
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30)
         assert (done.returncode, done.stdout) == (0, b"h:1\n"), done.stderr
 
+    def test_a_worker_is_told_to_stop_by_a_signal_that_another_thread_gets(self) -> None:
+        """Python's handler waits for the main thread, which waits for the handler."""
+        program = (
+            "import signal, threading, time\n"
+            "from forebay.service.cli import app\n"
+            "from forebay.service.worker import worker\n"
+            "def strike():\n"
+            "    time.sleep(0.5)\n"
+            "    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
+            "class Worker:\n"
+            "    def __init__(self, options): pass\n"
+            "    def start(self): pass\n"
+            "    def stop(self, drain): return True\n"
+            "    @property\n"
+            "    def address(self): threading.Thread(target=strike).start(); return 'h:1'\n"
+            "worker.Worker = Worker\n"
+            "app(['worker', '--dispatcher=h:1'])\n"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30)
+        assert (done.returncode, done.stdout) == (0, b"h:1\n"), done.stderr
+
     def test_status_in_words(self, dispatcher: DispatcherProcess) -> None:
         shown = forebay("status", dispatcher.target).stdout
         assert dispatcher.address in shown and "DYNAMIC" in shown and "0 of 9" in shown
