@@ -100,10 +100,14 @@ class LeaseFeed:
         for provider in self._providers:
             provider.hand_back(min(HAND_BACK_S, give_up_s - time.monotonic()))
 
-    def close(self) -> None:
-        """Stop leasing, and end whoever waits for a lease. Idempotent."""
+    def close(self, *, wait: bool = True) -> None:
+        """Stop leasing, and end whoever waits for a lease. Idempotent.
+
+        With `wait` no call is under way any more when it returns; one to a dispatcher that is
+        silent takes its time.
+        """
         self._closed.set()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=wait, cancel_futures=True)
 
 
 class _Provider:

@@ -74,7 +74,7 @@ class TaskRunner:
         self._cancelled.set()
         self.output.cancel()
         if self._feed is not None:
-            self._feed.close()
+            self._feed.close(wait=False)  # the task's own thread does: others are to be cancelled
         if (run := self._pipeline_run) is not None:
             run.cancel()
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.service.errors import Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker.leases import LeaseFeed
 from forebay.service.worker.observer import Observer
@@ -36,3 +39,25 @@ def test_what_may_be_left_early_is_leased_when_it_is_needed() -> None:
     assert [(own.first, own.count) for own in leased if own] == [(i, 1) for i in range(10)]
     for feed in feeds:
         feed.close()
+
+
+def test_closing_without_waiting_leaves_a_silent_dispatcher_to_others() -> None:
+    """A worker cancels its tasks one after the other."""
+    asked, answers = threading.Event(), threading.Event()
+
+    class Silent(Dispatcher):
+        def call(self, *arguments: Any, **options: Any) -> pb.LeaseSplitsResponse:
+            asked.set()
+            assert answers.wait(60)
+            return super().call(*arguments, **options)
+
+    dispatcher = cast(DispatcherClient, Silent())
+    feed = LeaseFeed(dispatcher, 1, [ev.SplitSource(count=10)], Observer())
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(feed.next_range, 0, 0, False)
+        assert asked.wait(60)
+        feed.close(wait=False)
+        assert not waiting.done()
+        answers.set()
+        assert isinstance(waiting.exception(60), Unavailable)
+    feed.close()
