@@ -9,6 +9,7 @@ nothing that holds the lock waits for one.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -19,11 +20,13 @@ from dataclasses import KW_ONLY, dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from .connections.dispatcher_client import DispatcherClient
 from .connections.grpc_server import WILDCARDS
 from .dispatcher.options import DispatcherOptions
 from .errors import ForebayError, InvalidArgument
 from .options import ServerOptions, described, flags, options_of
 from .processes import LOG_LEVEL, Child, forebay
+from .proto import forebay_pb2 as pb
 from .worker.options import WorkerOptions
 
 SAYS = "forebay: "
@@ -143,6 +146,15 @@ class DispatchServer:
     def address(self) -> str:
         """The same without the protocol, for workers: "host:port"."""
         return self._target.removeprefix("grpc://")
+
+    def _num_workers(self) -> int:
+        """How many workers are registered, as tests for tf.data service's own server ask it."""
+        dispatcher = DispatcherClient(self.address)
+        try:
+            answer = dispatcher.call(pb.GetStatusRequest(), pb.GetStatusResponse, patience_s=10)
+        finally:
+            dispatcher.close()
+        return len(json.loads(answer.status)["workers"])
 
     def join(self) -> None:
         """Wait until the dispatcher has ended."""

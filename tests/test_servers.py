@@ -56,6 +56,7 @@ def test_a_stock_worker_and_a_stock_client_in_the_dispatchers_process() -> None:
     """Their bindings hold the interpreter lock while they wait for the dispatcher."""
     with service.DispatchServer() as dispatcher:
         worker = stock.WorkerServer(stock.WorkerConfig(dispatcher_address=dispatcher.address))
+        assert dispatcher._num_workers() == 1
         dataset = tf.data.Dataset.range(20)
         dataset_id = stock.register_dataset(dispatcher.target, dataset)
         got = stock.from_dataset_id("distributed_epoch", dispatcher.target, dataset_id)
