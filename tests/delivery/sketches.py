@@ -4,6 +4,7 @@ the transport knows of them.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -60,8 +61,9 @@ class _Window(TaskOutput):
     def is_full(self, size: int) -> bool:
         return bool(self.window) and sum(map(cost, self.window)) + size > self._max_bytes
 
+    @abstractmethod
     def make_room(self, size: int) -> bool:
-        raise NotImplementedError
+        """Forget something, so that an element of this size fits; False if that must wait."""
 
     @property
     def waiting_elements(self) -> int:

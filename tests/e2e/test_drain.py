@@ -28,7 +28,9 @@ def megabytes() -> tf.data.Dataset:
 def wait_until_all_is_full(dispatcher: DispatcherProcess) -> None:
     """The trainer has its credit, and the worker its buffers."""
     wait_until(lambda: begun(dispatcher) > CREDIT + 20)
-    time.sleep(1)  # the last of these may be leased ahead, and be handed back
+    # The last of these may be leased ahead, which draining hands back: the status does not tell
+    # such splits from begun ones, so that the pipeline gets a second to run into its full buffers.
+    time.sleep(1)
 
 
 def begun(dispatcher: DispatcherProcess) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -139,10 +140,10 @@ def numbers_of(splits: SplitRange) -> range:
 FIRST, SECOND = SplitRange(0, 20, 0), SplitRange(100, 30, 0)
 
 
-class PipelineContract:
+class PipelineContract(ABC):
+    @abstractmethod
     def make(self, steps: Sequence[Step]) -> Pipeline:
         """The pipeline of these steps, over a source of SPLITS splits."""
-        raise NotImplementedError
 
     @contextlib.contextmanager
     def opened(self, *steps: Step) -> Iterator[Pipeline]:

@@ -16,8 +16,8 @@ from tensorflow.python.data.ops import dataset_ops
 
 from ....journal.proto import events_pb2 as ev
 from ...proto import graph_pb2 as pb
-from .feeds import ImportedGraph, expansion, import_graph, import_part, options_of, output_specs
 from .graphs import Graph
+from .imports import ImportedGraph, expansion, import_graph, import_part, options_of, output_specs
 from .packs import calls_functions
 from .seeds import KEY, seeded
 from .split_sources import SourceWalk, require_bundles, require_splittable

@@ -1,0 +1,175 @@
+"""A dataset graph imported into the function that is being traced, its sources replaced."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import tensorflow as tf
+from tensorflow.core.framework import dataset_options_pb2, function_pb2, graph_pb2
+from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.eager import context
+from tensorflow.python.ops import gen_dataset_ops
+
+from ...proto import graph_pb2 as pb
+from .graphs import isolate
+
+Dataset = Any
+Tensor = Any
+
+
+class ImportedGraph:
+    """A graph whose functions this process's TensorFlow knows, under names of their own."""
+
+    def __init__(self, graph: bytes) -> None:
+        """Raises InvalidGraph, and TensorFlow's errors."""
+        self.prefix = f"forebay{uuid.uuid4().hex}"
+        self.proto, self.result, self.tables = isolate(graph, self.prefix)
+        self._functions: list[str] = []
+
+    def add_functions(self) -> None:
+        for function in self.proto.library.function:
+            definition = function_pb2.FunctionDef.FromString(function.SerializeToString())
+            context.context().add_function_def(definition)
+            self._functions.append(function.signature.name)
+
+    def forget(self) -> None:
+        """Of the graph all but its tables, once it is traced: constants may be large, and
+        TensorFlow makes copies of its own."""
+        names = {name.split(":")[0] for name in self.tables}
+        self.proto = pb.GraphDef(node=[node for node in self.proto.node if node.name in names])
+
+    def close(self) -> None:
+        """Free what TensorFlow holds of it. Idempotent."""
+        for name in self._functions:
+            context.context().remove_function(name)
+        self._functions = []
+
+
+def options_of(serialized: bytes) -> Any:
+    """The options of a dataset that its graph has, as SourceWalk finds them."""
+    options = tf.data.Options()
+    options._from_proto(dataset_options_pb2.Options.FromString(serialized))
+    return options
+
+
+def output_specs(node: pb.NodeDef) -> tuple[Any, ...]:
+    """The raw tensors that a dataset node yields (composites are variants there)."""
+    types = node.attr["output_types"].list.type or node.attr["Toutput_types"].list.type
+    shapes = node.attr["output_shapes"].list.shape
+    if not types:  # file readers
+        return (tf.TensorSpec([], tf.string),)
+    return tuple(
+        tf.TensorSpec(
+            None if shape.unknown_rank else [None if d.size < 0 else d.size for d in shape.dim],
+            tf.dtypes.as_dtype(dtype),
+        )
+        for dtype, shape in zip(types, shapes, strict=True)
+    )
+
+
+def import_graph(
+    graph: pb.GraphDef, feeds: Sources, given: dict[str, Tensor], results: list[str]
+) -> list[Tensor]:
+    """Import a graph into the function being traced, in two parts: the sources with all that
+    they depend on, then the rest, reading from what stands for them, and from tensors that are
+    `given`."""
+    sources = set(feeds.names)
+    lower = _ancestors(graph, sources)
+    parts = [pb.GraphDef(), pb.GraphDef()]
+    for node in graph.node:
+        parts[node.name not in lower].node.append(node)
+
+    bridge = {
+        _tensor_name(name)
+        for node in parts[1].node
+        for name in node.input
+        if _node_name(name) in lower and not name.startswith("^")
+    }
+    inputs = {
+        _tensor_name(name)
+        for node in parts[0].node
+        if node.name in sources
+        for name in node.input
+        if not name.startswith("^")
+    }
+    early = {name for name in results if _node_name(name) in lower}
+    wanted = sorted(bridge | inputs | early | {f"{name}:0" for name in sources})
+    found = dict(zip(wanted, import_part(parts[0], {}, wanted), strict=True))
+    for node in parts[0].node:
+        if node.name in sources:
+            operands = [found[_tensor_name(i)] for i in node.input if not i.startswith("^")]
+            found[f"{node.name}:0"] = feeds.dataset(node, operands, found[f"{node.name}:0"])
+
+    for node in parts[1].node:  # all of the first part is there already
+        kept = [i for i in node.input if not (i.startswith("^") and _node_name(i) in lower)]
+        node.input[:] = kept
+    upper = [name for name in results if name not in found]
+    mapped = {name: found[name] for name in bridge} | given
+    found.update(zip(upper, import_part(parts[1], mapped, upper), strict=True))
+    return [found[name] for name in results]
+
+
+def import_part(graph: pb.GraphDef, mapped: dict[str, Tensor], wanted: list[str]) -> list[Tensor]:
+    proto = graph_pb2.GraphDef.FromString(graph.SerializeToString())
+    return list(
+        tf.graph_util.import_graph_def(proto, input_map=mapped, return_elements=wanted, name="")
+    )
+
+
+def _ancestors(graph: pb.GraphDef, names: set[str]) -> set[str]:
+    nodes = {node.name: node for node in graph.node}
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting.extend(_node_name(i) for i in nodes[name].input)
+    return found
+
+
+def _node_name(name: str) -> str:
+    return name.removeprefix("^").split(":")[0]
+
+
+def _tensor_name(name: str) -> str:
+    return name if ":" in name else f"{name}:0"
+
+
+class Sources(Protocol):
+    """What stands for a graph's sources."""
+
+    names: list[str]
+    """Of their nodes."""
+
+    def dataset(self, node: pb.NodeDef, operands: list[Tensor], source: Tensor) -> Tensor:
+        """The variant of a dataset of a source's splits."""
+        ...
+
+
+def expansion(
+    node: pb.NodeDef, operands: list[Tensor], source: Tensor, specs: tuple[Any, ...]
+) -> Callable[[Tensor, Tensor], Dataset]:
+    """(first, count) → the dataset of these splits of the source."""
+    if node.op == "RangeDataset":
+        start, _, step = operands
+
+        def of_range(first: Tensor, count: Tensor) -> Dataset:
+            begin = start + first * step
+            end = begin + count * step
+            return tf.data.Dataset.range(begin, end, step, output_type=specs[0].dtype)
+
+        return of_range
+    if node.op == "TensorSliceDataset":
+
+        def of_slices(first: Tensor, count: Tensor) -> Dataset:
+            slices = [operand[first : first + count] for operand in operands]
+            shapes = [spec.shape for spec in specs]
+            variant = gen_dataset_ops.tensor_slice_dataset(slices, output_shapes=shapes)
+            return dataset_ops._VariantDataset(variant, specs)
+
+        return of_slices
+    whole = dataset_ops._VariantDataset(source, specs)
+    return lambda first, count: whole.skip(first).take(count)
