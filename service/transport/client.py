@@ -162,11 +162,11 @@ class BlockClient:
 
     def hang_up(self) -> None:
         """End the connection, and the thread soon. Idempotent."""
-        self._closing.set()
         if self._elements is not None:
             self._elements.leave()
         with self._lock:
             self._say(pb.ToWorker(goodbye=pb.Goodbye()))
+            self._closing.set()  # not before: the thread would hang up without a word
             self._cut()
 
     def close(self) -> None:

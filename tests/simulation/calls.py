@@ -105,9 +105,12 @@ def _attempt(call: Call, timeout_s: float) -> bytes:
     abandon = lambda: _abandon(call)  # noqa: E731
     call.client.at_kill.append(abandon)
     this.maybe_yield()
-    if network.is_cut(here, call.host) or this.rng.random() < weather.lost:
+    cut = network.is_cut(here, call.host)
+    if cut or this.rng.random() < weather.lost:
         if this.rng.random() < 0.5:
             this.at(KEEPALIVE_S, call.fail, real.StatusCode.UNAVAILABLE, "keepalive timed out")
+        elif cut:  # what was sent is sent again
+            network.when_joined(here, call.host, lambda: _deliver(call))
     else:
         this.at(network.delay(here, call.host), _deliver, call)
         if this.rng.random() < weather.doubled:

@@ -254,6 +254,10 @@ class Thread:
         self._thread: SimThread | None = None
         self._ended = WaitingRoom()
 
+    def __hash__(self) -> int:
+        """A pool joins its threads in the order of a set; not in that of their addresses."""
+        return 0
+
     @property
     def ident(self) -> int | None:
         return None if self._thread is None else self._thread.number

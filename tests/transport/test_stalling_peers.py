@@ -283,8 +283,8 @@ def test_connections_that_have_ended_leave_no_shared_memory(closing: ExitStack) 
     gc.disable()
     closing.callback(gc.enable)
     files = len(os.listdir("/proc/self/fd"))
-    for _ in range(20):
-        consumer = Consumer(only(worker, "unix"), reads=TASK, credit_bytes=8 * MB)
+    for consumer_id in range(20):
+        consumer = Consumer(only(worker, "unix"), consumer_id, reads=TASK, credit_bytes=8 * MB)
         for _ in range(20):
             consumer.take()
         consumer.client.close()
