@@ -33,8 +33,8 @@ is noticed soon."""
 DISPATCHER_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *CHANNEL_OPTIONS,
     ("grpc.keepalive_time_ms", 1_000),
-    ("grpc.keepalive_timeout_ms", 2_000),
-    ("grpc.http2.ping_timeout_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 1_200),
+    ("grpc.http2.ping_timeout_ms", 1_200),
     ("grpc.http2.max_pings_without_data", 0),
 ]
 """For calls that wait long: a peer that is paused, or cut off without a word, is noticed."""
