@@ -6,10 +6,12 @@ TensorFlow 2.21 (its API documentation), so that changing the import is the whol
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import data_service_pb2
 from tensorflow.python.data.experimental.ops import compression_ops
@@ -31,14 +33,14 @@ from ..proto import forebay_pb2 as pb
 from ..structure import encode
 from .options import (
     CrossTrainerCache,
-    ReadOptions,
     ShardingPolicy,
     check_job_name,
     reading,
     sharding_policy,
 )
 from .reader import PATIENCE_S, Reader, name_of_job
-from .tf_elements import NOTHING, as_registered, dataset_of_blocks, graph_of
+from .tf_elements import NOTHING, as_registered, dataset_of_blocks, graph_of, number_of
+from .tf_errors import raising_tensorflows
 
 Dataset = Any
 Service = str | tuple[str, str]
@@ -52,6 +54,7 @@ _COMPRESSIONS: dict[str | None, ev.BlockCompression] = {
 }
 
 
+@plain
 def register_dataset(
     service: Service,
     dataset: Dataset,
@@ -71,9 +74,19 @@ def register_dataset(
       dataset_id: an id to register it under. One that is registered is left as it is, if the
         datasets have the same structure. By default, equal datasets have the same id.
 
+    Within a `tf.function`, or a function of a dataset, it is registered each time that this is
+    run, and the id is a scalar string tensor; the addresses may be tensors then, too.
+
     Raises ValueError (other structure under the same id, element types that cannot travel,
-    arguments that make no sense), Unavailable.
+    arguments that make no sense), Unavailable; all of them are the errors of `tf.errors` as well.
     """
+    with raising_tensorflows():
+        return _register(service, dataset, compression, dataset_id)
+
+
+def _register(
+    service: Service, dataset: Dataset, compression: str | None, dataset_id: str | None
+) -> str:
     if not isinstance(compression, str | None) or compression not in _COMPRESSIONS:
         raise InvalidArgument(
             f"Invalid `compression` argument: {compression}. Must be one of {list(_COMPRESSIONS)}."
@@ -82,10 +95,6 @@ def register_dataset(
         raise InvalidArgument(f"`dataset` must be a tf.data.Dataset, not {type(dataset)}")
     if not (dataset_id is None or isinstance(dataset_id, str)):
         raise InvalidArgument(f"`dataset_id` must be a string, not {type(dataset_id)}")
-    if not tf.executing_eagerly():
-        raise InvalidArgument(
-            "register datasets outside of tf.function: it is done once, not traced"
-        )
     element_spec = dataset.element_spec
     structure = encode(element_spec)
     if (components := len(component_specs(element_spec))) > MAX_COMPONENTS:
@@ -94,37 +103,55 @@ def register_dataset(
         )
     kinds = data_service_pb2.DataServiceMetadata
     kind = kinds.COMPRESSION_OFF
-    cardinality = dataset.cardinality().numpy()
-    policy = dataset.options().experimental_external_state_policy
+    cardinality = dataset.cardinality()
+    # In a graph TensorFlow only knows, and warns that it only knows, what this dataset itself has.
+    options = dataset.options() if tf.executing_eagerly() else dataset._options_attr
+    policy = options.experimental_external_state_policy
+    policy = policy or tf.data.experimental.ExternalStatePolicy.WARN
     dataset = as_registered(dataset)
     if compression == "SNAPPY":
         dataset = dataset.map(
             lambda *element: compression_ops.compress(element), num_parallel_calls=tf.data.AUTOTUNE
         )
         kind = kinds.COMPRESSION_FORCED_SNAPPY
-    graph = graph_of(dataset, policy or tf.data.experimental.ExternalStatePolicy.WARN)
-    metadata = kinds(
-        element_spec=encode_element_spec(element_spec), compression=kind, cardinality=cardinality
-    )
-    request = pb.RegisterDatasetRequest(
-        dataset_id=dataset_id or "",
-        graph=graph,
-        metadata=metadata.SerializeToString(),
-        structure=structure,
-        compression=_COMPRESSIONS[compression],
-    )
-    try:
-        request.sources.extend(source.splits for source in split_sources(graph, evaluate))
-    except NotSplittable as error:
-        request.unsplittable = str(error)
-    client = DispatcherClient(service)
-    try:
-        answer = client.call(
-            request, pb.RegisterDatasetResponse, timeout_s=60, patience_s=PATIENCE_S
+    encoded_spec = encode_element_spec(element_spec)
+
+    def call(graph: bytes, cardinality: int, service: Service) -> str:
+        metadata = kinds(element_spec=encoded_spec, compression=kind, cardinality=cardinality)
+        request = pb.RegisterDatasetRequest(
+            dataset_id=dataset_id or "",
+            graph=graph,
+            metadata=metadata.SerializeToString(),
+            structure=structure,
+            compression=_COMPRESSIONS[compression],
         )
-        return answer.dataset_id
-    finally:
-        client.close()
+        try:
+            request.sources.extend(source.splits for source in split_sources(graph, evaluate))
+        except NotSplittable as error:
+            request.unsplittable = str(error)
+        client = DispatcherClient(service)
+        try:
+            answer = client.call(
+                request, pb.RegisterDatasetResponse, timeout_s=60, patience_s=PATIENCE_S
+            )
+            return answer.dataset_id
+        finally:
+            client.close()
+
+    if tf.executing_eagerly():
+        return call(graph_of(dataset, policy), int(cardinality.numpy()), service)
+    protocol, address = service if isinstance(service, tuple) else ("", service)
+
+    def run(graph: bytes, cardinality: int, protocol: bytes, address: bytes) -> bytes:
+        where = address.decode()
+        at = (protocol.decode(), where) if protocol else where
+        return call(graph, int(cardinality), at).encode()
+
+    graph = dataset._as_serialized_graph(external_state_policy=policy)
+    found: str = tf.ensure_shape(  # as far as its users need care
+        tf.numpy_function(run, [graph, cardinality, protocol, address], tf.string), []
+    )
+    return found
 
 
 @plain
@@ -147,7 +174,8 @@ def from_dataset_id(
       processing_mode: a `ShardingPolicy`, "parallel_epochs" (OFF: each worker produces the
         whole dataset) or "distributed_epoch" (DYNAMIC: each split goes to one worker).
       service: as in `register_dataset`.
-      dataset_id: what `register_dataset` returned.
+      dataset_id: what `register_dataset` returned. A tensor of a `tf.function` will do, if
+        `element_spec` is given; the dataset's cardinality is unknown then.
       element_spec: of the registered dataset; by default it is asked for. Nesting and dtypes
         must be those of the dataset, shapes may say less, or more if that is true.
       job_name: trainers that give the same name share one job: each element goes to one of
@@ -183,21 +211,30 @@ def from_dataset_id(
         cross_trainer_cache=cross_trainer_cache,
         target_workers=target_workers,
     )
-    dataset_id = _text(dataset_id)
-    name = name_of_job(dataset_id, job_name)
-    return _read_as_dataset(policy, service, dataset_id, element_spec, name, how)
+
+    def reader(dataset_id: str) -> Reader:
+        return Reader(service, dataset_id, policy, name_of_job(dataset_id, job_name), how)
+
+    return _read_as_dataset(reader, dataset_id, element_spec, policy, shared=job_name is not None)
 
 
 def _read_as_dataset(
-    policy: ShardingPolicy,
-    service: Service,
-    dataset_id: str,
+    reader_of: Callable[[str], Reader],
+    dataset_id: Any,
     element_spec: Any,
-    name: str | None,
-    how: ReadOptions,
+    policy: ShardingPolicy,
+    *,
+    shared: bool,
 ) -> Dataset:
-    reader = Reader(service, dataset_id, policy, name, how)
-    definition = reader.definition()
+    options = tf.data.Options()
+    if shared:  # as tf.data service does: what is shared must not be sharded again
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    if tf.is_symbolic_tensor(dataset_id):
+        return _read_what_is_named(reader_of, dataset_id, element_spec, options)
+    dataset_id = _text(dataset_id)
+    reader = reader_of(dataset_id)
+    with raising_tensorflows():
+        definition = reader.definition()
     metadata = decode_metadata(definition)
     if element_spec is None:
         element_spec = metadata.element_spec
@@ -209,9 +246,6 @@ def _read_as_dataset(
         )
     if metadata.element_spec is not None:
         check_element_spec(element_spec, metadata.element_spec)
-    options = tf.data.Options()
-    if name is not None:  # as tf.data service does: what is shared must not be sharded again
-        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return dataset_of_blocks(
         partial(reader.iterate, NOTHING),
         element_spec,
@@ -221,6 +255,44 @@ def _read_as_dataset(
     )
 
 
+def _read_what_is_named(
+    reader_of: Callable[[str], Reader], dataset_id: Any, element_spec: Any, options: Any
+) -> Dataset:
+    """The dataset whose id a function has when it is run."""
+    if element_spec is None:
+        raise InvalidArgument("`element_spec` must be given where `dataset_id` is a function's")
+    numbers: dict[str, int] = {}
+
+    def opener(reader: Reader) -> Callable[[], Any]:
+        def open_blocks() -> Any:
+            metadata = decode_metadata(reader.definition())
+            if metadata.element_spec is not None:
+                check_element_spec(element_spec, metadata.element_spec)
+            if metadata.compressed and metadata.raw:
+                raise InvalidArgument(
+                    f"the elements of dataset {reader.dataset_id} are compressed by tf.data "
+                    "service's client: give its id as a string, and not as a function's tensor"
+                )
+            return reader.iterate(NOTHING)
+
+        return open_blocks
+
+    def number(dataset_id: bytes) -> np.int64:
+        name = dataset_id.decode()
+        with _naming:
+            if name not in numbers:  # and each iteration over it is its next epoch
+                numbers[name] = number_of(opener(reader_of(name)))
+            return np.int64(numbers[name])
+
+    found = tf.numpy_function(number, [dataset_id], tf.int64)
+    found.set_shape([])
+    return dataset_of_blocks(found, element_spec, options=options)
+
+
+_naming = threading.Lock()
+
+
+@plain
 def distribute(
     processing_mode: ShardingPolicy | str,
     service: Service,
@@ -252,10 +324,16 @@ def distribute(
         target_workers=target_workers,
     )
 
+    @plain
     def apply(dataset: Dataset) -> Dataset:
         dataset_id = register_dataset(service, dataset, compression)
-        spec = dataset.element_spec
-        return _read_as_dataset(policy, service, dataset_id, spec, job_name, how)
+        return _read_as_dataset(
+            lambda dataset_id: Reader(service, dataset_id, policy, job_name, how),
+            dataset_id,
+            dataset.element_spec,
+            policy,
+            shared=job_name is not None,
+        )
 
     return apply
 

@@ -51,8 +51,15 @@ class BlockIterator(Protocol):
     def close(self) -> None: ...
 
 
+def number_of(open_blocks: Callable[[], BlockIterator]) -> int:
+    """What stands for it in graphs, from now on."""
+    number = next(_numbers)
+    _open[number] = open_blocks
+    return number
+
+
 def dataset_of_blocks(
-    open_blocks: Callable[[], BlockIterator],
+    open_blocks: Callable[[], BlockIterator] | Tensor,
     element_spec: Any,
     *,
     compressed: bool = False,
@@ -62,7 +69,8 @@ def dataset_of_blocks(
     """A `tf.data.Dataset` of the elements in blocks, with exactly this element_spec.
 
     `open_blocks` is called for each iteration over the dataset, and what it returned is closed
-    when that iteration ends or is dropped. With `compressed` the blocks have one component,
+    when that iteration ends or is dropped; functions may give a tensor of its `number_of`
+    instead. With `compressed` the blocks have one component,
     tf.data service's compressed elements, serialized. Elements that are more or fewer than a
     finite `cardinality` are TensorFlow's FailedPreconditionError. The dataset, and what is made
     of it, has these tf.data `options`. Raises UnsupportedElement.
@@ -71,8 +79,7 @@ def dataset_of_blocks(
     options = options_for(specs).merge(options or tf.data.Options())
     said = options._to_proto().SerializeToString(deterministic=True)
     key = (tuple(nest.flatten(element_spec)), compressed, cardinality, said)
-    number = next(_numbers)
-    _open[number] = open_blocks
+    number = number_of(open_blocks) if callable(open_blocks) else open_blocks
     if tf.executing_eagerly():
         with _making:
             if key not in _makers:

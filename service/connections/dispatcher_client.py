@@ -56,6 +56,8 @@ def parse_service(service: str | tuple[str, str]) -> list[str]:
             f"`service` must be a string, but `service` was of type {type(service)}. "
             f"service={service}"
         )
+    if not service:
+        raise InvalidArgument("`service` must not be empty")
     addresses = []
     for part in service.split(","):
         protocol, separator, address = part.strip().rpartition("://")

@@ -148,7 +148,7 @@ def test_tensors(protocol: str, same_size: bool, shuffled: bool) -> None:
     keeper = Keeper(source, TENSORS)
     spec = (tf.TensorSpec([], tf.int64), tf.TensorSpec([source.size], tf.uint8))
     with reading(source, protocol) as blocks:
-        dataset = dataset_of_blocks(blocks, spec)  # type: ignore[arg-type]
+        dataset = dataset_of_blocks(blocks, spec)
         if shuffled:  # TensorFlow keeps some, too
             dataset = dataset.shuffle(8, seed=2).prefetch(2)
         for number, values in dataset:
