@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -198,6 +200,21 @@ def test_options_are_known_to_a_trace(dispatcher: DispatcherProcess) -> None:
     assert int(trace()) == 1
 
 
+ON_TWO_CPUS = """
+import sys
+import tensorflow as tf
+from forebay import service
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+assert strategy.num_replicas_in_sync == 2
+dynamic = service.ShardingPolicy.DYNAMIC
+dataset = service.from_dataset_id(dynamic, *sys.argv[1:], job_name="of one")
+for batch in strategy.experimental_distribute_dataset(dataset):
+    print(*[int(e) for own in strategy.experimental_local_results(batch) for e in own])
+"""
+
+
 @pytest.mark.usefixtures("workers")
 def test_trainers_of_a_strategy_get_all_of_a_shared_job(dispatcher: DispatcherProcess) -> None:
     dataset_id = service.register_dataset(dispatcher.target, count(40).batch(4))
@@ -205,12 +222,10 @@ def test_trainers_of_a_strategy_get_all_of_a_shared_job(dispatcher: DispatcherPr
     def shared(job_name: str) -> Any:
         return service.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id, job_name=job_name)
 
-    two_cpus = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
-    assert two_cpus.num_replicas_in_sync == 2
-    elements: list[int] = []
-    for batch in two_cpus.experimental_distribute_dataset(shared("of one")):
-        elements += [int(e) for own in two_cpus.experimental_local_results(batch) for e in own]
-    assert sorted(elements) == list(range(40))
+    # In a process of its own: it must say how many devices there are before anything is computed.
+    code = [sys.executable, "-c", ON_TWO_CPUS, dispatcher.target, dataset_id]
+    elements = subprocess.check_output(code, text=True, timeout=100).split()
+    assert sorted(map(int, elements)) == list(range(40))
 
     # What each of two processes does under MultiWorkerMirroredStrategy.
     trainers = [input_ops.auto_shard_dataset(shared("of two"), 2, i, 2) for i in range(2)]
