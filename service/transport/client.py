@@ -65,7 +65,7 @@ class BlockClient:
         *,
         worker_uid: int,
         consumer_id: int,
-        deliver: Callable[[int, Block | End], None],
+        deliver: Callable[[int, int, Block | End], None],
         lost: Callable[[str], None],
         credit_bytes: int = 64 << 20,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
@@ -79,8 +79,9 @@ class BlockClient:
 
         `addresses` are pairs of a protocol and an address, the best first; protocols not known
         are passed over, and so is "grpc" without `open_tunnel`.
-        `deliver(task_id, block or end)` is called in the order of each task, by a thread of
-        the client's own; nothing follows an end. It must not wait: credit bounds what comes.
+        `deliver(task_id, subscription, block or end)` is called in the order of each subscription,
+        by a thread of the client's own; nothing follows an end. It must not wait: credit bounds
+        what comes.
         `lost(reason)` is called by the same thread, once, when nothing will be delivered any
         more although `close` was not called. With `elements`, these are counted, too.
         """
@@ -127,8 +128,7 @@ class BlockClient:
     def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
         """Have the task's blocks delivered, in an order that the task has.
 
-        Who wants several subscriptions of a task gives each a number above 0, and none twice. An
-        end is that of one of them; what a bundle's blocks and its end are of, they say.
+        Who wants several subscriptions of a task gives each a number above 0, and none twice.
         """
         with self._lock:
             key = task_id, subscription
@@ -139,10 +139,9 @@ class BlockClient:
         """Have no more of it delivered, as soon as a delivery under way has returned."""
         with self._lock:
             if self._incoming.pop((task_id, subscription), None) is not None:
-                stop = pb.Stop(task_id=task_id, subscription=subscription)
-                self._say(pb.ToWorker(stop=stop))
+                self._say_stop(task_id, subscription)
 
-    def taken(self, task_id: int, block: Block) -> None:
+    def taken(self, block: Block) -> None:
         """The trainer has the block, or nobody wants it: another may come in its place.
 
         To be called once for each block that was delivered.
@@ -194,8 +193,8 @@ class BlockClient:
             reason = str(error)
         except Exception as error:  # a bug, or no memory: who waits must hear of it
             failed = f"reading from worker {self.worker_uid} failed: {error!r}"
-            for task_id, _ in list(self._incoming):
-                self._deliver(task_id, TaskFailed("INTERNAL", failed))
+            for key in list(self._incoming):
+                self._deliver(*key, TaskFailed("INTERNAL", failed))
             raise
         finally:
             if not self._closing.is_set():
@@ -314,7 +313,7 @@ class BlockClient:
                 key = header.task_id, header.subscription
                 wanted = self._accept(key, header.number, block, peer)
                 if wanted:
-                    self._deliver(header.task_id, block)
+                    self._deliver(*key, block)
                 return wanted
             case "refused" if message.refused.broken:
                 raise ProtocolError(f"{peer} refused: {message.refused.reason}")
@@ -401,8 +400,10 @@ class BlockClient:
         with self._lock:
             self._give_credit(at_once=True)  # so that the worker may forget the last blocks
             known = self._incoming.pop(key, None) is not None
+            if key[1]:  # of one of several, that it was heard; a task's is kept as long as that
+                self._say_stop(*key)
         if known:
-            self._deliver(key[0], end)
+            self._deliver(*key, end)
         return known
 
     def _report(self) -> None:
@@ -437,6 +438,9 @@ class BlockClient:
         self._granted += room
         self._unreported = 0
         self._say(pb.ToWorker(credit=credit))
+
+    def _say_stop(self, task_id: int, subscription: int) -> None:
+        self._say(pb.ToWorker(stop=pb.Stop(task_id=task_id, subscription=subscription)))
 
     def _say(self, message: pb.ToWorker) -> None:
         """Send, if connected; what matters is said again after connecting."""

@@ -50,7 +50,7 @@ class LocalClient:
         worker: Sessions,
         *,
         consumer_id: int,
-        deliver: Callable[[int, Block | End], None],
+        deliver: Callable[[int, int, Block | End], None],
         lost: Callable[[str], None],
         credit_bytes: int = 64 << 20,
         elements: Share | None = None,
@@ -81,7 +81,7 @@ class LocalClient:
         self._reading.discard((task_id, subscription))
         self._worker.stop_reading(self._link, task_id, subscription)
 
-    def taken(self, task_id: int, block: Block) -> None:
+    def taken(self, block: Block) -> None:
         """The trainer has the block, or nobody wants it: another may come in its place."""
         if self._elements is not None:
             self._elements.taken(block.count)
@@ -108,8 +108,8 @@ class LocalClient:
         try:
             self._attend()
         except Exception as error:  # a bug, or no memory: who waits must hear of it
-            for task_id, _ in list(self._reading):
-                self._deliver(task_id, TaskFailed("INTERNAL", f"reading failed: {error!r}"))
+            for key in list(self._reading):
+                self._deliver(*key, TaskFailed("INTERNAL", f"reading failed: {error!r}"))
             raise
 
     def _attend(self) -> None:
@@ -122,7 +122,9 @@ class LocalClient:
                     case Ended(task_id, end, subscription):
                         if (task_id, subscription) in self._reading:
                             self._reading.discard((task_id, subscription))
-                            self._deliver(task_id, end)
+                            if subscription:
+                                self._worker.stop_reading(self._link, task_id, subscription)
+                            self._deliver(task_id, subscription, end)
                     case Refusal(text, _):
                         reason = text
         if not self._closing:
@@ -135,9 +137,9 @@ class LocalClient:
         if self._elements is not None:
             self._elements.received(sent.block.count)
         if (task_id, subscription) in self._reading:
-            self._deliver(task_id, sent.block)
+            self._deliver(task_id, subscription, sent.block)
         else:
-            self.taken(task_id, sent.block)
+            self.taken(sent.block)
 
     def _give(self, size: int) -> None:
         elements = None

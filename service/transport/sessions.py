@@ -68,7 +68,7 @@ class Stream:
     def __init__(self, key: Key, subscription: Subscription, received: int) -> None:
         self.key = key
         self.subscription = subscription
-        self.ended = False  # and its end was handed to this consumer
+        self.link: Link | None = None  # that it is read on, until its end is sent there
         self.number = received  # of the last block handed to this consumer
         self.retained: deque[Sent] = deque()  # handed to it and not received: up to `number`
         self.retained_bytes = 0
@@ -101,7 +101,7 @@ class Stream:
             return None
         task_id, subscription_number = self.key
         if not isinstance(item, tuple):
-            self.ended = True
+            self.link = None
             return Ended(task_id, item, subscription_number)
         self.number += 1
         compression = self.subscription.output.compression
@@ -235,22 +235,27 @@ class Sessions:
         with self._lock:
             if link.closed:
                 return
-            if any(stream.key == key for stream in link.streams):
+            stream = link.session.streams.get(key)
+            if stream is not None and stream.link is link:
                 raise ProtocolError(f"task {task_id} was asked for twice on one connection")
             if received > MAX_BLOCKS:
                 raise ProtocolError(f"nobody can have received {received} blocks of task {task_id}")
-            stream = link.session.streams.get(key)
             if stream is None:
                 if len(link.session.streams) >= MAX_STREAMS:
                     raise ProtocolError(f"{MAX_STREAMS} tasks and bundles are read already")
                 output = self._outputs.get(task_id)
-                opened = TaskUnknown() if output is None else output.open(order)
+                if output is None:
+                    opened: Subscription | End = TaskUnknown()
+                else:
+                    opened = output.open(order)
+                    self._wake_readers(output)  # those whose subscriptions it has ended
                 if not isinstance(opened, Subscription):
                     self._reply(link, Ended(task_id, opened, subscription))
                     return
                 stream = link.session.streams[key] = Stream(key, opened, received)
             stream.received(received)
             stream.resend = deque(stream.retained)
+            stream.link = link
             link.streams.append(stream)
             self._wake(link)
 
@@ -286,12 +291,11 @@ class Sessions:
                 stream = link.session.streams.get(key)
                 if stream is not None:
                     stream.received(position.received)
-                    _forget_ended(link.session, stream)
             self._acknowledged.notify_all()
             self._wake(link)
 
     def stop_reading(self, link: Link, task_id: int, subscription: int = 0) -> None:
-        """The consumer wants no more of the task, nor what it has not received of it."""
+        """The consumer wants no more of it, nor what it has not received; or has heard its end."""
         key = task_id, subscription
         with self._lock:
             if link.closed:
@@ -399,7 +403,6 @@ class Sessions:
             if isinstance(out, Ended):
                 if isinstance(out.end, TaskUnknown):  # the consumer may ask for it anew
                     _close_stream(link.session, stream.key)
-                _forget_ended(link.session, stream)
             elif isinstance(out, Sent):
                 link.streams.append(stream)
                 link.credit -= out.cost
@@ -450,14 +453,6 @@ def _close_stream(session: Session, key: Key) -> Stream | None:
     if stream is not None:
         stream.close()
     return stream
-
-
-def _forget_ended(session: Session, stream: Stream) -> None:
-    """Of the several subscriptions of a consumer that are numbered, keep no end: who has not
-    heard of it asks anew. That of a task is kept, so that the task counts as read until then.
-    """
-    if stream.ended and not stream.retained and stream.key[1]:
-        _close_stream(session, stream.key)
 
 
 def _lacking(session: Session) -> Counter[int]:
