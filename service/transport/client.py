@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 
 import tenacity
 
-from ..block_limits import MAX_PAYLOAD_BYTES, cost
+from ..block_limits import MAX_PAYLOAD_BYTES
 from ..blocks import Block
 from ..connections.protocols import GRPC, TCP, UNIX
-from ..delivery import ANY, End, Order, TaskFailed, orders
+from ..delivery import ANY, End, Order, TaskFailed
 from ..errors import ForebayError, ProtocolError
 from ..proto import transfer_pb2 as pb
 from . import frames
@@ -35,21 +35,13 @@ from .messages import (
     payload_bytes,
     unpack_payload,
 )
+from .receiving import Receiving
 from .shared import Borrower
 
 _log = logging.getLogger(__name__)
 
 _SEND_S = 10.0  # for a worker that does not read what it is told
-_UNREPORTED_BYTES = 16 << 20  # the worker keeps for us what we have received: not for long
 _REPORT_S = 0.25  # of silence, and the worker is told what has come and what was taken
-
-
-class _Incoming:
-    """A subscription, and how far it has come."""
-
-    def __init__(self, order: Order) -> None:
-        self.order = order  # of what is still to come
-        self.received = 0  # blocks
 
 
 class BlockClient:
@@ -99,7 +91,6 @@ class BlockClient:
         self._refused = refused
         self._answered: tuple[str, str] | None = None  # where the worker did, last
         self._is_refused = False
-        self._credit_bytes = credit_bytes
         self._max_payload_bytes = max_payload_bytes
         self._connect_timeout_s = connect_timeout_s
         self._give_up_s = give_up_s
@@ -108,13 +99,8 @@ class BlockClient:
             target=self._run, name=f"forebay-blocks-of-{worker_uid}", daemon=True
         )
         self._lock = threading.Lock()  # of all that follows; held while a message is sent
-        self._incoming: dict[Key, _Incoming] = {}
-        self._news: set[Key] = set()  # whose position the worker has not been told
-        self._unsaid = False  # that something came, or was taken
-        self._held = 0  # bytes delivered and not taken
-        self._granted = 0  # credit that the worker has not used
+        self._receiving = Receiving(credit_bytes, elements)
         self._elements = elements
-        self._unreported = 0  # bytes received since the last message of credit
         self._socket: socket.socket | None = None
         self._borrower: Borrower | None = None  # of the memory that the worker shares
         self._may_borrow = True
@@ -131,14 +117,12 @@ class BlockClient:
         Who wants several subscriptions of a task gives each a number above 0, and none twice.
         """
         with self._lock:
-            key = task_id, subscription
-            incoming = self._incoming[key] = _Incoming(order)
-            self._say(_read(key, incoming))
+            self._say(self._receiving.read((task_id, subscription), order))
 
     def stop_task(self, task_id: int, subscription: int = 0) -> None:
         """Have no more of it delivered, as soon as a delivery under way has returned."""
         with self._lock:
-            if self._incoming.pop((task_id, subscription), None) is not None:
+            if self._receiving.incoming.pop((task_id, subscription), None) is not None:
                 self._say_stop(task_id, subscription)
 
     def taken(self, block: Block) -> None:
@@ -147,10 +131,7 @@ class BlockClient:
         To be called once for each block that was delivered.
         """
         with self._lock:
-            self._held -= cost(block)
-            if self._elements is not None:
-                self._elements.taken(block.count)
-            self._unsaid = True  # a slab may be free
+            self._receiving.taken(block)
             self._give_credit()
 
     def silent(self) -> tuple[bool, float]:
@@ -193,7 +174,7 @@ class BlockClient:
             reason = str(error)
         except Exception as error:  # a bug, or no memory: who waits must hear of it
             failed = f"reading from worker {self.worker_uid} failed: {error!r}"
-            for key in list(self._incoming):
+            for key in list(self._receiving.incoming):
                 self._deliver(*key, TaskFailed("INTERNAL", failed))
             raise
         finally:
@@ -293,11 +274,8 @@ class BlockClient:
             self._borrower = Borrower(reader.peer) if shares else None
             self._connected = True
             self._heard_at = time.monotonic()
-            self._granted = 0
-            if self._elements is not None:
-                self._elements.take_back()
-            for key, incoming in self._incoming.items():
-                self._say(_read(key, incoming))
+            for message in self._receiving.resume():
+                self._say(message)
             self._give_credit(at_once=True)
         return reader
 
@@ -311,7 +289,9 @@ class BlockClient:
                 header = message.block
                 block = decode_block(header, self._payload(header, frame, reader), peer)
                 key = header.task_id, header.subscription
-                wanted = self._accept(key, header.number, block, peer)
+                with self._lock:
+                    wanted = self._receiving.accept(key, header.number, block, peer)
+                    self._give_credit()
                 if wanted:
                     self._deliver(*key, block)
                 return wanted
@@ -364,42 +344,10 @@ class BlockClient:
         unpack_payload(header, frame.payload, payload, reader.peer)
         return payload
 
-    def _accept(self, key: Key, number: int, block: Block, peer: str) -> bool:
-        """Account for a block that has arrived; say whether to deliver it."""
-        size = cost(block)
-        task_id = key[0]
-        with self._lock:
-            counted = self._elements is None or self._elements.received(block.count)
-            if self._granted <= 0 or not counted:
-                raise ProtocolError(f"{peer} sent block {number} of task {task_id} without credit")
-            self._granted -= size
-            self._unreported += size
-            incoming = self._incoming.get(key)
-            wanted = incoming is not None and number > incoming.received
-            if wanted and incoming is not None:
-                if number != incoming.received + 1:
-                    raise ProtocolError(
-                        f"{peer} sent block {number} of task {task_id} after {incoming.received}"
-                    )
-                try:
-                    incoming.order = incoming.order.after(block)
-                except ValueError as error:
-                    raise ProtocolError(
-                        f"{peer} sent block {number} of task {task_id}: {error}"
-                    ) from None
-                incoming.received = number
-                self._held += size
-                self._news.add(key)
-                self._unsaid = True
-            elif self._elements is not None:
-                self._elements.taken(block.count)
-            self._give_credit()
-        return wanted
-
     def _end(self, key: Key, end: End) -> bool:
         with self._lock:
             self._give_credit(at_once=True)  # so that the worker may forget the last blocks
-            known = self._incoming.pop(key, None) is not None
+            known = self._receiving.incoming.pop(key, None) is not None
             if key[1]:  # of one of several, that it was heard; a task's is kept as long as that
                 self._say_stop(*key)
         if known:
@@ -408,35 +356,18 @@ class BlockClient:
 
     def _report(self) -> None:
         with self._lock:
-            if self._unsaid:
+            if self._receiving.unsaid:
                 self._give_credit(at_once=True)
 
     def _give_credit(self, at_once: bool = False) -> None:
         """Tell the worker what there is room for and what has come, when it is worth a message."""
-        room = max(0, self._credit_bytes - self._held - self._granted)
-        enough = self._credit_bytes // 4
-        due = self._elements is not None and self._elements.is_due()
-        if not (
-            at_once or due or room >= enough or self._unreported >= min(enough, _UNREPORTED_BYTES)
-        ):
+        credit = self._receiving.credit(at_once, self._connected)
+        if credit is None:
             return
-        credit = pb.Credit(bytes=room)
         if self._borrower is not None:
             free, abandoned = self._borrower.released()
             credit.slabs.extend(free)
             credit.abandoned_slabs.extend(abandoned)
-        for key in self._news:
-            if (incoming := self._incoming.get(key)) is not None:
-                task_id, subscription = key
-                credit.positions.add(
-                    task_id=task_id, received=incoming.received, subscription=subscription
-                )
-        self._news.clear()
-        self._unsaid = False
-        if self._elements is not None and self._connected:
-            credit.elements = self._elements.grant()
-        self._granted += room
-        self._unreported = 0
         self._say(pb.ToWorker(credit=credit))
 
     def _say_stop(self, task_id: int, subscription: int) -> None:
@@ -459,9 +390,3 @@ class BlockClient:
                 self._socket.shutdown(socket.SHUT_RDWR)
             except OSError:  # it is not connected
                 pass
-
-
-def _read(key: Key, incoming: _Incoming) -> pb.ToWorker:
-    task_id, subscription = key
-    read = pb.Read(task_id=task_id, subscription=subscription, received=incoming.received)
-    return pb.ToWorker(read=orders.encode(incoming.order, read))

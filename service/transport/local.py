@@ -16,7 +16,8 @@ from ..delivery import ANY, End, Order, TaskFailed
 from ..proto import transfer_pb2 as pb
 from .budget import Share
 from .messages import Key
-from .sessions import Ended, Refusal, Sent, Sessions
+from .sessions import Sessions
+from .streams import Ended, Refusal, Sent
 
 _running: dict[int, Sessions] = {}  # of this process, by the worker's uid
 os.register_at_fork(after_in_child=_running.clear)  # their threads are not there

@@ -32,7 +32,8 @@ from forebay.service.delivery import (
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockServer, local_worker, messages
-from forebay.service.transport.sessions import MAX_STREAMS, Ended, Link, Sent, Sessions
+from forebay.service.transport.sessions import MAX_STREAMS, Sessions
+from forebay.service.transport.streams import Ended, Link, Sent
 
 from ..delivery.contract import Ledger, block, numbers
 from ..delivery.sketches import Cached, CachedOutput, Rounds, RoundsOutput
