@@ -12,14 +12,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import tenacity
 
 from ..block_limits import MAX_PAYLOAD_BYTES
 from ..blocks import Block
 from ..connections.protocols import GRPC, TCP, UNIX
-from ..delivery import ANY, End, Order, TaskFailed
+from ..delivery import ANY, End, Order
 from ..errors import ForebayError, ProtocolError
 from ..proto import transfer_pb2 as pb
 from . import frames
@@ -37,6 +37,7 @@ from .messages import (
 )
 from .receiving import Receiving
 from .shared import Borrower
+from .worker_client import WorkerClient
 
 _log = logging.getLogger(__name__)
 
@@ -44,8 +45,8 @@ _SEND_S = 10.0  # for a worker that does not read what it is told
 _REPORT_S = 0.25  # of silence, and the worker is told what has come and what was taken
 
 
-class BlockClient:
-    """Reads tasks of one worker, all over one connection. Thread-safe.
+class BlockClient(WorkerClient):
+    """Reads tasks of one worker, all over one connection.
 
     Blocks that were delivered and not yet given back with `taken`, and those on the way, are
     never more than `credit_bytes` and one block.
@@ -71,12 +72,9 @@ class BlockClient:
 
         `addresses` are pairs of a protocol and an address, the best first; protocols not known
         are passed over, and so is "grpc" without `open_tunnel`.
-        `deliver(task_id, subscription, block or end)` is called in the order of each subscription,
-        by a thread of the client's own; nothing follows an end. It must not wait: credit bounds
-        what comes.
-        `lost(reason)` is called by the same thread, once, when nothing will be delivered any
-        more although `close` was not called. With `elements`, these are counted, too.
+        With `elements`, these are counted, too.
         """
+        super().__init__(str(worker_uid), deliver, lost)
         if credit_bytes <= 0:
             raise ValueError(f"credit_bytes is {credit_bytes}; without credit nothing is sent")
         self.worker_uid = worker_uid
@@ -86,18 +84,12 @@ class BlockClient:
         if not self._addresses:
             raise ValueError(f"none of the worker's addresses can be used here: {addresses}")
         self._consumer_id = consumer_id
-        self._deliver = deliver
-        self._lost = lost
         self._refused = refused
         self._answered: tuple[str, str] | None = None  # where the worker did, last
         self._is_refused = False
         self._max_payload_bytes = max_payload_bytes
         self._connect_timeout_s = connect_timeout_s
         self._give_up_s = give_up_s
-        self._closing = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name=f"forebay-blocks-of-{worker_uid}", daemon=True
-        )
         self._lock = threading.Lock()  # of all that follows; held while a message is sent
         self._receiving = Receiving(credit_bytes, elements)
         self._elements = elements
@@ -108,40 +100,24 @@ class BlockClient:
         self._turned_away = False  # the last time
         self._heard_at = time.monotonic()  # or connected, or cut off
 
-    def start(self) -> None:
-        self._thread.start()
-
     def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
-        """Have the task's blocks delivered, in an order that the task has.
-
-        Who wants several subscriptions of a task gives each a number above 0, and none twice.
-        """
         with self._lock:
             self._say(self._receiving.read((task_id, subscription), order))
 
     def stop_task(self, task_id: int, subscription: int = 0) -> None:
-        """Have no more of it delivered, as soon as a delivery under way has returned."""
         with self._lock:
             if self._receiving.incoming.pop((task_id, subscription), None) is not None:
                 self._say_stop(task_id, subscription)
 
     def taken(self, block: Block) -> None:
-        """The trainer has the block, or nobody wants it: another may come in its place.
-
-        To be called once for each block that was delivered.
-        """
         with self._lock:
             self._receiving.taken(block)
             self._give_credit()
 
     def silent(self) -> tuple[bool, float]:
-        """Whether connections are refused, as by a process that has ended, and for how many
-        seconds there has been none, or nothing has come over it.
-        """
         return self._turned_away, time.monotonic() - self._heard_at
 
     def hang_up(self) -> None:
-        """End the connection, and the thread soon. Idempotent."""
         if self._elements is not None:
             self._elements.leave()
         with self._lock:
@@ -149,14 +125,10 @@ class BlockClient:
             self._closing.set()  # not before: the thread would hang up without a word
             self._cut()
 
-    def close(self) -> None:
-        """Hang up, and await the thread; nothing is delivered afterwards. Idempotent."""
-        self.hang_up()
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+    def _reading(self) -> Collection[Key]:
+        return self._receiving.incoming
 
-    def _run(self) -> None:
-        reason = "its thread crashed; the log says why"
+    def _read_on(self) -> str:
         try:
             retrying = tenacity.Retrying(
                 retry=tenacity.retry_if_exception_type((OSError, ProtocolError)),
@@ -169,17 +141,10 @@ class BlockClient:
             while not self._closing.is_set():
                 retrying(self._attend)
         except OSError as error:
-            reason = f"worker {self.worker_uid} was out of reach for {self._give_up_s} s: {error}"
+            return f"worker {self.worker_uid} was out of reach for {self._give_up_s} s: {error}"
         except ForebayError as error:
-            reason = str(error)
-        except Exception as error:  # a bug, or no memory: who waits must hear of it
-            failed = f"reading from worker {self.worker_uid} failed: {error!r}"
-            for key in list(self._receiving.incoming):
-                self._deliver(*key, TaskFailed("INTERNAL", failed))
-            raise
-        finally:
-            if not self._closing.is_set():
-                self._lost(reason)
+            return str(error)
+        return "the client was closed"
 
     def _attend(self) -> None:
         """Connect, and read until the connection ends.
