@@ -180,7 +180,7 @@ class Consumer:
             elif isinstance(item.item, Block):
                 self.last_task_id = item.task_id
                 yield item.item
-                item.client.taken(item.task_id, item.item)
+                item.client.taken(item.item)
             else:
                 self._end(item.task_id, item.item)
 
@@ -354,7 +354,7 @@ class Consumer:
         uid = task.worker_uid
         client: BlockClient | LocalClient
 
-        def deliver(task_id: int, item: Block | End) -> None:
+        def deliver(task_id: int, _: int, item: Block | End) -> None:
             self._inbox.put(_Delivery(client, task_id, item))
 
         def lost(reason: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .addressed import AddressedOutput
+from .addressed import AddressedOutput, Run
 from .any_output import AnyOutput
 from .base import (
     BundleForgotten,
@@ -13,6 +13,7 @@ from .base import (
     OutputCancelled,
     Part,
     Subscription,
+    Superseded,
     TaskFailed,
     TaskOutput,
     TaskUnknown,
@@ -33,7 +34,9 @@ __all__ = [
     "Order",
     "OutputCancelled",
     "Part",
+    "Run",
     "Subscription",
+    "Superseded",
     "TaskFailed",
     "TaskOutput",
     "TaskUnknown",

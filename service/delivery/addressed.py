@@ -1,27 +1,31 @@
 """*Addressed*: elements have names, (bundle, index), and are read by them.
 
-n consumers that read together have n subscriptions with a stride of n: consumer i gets elements
-i, i + n, … A bundle may be run again, after somebody asked for what was forgotten. Its elements
-are the same each time, so what was given before is still right. What is buffered is a *run* of a
-bundle; a subscription stays with the run that it was opened on.
+n consumers that read together have a stride of n: *reader* i gets elements i, i + n, … of each
+bundle. A bundle may be run again, after somebody asked for what was forgotten. Its elements are
+the same each time, so what was given before is still right.
 
-**What is kept.** A block of a run is kept until every open subscription has moved past it, and
-every one that is still to come: as a stride of n is that of n subscriptions, those that were not
-opened yet count as if they were to ask for what their fellows ask for. Otherwise whoever comes
-first would have the elements of the others forgotten. Therefore each of the n opens a
-subscription to each bundle, and learns its length so, even if none of the bundle's elements is
-for it. One that is closed has moved on. While none is open, nothing is forgotten. `forget` says
-that nobody wants a bundle any more.
+**Who is waited for.** Whoever begins a *run* of a bundle says for which readers, and from where on.
+A block of it is kept until each of these has moved past it, whether it has come yet or not, and
+nobody else holds it up: neither those who have all that they want, nor those who read another run.
+Who closes its subscription has moved on from all of it. Therefore each reader opens a subscription
+to each bundle, and learns its length so, even if none of the bundle's elements is for it.
 
-**What is not there.** A subscription to a bundle that has not begun waits for it, until the task
-ends: its consumer may have heard of the bundle before the worker has. One from an index on that
-was forgotten, or that comes before all that is run, ends with BundleForgotten.
+**When a run is over.** A run that has readers no more is forgotten with all its blocks, and its
+producer is told to stop. A reader is in one run of a bundle, the last that was begun for it; and
+has one subscription, the last that was opened. A newer *generation*, of an order or a run, ends all
+that is of an older one, and what is asked for under an older one is refused: Superseded.
+
+**What is not there.** A subscription to a bundle that was not begun in this generation waits for
+it, until the task ends: its consumer may have heard of the bundle before the worker has. For one
+that was, and is not run for this reader from that index on, or not any more, the answer is
+BundleForgotten: it takes another run.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -36,83 +40,61 @@ from .base import (
     OutputCancelled,
     Part,
     Subscription,
+    Superseded,
+    TaskFailed,
     TaskOutput,
     TaskUnknown,
     refused,
 )
-from .orders import Addressed, Order
+from .orders import Addressed, Order, Reader
 
 
 class AddressedOutput(TaskOutput):
-    """One task's bundles, from any number of producers, one for each bundle at a time.
+    """One task's bundles, from any number of producers, each of which has a Run.
 
-    It holds up to `max_bytes` of each run of a bundle. How many run at a time is the worker's to
-    bound. An element is given to each subscription that asks for it, and reported for each; that it
-    was given to none is reported when it is forgotten.
+    It holds up to `max_bytes` of each run. How many run at a time is the worker's to bound. An
+    element is given to each reader that asks for it, and reported for each; that it was given to
+    none is reported when it is forgotten.
     """
 
     def __init__(self, max_bytes: int = 64 << 20, listener: Listener | None = None) -> None:
         super().__init__(max_bytes, listener)
-        self._runs: dict[int, list[_Run]] = {}  # by bundle, the latest last
-        self._waiting: dict[int, list[_AddressedSubscription]] = {}  # for a bundle to begin
+        self._generation = 0  # the newest; all below is of it
+        self._runs: dict[int, list[Run]] = {}  # by bundle, those that have readers
+        self._begun = 0  # a bit for each bundle that was
+        self._waiting: dict[_AddressedSubscription, None] = {}  # for their bundles to begin
 
-    def begin(self, bundle: int, index: int = 0) -> None:
-        """A bundle is run, perhaps again, and its elements from `index` on will be put.
+    def begin(self, readers: Iterable[Addressed]) -> Run:
+        """A bundle is run, perhaps again, for these readers: each in a place of its own, `index`.
 
-        Raises RuntimeError if it is being run already.
+        Runs that were begun for some of them before go on without them.
+
+        Raises OutputCancelled if their generation is not the newest, or the task has ended;
+        ValueError for readers of several bundles or generations, twice the same, or none.
         """
         with self.changed:
-            self._begin(bundle, index)
-        self._tell()  # those who wait for what comes before `index`
-
-    def put(self, block: Block) -> None:
-        """Add a block to its bundle's run, which begins with it unless it has begun.
-
-        Raises ValueError if it does not follow the block before; OutputCancelled also if the
-        bundle was forgotten.
-        """
-        check_block(block)
-        if block.bundle is None:
-            raise ValueError("a block that is of no bundle, put to bundles that are addressed")
-        size = cost(block)
-        with self.changed:
-            self._check_open()
-            run = self._latest(block.bundle)
-            if run is None or run.length is not None:
-                run = self._begin(block.bundle, block.index)
-            if block.index != run.stop:
-                raise ValueError(
-                    f"elements from {block.index} on of bundle {block.bundle}, after {run.stop}"
+            run = Run(self, tuple(readers))
+            if self._end is not None:
+                raise OutputCancelled("the task has ended")
+            if not self._reach(run.generation):
+                raise OutputCancelled(
+                    f"bundle {run.bundle} was begun in generation {run.generation}, after "
+                    f"{self._generation}"
                 )
-            while self._end is None and run.is_full(size, self._max_bytes):
-                self.changed.wait()  # for readers, cancel() or forget()
-            self._check_open()
-            if run.unwanted:
-                raise OutputCancelled(f"bundle {block.bundle} was forgotten")
-            run.add(block, size)
-            self._missed(run.forget())
+            for before in self._runs.get(run.bundle, ()):
+                before.lose(run.at)
+            self._sweep(run.bundle)
+            self._runs.setdefault(run.bundle, []).append(run)
+            self._begun |= 1 << run.bundle
+            for subscription in [s for s in self._waiting if s.order.bundle == run.bundle]:
+                del self._waiting[subscription]
+                self._seat(subscription)
             self.changed.notify_all()
         self._tell()
+        return run
 
-    def end(self, bundle: int) -> None:
-        """The bundle has no more elements: its length is known."""
-        with self.changed:
-            run = self._latest(bundle)
-            if run is None:  # it is empty
-                run = self._begin(bundle, 0)
-            run.finish()
-            self._missed(run.forget())
-            self.changed.notify_all()
-        self._tell()
-
-    def forget(self, bundle: int) -> None:
-        """Nobody wants the bundle any more: drop what is buffered, and end who produces it."""
-        with self.changed:
-            for run in self._runs.get(bundle, ()):
-                run.unwanted = run.length is None
-                self._missed(run.drop_all())
-            self.changed.notify_all()
-        self._tell()
+    def put(self, block: Block) -> NoReturn:
+        raise TypeError("blocks of bundles are put to a run: see begin()")
 
     def open(self, order: Order) -> Subscription | End:
         if not isinstance(order, Addressed):
@@ -120,18 +102,15 @@ class AddressedOutput(TaskOutput):
         with self.changed:
             if isinstance(self._end, TaskUnknown):
                 return self._end
-            runs = self._runs.get(order.bundle)
+            if not self._reach(order.generation):
+                return Superseded(self._generation)
             subscription = _AddressedSubscription(self, order)
-            if not runs:
-                self._waiting.setdefault(order.bundle, []).append(subscription)
-                return subscription
-            run = next((r for r in runs if r.has(order.index)), runs[-1])
-            subscription.bind(run)
-            if run.is_lost(subscription):
-                return run.lost(subscription)
-            self._missed(run.forget())
+            if self._begun >> order.bundle & 1:
+                self._seat(subscription)
+            else:
+                self._waiting[subscription] = None
             self.changed.notify_all()
-            return subscription
+            return subscription.end or subscription
 
     @property
     def waiting_elements(self) -> int:
@@ -142,53 +121,63 @@ class AddressedOutput(TaskOutput):
         return any(run.blocks for run in self._all_runs())
 
     def _clear(self) -> None:
-        for run in self._all_runs():
-            self._missed(run.drop_all())
+        self._end_all(TaskUnknown())
 
-    def _forget_waiting(self, subscription: _AddressedSubscription) -> None:
-        bundle = subscription.order.bundle
-        waiting = [r for r in self._waiting.pop(bundle, ()) if r is not subscription]
-        if waiting:
-            self._waiting[bundle] = waiting
-
-    def _missed(self, parts: Iterable[Part]) -> None:
-        if self._listener is not None:
-            for part in parts:
-                self._listener.dropped(part)
-
-    def _all_runs(self) -> Iterator[_Run]:
+    def _all_runs(self) -> Iterator[Run]:
         return (run for runs in self._runs.values() for run in runs)
 
-    def _latest(self, bundle: int) -> _Run | None:
-        runs = self._runs.get(bundle)
-        return runs[-1] if runs else None
+    def _reach(self, generation: int) -> bool:
+        """Whether it is the newest. All that is of an older one has ended then."""
+        if generation > self._generation:
+            self._generation = generation
+            self._end_all(Superseded(generation))
+            self._begun = 0
+        return generation == self._generation
 
-    def _begin(self, bundle: int, index: int) -> _Run:
-        self._check_open()
-        before = self._latest(bundle)
-        if before is not None and before.length is None and not before.unwanted:
-            raise RuntimeError(f"bundle {bundle} is being run already")
-        run = _Run(bundle, index)
-        runs = [r for r in self._runs.get(bundle, ()) if r.blocks or r.subscriptions]
-        self._runs[bundle] = [*runs, run]
-        for subscription in self._waiting.pop(bundle, ()):
-            subscription.bind(run)
-        return run
+    def _end_all(self, end: End) -> None:
+        for run in self._all_runs():
+            run.lose(list(run.at), end)
+        self._runs.clear()
+        for subscription in self._waiting:
+            subscription.end = end
+        self._waiting.clear()
+
+    def _seat(self, subscription: _AddressedSubscription) -> None:
+        """Give it the place that it asks for, in the run that was begun for it."""
+        order = subscription.order
+        for run in self._runs.get(order.bundle, ()):
+            if order.reader in run.at and run.kept <= order.index:
+                run.join(subscription)
+                return
+        subscription.end = BundleForgotten(order.bundle, order.index)
+
+    def _leave(self, subscription: _AddressedSubscription) -> None:
+        self._waiting.pop(subscription, None)
+        if subscription.run is not None and subscription.end is None:
+            subscription.run.lose([subscription.order.reader])
+            self._sweep(subscription.order.bundle)
+
+    def _sweep(self, bundle: int) -> None:
+        """Forget the runs of the bundle that have no readers."""
+        runs = [run for run in self._runs.pop(bundle, ()) if run.at]
+        if runs:
+            self._runs[bundle] = runs
+
+    def _missed(self, part: Part) -> None:
+        if self._listener is not None:
+            self._listener.dropped(part)
 
 
 class _Kept:
-    """A block, until its subscriptions have moved past it."""
+    """A block that some reader of its run has not moved past."""
 
-    __slots__ = ("block", "cost", "given")
+    __slots__ = ("block", "cost", "given", "stop")
 
     def __init__(self, block: Block, size: int) -> None:
         self.block = block
         self.cost = size
-        self.given: npt.NDArray[np.bool_] = np.zeros(block.count, np.bool_)  # to any subscription
-
-    @property
-    def stop(self) -> int:
-        return self.block.index + self.block.count
+        self.stop = block.index + block.count
+        self.given: npt.NDArray[np.bool_] = np.zeros(block.count, np.bool_)  # to any reader
 
     def missed(self) -> Iterator[Part]:
         """What was given to nobody."""
@@ -197,116 +186,162 @@ class _Kept:
             yield Part(stop - start, self.block.bundle, self.block.index + start)
 
 
-class _Run:
-    """One run of a bundle. Its blocks are numbered from 0 on; a subscription is at a number."""
+class Run:
+    """One run of a bundle. Its producer has `put`, `finish`, `fail` and `cancel`, and puts the
+    elements from `index` on; the rest is for the policy, under the lock of the output.
 
-    def __init__(self, bundle: int, index: int) -> None:
-        self.bundle = bundle
-        self.kept = index  # what was put from here on is there
-        self.stop = index  # what was put ends here
-        self.length: int | None = None  # of the bundle, once it has ended
-        self.unwanted = False  # before it had ended
-        self.blocks: dict[int, _Kept] = {}
-        self.oldest = 0  # of `blocks`, which has all up to `following`
-        self.following = 0  # the number of the block that is put next
-        self.subscriptions: set[_AddressedSubscription] = set()  # that are open, and can go on
-        self._at: Counter[int] = Counter()  # how many of them are at each number
-        self._stride = 0  # of the subscription opened last
-        self._awaited: dict[int, int] = {}  # its fellows to come: remainder -> from which index
+    When it has no readers any more, `put`, `finish` and `fail` raise OutputCancelled and change
+    nothing; after `finish` or `fail`, RuntimeError.
+    """
+
+    def __init__(self, output: AddressedOutput, orders: Sequence[Addressed]) -> None:
+        self.at = {order.reader: order.index for order in orders}  # what each wants next
+        if len({(order.bundle, order.generation) for order in orders}) != 1:
+            raise ValueError(f"a run is for readers of one bundle and generation, not {orders}")
+        if len(self.at) != len(orders):
+            raise ValueError(f"a reader has one place in a run: {orders}")
+        self.bundle = orders[0].bundle
+        self.generation = orders[0].generation
+        self.index = min(self.at.values())
+        self.blocks: list[_Kept] = []  # without gaps
+        self._output = output
+        self.kept = self._stop = self.index  # what is in `blocks`, or would be
         self._bytes = 0
+        self._behind = 0  # how many readers want some of the first of `blocks`, or what is before
+        self._open: dict[Reader, _AddressedSubscription] = {}  # of those readers that have come
+        self._end: End | None = None
 
-    def is_full(self, size: int, max_bytes: int) -> bool:
-        return bool(self.blocks) and self._bytes + size > max_bytes and not self.unwanted
+    # -- the producer --------------------------------------------------------------------------
 
-    def add(self, block: Block, size: int) -> None:
-        if not block.count:
-            return
-        self.blocks[self.following] = _Kept(block, size)
-        self.following += 1
-        self._bytes += size
-        self.stop += block.count
-        for subscription in self.subscriptions:  # that want none of it
-            self.move(subscription)
+    def put(self, block: Block) -> None:
+        """Add a block, waiting while the buffer is full.
 
-    def finish(self) -> None:
-        self.length = self.stop
-        self._awaited = {r: index for r, index in self._awaited.items() if index < self.stop}
+        Raises ValueError if it does not follow the block before, or cannot travel; TypeError.
+        """
+        check_block(block)
+        size = cost(block)
+        output = self._output
+        with output.changed:
+            self._check()
+            if (block.bundle, block.index) != (self.bundle, self._stop):
+                raise ValueError(
+                    f"elements from {block.index} on of bundle {block.bundle}, where those from "
+                    f"{self._stop} on of bundle {self.bundle} are to be put"
+                )
+            while self.blocks and self._bytes + size > output._max_bytes:
+                output.changed.wait()  # for readers, or for what ends the run
+                self._check()
+            if block.count:
+                self.blocks.append(_Kept(block, size))
+                self._bytes += size
+                self._stop += block.count
+                if len(self.blocks) == 1:
+                    self._look()
+            output.changed.notify_all()
+        output._tell()
+
+    def finish(self, length: int | None = None) -> None:
+        """The bundle has no more elements. Its length is where what was put ends, or less, if the
+        run has begun behind its end. Raises ValueError for another.
+        """
+        stop = self._stop
+        if length is not None and length != stop and not (length < stop == self.index):
+            raise ValueError(
+                f"bundle {self.bundle} has {length} elements, and was put up to {stop}"
+            )
+        self._conclude(EndOfBundle(self.bundle, stop if length is None else length))
+
+    def fail(self, code: str, message: str) -> None:
+        """The bundle's pipeline raised. Its readers are told after the blocks before."""
+        self._conclude(TaskFailed(code, message))
+
+    def cancel(self) -> None:
+        """The run is given up: its readers get BundleForgotten. Idempotent."""
+        output = self._output
+        with output.changed:
+            self.lose(list(self.at))
+            output._sweep(self.bundle)
+            output.changed.notify_all()
+        output._tell()
+
+    def _conclude(self, end: End) -> None:
+        with self._output.changed:
+            self._check()
+            self._end = end
+            self._output.changed.notify_all()
+        self._output._tell()
+
+    def _check(self) -> None:
+        if not self.at or self._output.ended:
+            raise OutputCancelled(f"a run of bundle {self.bundle} that nobody reads any more")
+        if self._end is not None:
+            raise RuntimeError(f"a run of bundle {self.bundle} goes on after finish() or fail()")
+
+    # -- readers -------------------------------------------------------------------------------
 
     def join(self, subscription: _AddressedSubscription) -> None:
-        """A subscription is opened. Its fellows may begin up to a stride before it."""
-        order = subscription.order
-        if order.stride != self._stride:
-            self._stride = order.stride
-            first = max(0, order.index - order.stride + 1)
-            self._awaited = {i % order.stride: i for i in range(first, first + order.stride)}
-            if self.length is not None:
-                self.finish()
-        self._awaited.pop(order.index % order.stride, None)
-        self.subscriptions.add(subscription)
-        subscription.number = self.oldest
-        self._at[self.oldest] += 1
-        self.move(subscription)
+        """Whoever had its place before has lost it."""
+        reader = subscription.order.reader
+        if (before := self._open.get(reader)) is not None:
+            before.end = Superseded(self.generation)
+        self._open[reader] = subscription
+        subscription.run = self
+        self.at[reader] = subscription.order.index
+        self._look()
 
-    def leave(self, subscription: _AddressedSubscription) -> None:
-        if subscription in self.subscriptions:
-            self.subscriptions.remove(subscription)
-            self._count_out(subscription.number)
+    def lose(self, readers: Iterable[Reader], end: End | None = None) -> None:
+        """These readers want no more of it, or are told this `end`; BundleForgotten if None."""
+        for reader in readers:
+            index = self.at.pop(reader, None)
+            subscription = self._open.pop(reader, None)
+            if index is not None and subscription is not None:
+                subscription.end = end or BundleForgotten(self.bundle, index)
+        self._look()
 
-    def move(self, subscription: _AddressedSubscription) -> None:
-        """On to the block with what the subscription wants next, or to the one to come."""
-        before = subscription.number
-        while (kept := self.blocks.get(subscription.number)) and kept.stop <= subscription.index:
-            subscription.number += 1
-        if subscription.number != before:
-            self._at[subscription.number] += 1
-            self._count_out(before)
+    def next(
+        self, order: Addressed, credit: bool, max_elements: int | None
+    ) -> tuple[Block, int] | End | None:
+        """What is next for a reader."""
+        index = self.at[order.reader]
+        number = bisect_right(self.blocks, index, key=_stop)
+        if number == len(self.blocks):
+            return self._end or self._output._end
+        if not credit:
+            return None
+        kept = self.blocks[number]
+        stride = order.stride
+        first = index - kept.block.index
+        count = -((first - kept.block.count) // stride)
+        if max_elements is not None:
+            count = min(count, max_elements)
+        block = strided(kept.block, first, stride, count)
+        kept.given[first : first + (count - 1) * stride + 1 : stride] = True
+        self.at[order.reader] = after = index + count * stride
+        if number == 0 and after >= kept.stop:
+            self._behind -= 1
+            if not self._behind:
+                self._look()
+        return block, cost(block)
 
-    def _count_out(self, number: int) -> None:
-        self._at[number] -= 1
-        if not self._at[number]:
-            del self._at[number]
-
-    def has(self, index: int) -> bool:
-        """Whether a subscription can begin there."""
-        return self.kept <= index and not self.unwanted
-
-    def is_lost(self, subscription: _AddressedSubscription) -> bool:
-        """Whether what the subscription wants next is not there, and will not come."""
-        return self.unwanted or subscription.number < self.oldest
-
-    def lost(self, subscription: _AddressedSubscription) -> BundleForgotten:
-        return BundleForgotten(self.bundle, subscription.index, max(subscription.index, self.kept))
-
-    def forget(self) -> list[Part]:
-        """Forget what is not wanted any more; what of it was given to nobody."""
-        missed: list[Part] = []
-        if not self.subscriptions:
-            return missed
-        wanted = min(self._awaited.values(), default=self.stop)
-        while (
-            (kept := self.blocks.get(self.oldest)) is not None
-            and kept.stop <= wanted
-            and self.oldest not in self._at
-        ):
-            missed += self._drop_oldest()
-        return missed
-
-    def drop_all(self) -> list[Part]:
-        """Forget all; what of it was given to nobody."""
-        missed: list[Part] = []
+    def _look(self) -> None:
+        """Who is behind the first block? If nobody is, forget it."""
         while self.blocks:
-            missed += self._drop_oldest()
-        return missed
-
-    def _drop_oldest(self) -> Iterator[Part]:
-        kept = self.blocks.pop(self.oldest)
-        self.oldest += 1
-        self.kept = kept.stop
-        self._bytes -= kept.cost
-        return kept.missed()
+            first = self.blocks[0]
+            self._behind = sum(index < first.stop for index in self.at.values())
+            if self._behind:
+                return
+            del self.blocks[0]
+            self.kept = first.stop
+            self._bytes -= first.cost
+            for part in first.missed():
+                self._output._missed(part)
 
     def waiting(self) -> int:
-        return sum(k.block.count - int(np.count_nonzero(k.given)) for k in self.blocks.values())
+        return sum(k.block.count - int(np.count_nonzero(k.given)) for k in self.blocks)
+
+
+def _stop(kept: _Kept) -> int:
+    return kept.stop
 
 
 class _AddressedSubscription(Subscription):
@@ -314,52 +349,27 @@ class _AddressedSubscription(Subscription):
 
     def __init__(self, output: AddressedOutput, order: Addressed) -> None:
         super().__init__(output)
-        self.order = order
-        self.index = order.index  # of the element that it is given next
-        self.number = -1  # of the block that has it
-        self._run: _Run | None = None  # once the bundle has begun
-
-    def bind(self, run: _Run) -> None:
-        self._run = run
-        if run.has(self.index):
-            run.join(self)
+        self.order = order  # as it was opened
+        self.run: Run | None = None  # once the bundle has begun
+        self.end: End | None = None  # if it has lost its place, or never had one
 
     def next(self, credit: bool, max_elements: int | None = None) -> tuple[Block, int] | End | None:
         output = self.output
         with output.changed:
-            run = self._run
-            if run is None or isinstance(output._end, TaskUnknown):
+            if self.end is not None:
+                return self.end
+            if self.run is None:
                 return output._end
-            if run.is_lost(self):
-                return run.lost(self)
-            kept = run.blocks.get(self.number)
-            if kept is None:
-                return output._end if run.length is None else EndOfBundle(run.bundle, run.length)
-            if not credit:
-                return None
-            stride = self.order.stride
-            first = self.index - kept.block.index
-            count = -((first - kept.block.count) // stride)
-            if max_elements is not None:
-                count = min(count, max_elements)
-            block = strided(kept.block, first, stride, count)
-            kept.given[first : first + (count - 1) * stride + 1 : stride] = True
-            self.index += count * stride
-            run.move(self)
-            output._missed(run.forget())
-            output.changed.notify_all()
-            return block, cost(block)
+            item = self.run.next(self.order, credit, max_elements)
+            if isinstance(item, tuple):
+                output.changed.notify_all()
+            return item
 
     def received(self, blocks: Sequence[Block]) -> None:
         self.output._acknowledged(blocks, self.order.stride)
 
     def close(self, lacking: Sequence[Block] = ()) -> None:
-        output = self.output
-        with output.changed:
-            if self._run is not None:
-                self._run.leave(self)
-                output._missed(self._run.forget())
-                output.changed.notify_all()
-            else:
-                output._forget_waiting(self)
-        output._dropped(lacking, self.order.stride)
+        with self.output.changed:
+            self.output._leave(self)
+            self.output.changed.notify_all()
+        self.output._dropped(lacking, self.order.stride)

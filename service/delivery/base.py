@@ -14,9 +14,9 @@ and again. What it was given stays its consumer's, and is given to nobody else i
 **Wake-ups.** As long as there is something for a subscription, `next` with credit gives it.
 Whenever the producer's side (`put`, `finish`, `fail`, `cancel`, or what else a policy has) may
 have made something ready, `on_change` is called, by the thread that did so, with no lock of the
-output held. Methods of a subscription never call it, since carriers call them under their own
-lock. What its `close` leaves to others they are given when they are asked next: carriers then ask
-those that had nothing.
+output held. `open` and a subscription's methods never call it, since carriers call them under their
+own lock. What `open` ends and what `close` leaves to others they are told when they are asked next:
+carriers then ask those that had nothing.
 
 **Waiting.** Only the producer waits, in `put`, while the buffer is full; and who calls
 `wait_drained` or `Subscription.wait`. `next`, `received`, `close` and `cancel` never do.
@@ -72,16 +72,24 @@ class EndOfBundle:
 
 @dataclass(frozen=True, slots=True)
 class BundleForgotten:
-    """The subscription cannot go on: elements `index` up to `kept` of the bundle are not here any
-    more. The bundle has to be run again from `index` on; what was given before is right.
+    """The bundle is not run for this reader from `index` on, or not any more: it has to be run
+    again for it, and then it may ask again. What was given before is right.
     """
 
     bundle: int
-    index: int
-    kept: int
+    index: int  # of the element that it would have been given next
 
 
-End = EndOfTask | TaskFailed | TaskUnknown | EndOfBundle | BundleForgotten
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """Another has taken the place of this reader: one of a newer `generation`; or, if it is the
+    reader's own, whoever asked for the same elements after it.
+    """
+
+    generation: int
+
+
+End = EndOfTask | TaskFailed | TaskUnknown | EndOfBundle | BundleForgotten | Superseded
 
 
 class OutputCancelled(ForebayError):

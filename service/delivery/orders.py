@@ -18,6 +18,9 @@ MAX_STRIDE = 1 << 16
 
 MAX_INDEX = 1 << 62
 
+Reader = tuple[int, int]
+"""Which of those that read a bundle together: their stride, and the remainder of its indexes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -40,18 +43,30 @@ class AnyBlock(Order):
 class Addressed(Order):
     """Elements `index`, `index + stride`, … of a bundle, to its end.
 
-    Raises ValueError for numbers that cannot be.
+    The `generation` grows whenever its readers go back, or are others: what is of an older one is
+    ended. Raises ValueError for numbers that cannot be.
     """
 
     bundle: int
     index: int = 0
     stride: int = 1
+    generation: int = 0
 
     def __post_init__(self) -> None:
         if not (0 <= self.bundle <= MAX_INDEX and 0 <= self.index <= MAX_INDEX):
             raise ValueError(f"there is no element {self.index} of a bundle {self.bundle}")
+        if not 0 <= self.generation <= MAX_INDEX:
+            raise ValueError(f"there is no generation {self.generation}")
         if not 1 <= self.stride <= MAX_STRIDE:
             raise ValueError(f"a stride of {self.stride}; it is 1 to {MAX_STRIDE}")
+
+    @property
+    def reader(self) -> Reader:
+        return self.stride, self.index % self.stride
+
+    def together(self) -> list[Addressed]:
+        """The orders of all that read the bundle together, from `index` on."""
+        return [dataclasses.replace(self, index=self.index + i) for i in range(self.stride)]
 
     def after(self, block: Block) -> Addressed:
         if (block.bundle, block.index) != (self.bundle, self.index):
@@ -70,10 +85,10 @@ def encode(order: Order, read: pb.Read) -> pb.Read:
     match order:
         case AnyBlock():
             read.any.SetInParent()
-        case Addressed(bundle, index, stride):
-            read.addressed.bundle, read.addressed.index, read.addressed.stride = (
-                bundle, index, stride,
-            )  # fmt: skip
+        case Addressed(bundle, index, stride, generation):
+            addressed = read.addressed
+            addressed.bundle, addressed.index, addressed.stride = bundle, index, stride
+            addressed.generation = generation
         case _:
             raise TypeError(f"{order!r} has no encoding")
     return read
@@ -87,7 +102,7 @@ def decode(read: pb.Read) -> Order:
         case "addressed":
             asked = read.addressed
             try:
-                return Addressed(asked.bundle, asked.index, asked.stride)
+                return Addressed(asked.bundle, asked.index, asked.stride, asked.generation)
             except ValueError as error:
                 raise ProtocolError(f"task {read.task_id} was asked for: {error}") from None
         case _:

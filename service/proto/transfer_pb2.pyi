@@ -53,14 +53,16 @@ class Any(_message.Message):
     def __init__(self) -> None: ...
 
 class Addressed(_message.Message):
-    __slots__ = ("bundle", "index", "stride")
+    __slots__ = ("bundle", "index", "stride", "generation")
     BUNDLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     STRIDE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     bundle: int
     index: int
     stride: int
-    def __init__(self, bundle: _Optional[int] = ..., index: _Optional[int] = ..., stride: _Optional[int] = ...) -> None: ...
+    generation: int
+    def __init__(self, bundle: _Optional[int] = ..., index: _Optional[int] = ..., stride: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Credit(_message.Message):
     __slots__ = ("bytes", "positions", "slabs", "abandoned_slabs", "elements")
@@ -99,7 +101,7 @@ class Goodbye(_message.Message):
     def __init__(self) -> None: ...
 
 class ToConsumer(_message.Message):
-    __slots__ = ("welcome", "block", "end_of_task", "task_failed", "task_unknown", "refused", "end_of_bundle", "bundle_forgotten")
+    __slots__ = ("welcome", "block", "end_of_task", "task_failed", "task_unknown", "refused", "end_of_bundle", "bundle_forgotten", "superseded")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     END_OF_TASK_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +110,7 @@ class ToConsumer(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     END_OF_BUNDLE_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
+    SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     block: Block
     end_of_task: EndOfTask
@@ -116,7 +119,8 @@ class ToConsumer(_message.Message):
     refused: Refused
     end_of_bundle: EndOfBundle
     bundle_forgotten: BundleForgotten
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., block: _Optional[_Union[Block, _Mapping]] = ..., end_of_task: _Optional[_Union[EndOfTask, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., task_unknown: _Optional[_Union[TaskUnknown, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., end_of_bundle: _Optional[_Union[EndOfBundle, _Mapping]] = ..., bundle_forgotten: _Optional[_Union[BundleForgotten, _Mapping]] = ...) -> None: ...
+    superseded: Superseded
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., block: _Optional[_Union[Block, _Mapping]] = ..., end_of_task: _Optional[_Union[EndOfTask, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., task_unknown: _Optional[_Union[TaskUnknown, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., end_of_bundle: _Optional[_Union[EndOfBundle, _Mapping]] = ..., bundle_forgotten: _Optional[_Union[BundleForgotten, _Mapping]] = ..., superseded: _Optional[_Union[Superseded, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("version",)
@@ -197,18 +201,26 @@ class EndOfBundle(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., subscription: _Optional[int] = ..., bundle: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class BundleForgotten(_message.Message):
-    __slots__ = ("task_id", "subscription", "bundle", "index", "kept")
+    __slots__ = ("task_id", "subscription", "bundle", "index")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
-    KEPT_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     subscription: int
     bundle: int
     index: int
-    kept: int
-    def __init__(self, task_id: _Optional[int] = ..., subscription: _Optional[int] = ..., bundle: _Optional[int] = ..., index: _Optional[int] = ..., kept: _Optional[int] = ...) -> None: ...
+    def __init__(self, task_id: _Optional[int] = ..., subscription: _Optional[int] = ..., bundle: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+
+class Superseded(_message.Message):
+    __slots__ = ("task_id", "subscription", "generation")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    subscription: int
+    generation: int
+    def __init__(self, task_id: _Optional[int] = ..., subscription: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class TaskFailed(_message.Message):
     __slots__ = ("task_id", "code", "message", "subscription")

@@ -12,14 +12,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import tenacity
 
-from ..block_limits import MAX_PAYLOAD_BYTES, cost
+from ..block_limits import MAX_PAYLOAD_BYTES
 from ..blocks import Block
 from ..connections.protocols import GRPC, TCP, UNIX
-from ..delivery import ANY, End, Order, TaskFailed, orders
+from ..delivery import ANY, End, Order
 from ..errors import ForebayError, ProtocolError
 from ..proto import transfer_pb2 as pb
 from . import frames
@@ -35,25 +35,18 @@ from .messages import (
     payload_bytes,
     unpack_payload,
 )
+from .receiving import Receiving
 from .shared import Borrower
+from .worker_client import WorkerClient
 
 _log = logging.getLogger(__name__)
 
 _SEND_S = 10.0  # for a worker that does not read what it is told
-_UNREPORTED_BYTES = 16 << 20  # the worker keeps for us what we have received: not for long
 _REPORT_S = 0.25  # of silence, and the worker is told what has come and what was taken
 
 
-class _Incoming:
-    """A subscription, and how far it has come."""
-
-    def __init__(self, order: Order) -> None:
-        self.order = order  # of what is still to come
-        self.received = 0  # blocks
-
-
-class BlockClient:
-    """Reads tasks of one worker, all over one connection. Thread-safe.
+class BlockClient(WorkerClient):
+    """Reads tasks of one worker, all over one connection.
 
     Blocks that were delivered and not yet given back with `taken`, and those on the way, are
     never more than `credit_bytes` and one block.
@@ -65,7 +58,7 @@ class BlockClient:
         *,
         worker_uid: int,
         consumer_id: int,
-        deliver: Callable[[int, Block | End], None],
+        deliver: Callable[[int, int, Block | End], None],
         lost: Callable[[str], None],
         credit_bytes: int = 64 << 20,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
@@ -79,11 +72,9 @@ class BlockClient:
 
         `addresses` are pairs of a protocol and an address, the best first; protocols not known
         are passed over, and so is "grpc" without `open_tunnel`.
-        `deliver(task_id, block or end)` is called in the order of each task, by a thread of
-        the client's own; nothing follows an end. It must not wait: credit bounds what comes.
-        `lost(reason)` is called by the same thread, once, when nothing will be delivered any
-        more although `close` was not called. With `elements`, these are counted, too.
+        With `elements`, these are counted, too.
         """
+        super().__init__(str(worker_uid), deliver, lost)
         if credit_bytes <= 0:
             raise ValueError(f"credit_bytes is {credit_bytes}; without credit nothing is sent")
         self.worker_uid = worker_uid
@@ -93,27 +84,15 @@ class BlockClient:
         if not self._addresses:
             raise ValueError(f"none of the worker's addresses can be used here: {addresses}")
         self._consumer_id = consumer_id
-        self._deliver = deliver
-        self._lost = lost
         self._refused = refused
         self._answered: tuple[str, str] | None = None  # where the worker did, last
         self._is_refused = False
-        self._credit_bytes = credit_bytes
         self._max_payload_bytes = max_payload_bytes
         self._connect_timeout_s = connect_timeout_s
         self._give_up_s = give_up_s
-        self._closing = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name=f"forebay-blocks-of-{worker_uid}", daemon=True
-        )
         self._lock = threading.Lock()  # of all that follows; held while a message is sent
-        self._incoming: dict[Key, _Incoming] = {}
-        self._news: set[Key] = set()  # whose position the worker has not been told
-        self._unsaid = False  # that something came, or was taken
-        self._held = 0  # bytes delivered and not taken
-        self._granted = 0  # credit that the worker has not used
+        self._receiving = Receiving(credit_bytes, elements)
         self._elements = elements
-        self._unreported = 0  # bytes received since the last message of credit
         self._socket: socket.socket | None = None
         self._borrower: Borrower | None = None  # of the memory that the worker shares
         self._may_borrow = True
@@ -121,47 +100,24 @@ class BlockClient:
         self._turned_away = False  # the last time
         self._heard_at = time.monotonic()  # or connected, or cut off
 
-    def start(self) -> None:
-        self._thread.start()
-
     def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
-        """Have the task's blocks delivered, in an order that the task has.
-
-        Who wants several subscriptions of a task gives each a number above 0, and none twice. An
-        end is that of one of them; what a bundle's blocks and its end are of, they say.
-        """
         with self._lock:
-            key = task_id, subscription
-            incoming = self._incoming[key] = _Incoming(order)
-            self._say(_read(key, incoming))
+            self._say(self._receiving.read((task_id, subscription), order))
 
     def stop_task(self, task_id: int, subscription: int = 0) -> None:
-        """Have no more of it delivered, as soon as a delivery under way has returned."""
         with self._lock:
-            if self._incoming.pop((task_id, subscription), None) is not None:
-                stop = pb.Stop(task_id=task_id, subscription=subscription)
-                self._say(pb.ToWorker(stop=stop))
+            if self._receiving.incoming.pop((task_id, subscription), None) is not None:
+                self._say_stop(task_id, subscription)
 
-    def taken(self, task_id: int, block: Block) -> None:
-        """The trainer has the block, or nobody wants it: another may come in its place.
-
-        To be called once for each block that was delivered.
-        """
+    def taken(self, block: Block) -> None:
         with self._lock:
-            self._held -= cost(block)
-            if self._elements is not None:
-                self._elements.taken(block.count)
-            self._unsaid = True  # a slab may be free
+            self._receiving.taken(block)
             self._give_credit()
 
     def silent(self) -> tuple[bool, float]:
-        """Whether connections are refused, as by a process that has ended, and for how many
-        seconds there has been none, or nothing has come over it.
-        """
         return self._turned_away, time.monotonic() - self._heard_at
 
     def hang_up(self) -> None:
-        """End the connection, and the thread soon. Idempotent."""
         if self._elements is not None:
             self._elements.leave()
         with self._lock:
@@ -169,14 +125,10 @@ class BlockClient:
             self._closing.set()  # not before: the thread would hang up without a word
             self._cut()
 
-    def close(self) -> None:
-        """Hang up, and await the thread; nothing is delivered afterwards. Idempotent."""
-        self.hang_up()
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+    def _reading(self) -> Collection[Key]:
+        return self._receiving.incoming
 
-    def _run(self) -> None:
-        reason = "its thread crashed; the log says why"
+    def _read_on(self) -> str:
         try:
             retrying = tenacity.Retrying(
                 retry=tenacity.retry_if_exception_type((OSError, ProtocolError)),
@@ -189,17 +141,10 @@ class BlockClient:
             while not self._closing.is_set():
                 retrying(self._attend)
         except OSError as error:
-            reason = f"worker {self.worker_uid} was out of reach for {self._give_up_s} s: {error}"
+            return f"worker {self.worker_uid} was out of reach for {self._give_up_s} s: {error}"
         except ForebayError as error:
-            reason = str(error)
-        except Exception as error:  # a bug, or no memory: who waits must hear of it
-            failed = f"reading from worker {self.worker_uid} failed: {error!r}"
-            for task_id, _ in list(self._incoming):
-                self._deliver(task_id, TaskFailed("INTERNAL", failed))
-            raise
-        finally:
-            if not self._closing.is_set():
-                self._lost(reason)
+            return str(error)
+        return "the client was closed"
 
     def _attend(self) -> None:
         """Connect, and read until the connection ends.
@@ -294,11 +239,8 @@ class BlockClient:
             self._borrower = Borrower(reader.peer) if shares else None
             self._connected = True
             self._heard_at = time.monotonic()
-            self._granted = 0
-            if self._elements is not None:
-                self._elements.take_back()
-            for key, incoming in self._incoming.items():
-                self._say(_read(key, incoming))
+            for message in self._receiving.resume():
+                self._say(message)
             self._give_credit(at_once=True)
         return reader
 
@@ -312,9 +254,11 @@ class BlockClient:
                 header = message.block
                 block = decode_block(header, self._payload(header, frame, reader), peer)
                 key = header.task_id, header.subscription
-                wanted = self._accept(key, header.number, block, peer)
+                with self._lock:
+                    wanted = self._receiving.accept(key, header.number, block, peer)
+                    self._give_credit()
                 if wanted:
-                    self._deliver(header.task_id, block)
+                    self._deliver(*key, block)
                 return wanted
             case "refused" if message.refused.broken:
                 raise ProtocolError(f"{peer} refused: {message.refused.reason}")
@@ -365,78 +309,34 @@ class BlockClient:
         unpack_payload(header, frame.payload, payload, reader.peer)
         return payload
 
-    def _accept(self, key: Key, number: int, block: Block, peer: str) -> bool:
-        """Account for a block that has arrived; say whether to deliver it."""
-        size = cost(block)
-        task_id = key[0]
-        with self._lock:
-            counted = self._elements is None or self._elements.received(block.count)
-            if self._granted <= 0 or not counted:
-                raise ProtocolError(f"{peer} sent block {number} of task {task_id} without credit")
-            self._granted -= size
-            self._unreported += size
-            incoming = self._incoming.get(key)
-            wanted = incoming is not None and number > incoming.received
-            if wanted and incoming is not None:
-                if number != incoming.received + 1:
-                    raise ProtocolError(
-                        f"{peer} sent block {number} of task {task_id} after {incoming.received}"
-                    )
-                try:
-                    incoming.order = incoming.order.after(block)
-                except ValueError as error:
-                    raise ProtocolError(
-                        f"{peer} sent block {number} of task {task_id}: {error}"
-                    ) from None
-                incoming.received = number
-                self._held += size
-                self._news.add(key)
-                self._unsaid = True
-            elif self._elements is not None:
-                self._elements.taken(block.count)
-            self._give_credit()
-        return wanted
-
     def _end(self, key: Key, end: End) -> bool:
         with self._lock:
             self._give_credit(at_once=True)  # so that the worker may forget the last blocks
-            known = self._incoming.pop(key, None) is not None
+            known = self._receiving.incoming.pop(key, None) is not None
+            if key[1]:  # of one of several, that it was heard; a task's is kept as long as that
+                self._say_stop(*key)
         if known:
-            self._deliver(key[0], end)
+            self._deliver(*key, end)
         return known
 
     def _report(self) -> None:
         with self._lock:
-            if self._unsaid:
+            if self._receiving.unsaid:
                 self._give_credit(at_once=True)
 
     def _give_credit(self, at_once: bool = False) -> None:
         """Tell the worker what there is room for and what has come, when it is worth a message."""
-        room = max(0, self._credit_bytes - self._held - self._granted)
-        enough = self._credit_bytes // 4
-        due = self._elements is not None and self._elements.is_due()
-        if not (
-            at_once or due or room >= enough or self._unreported >= min(enough, _UNREPORTED_BYTES)
-        ):
+        credit = self._receiving.credit(at_once, self._connected)
+        if credit is None:
             return
-        credit = pb.Credit(bytes=room)
         if self._borrower is not None:
             free, abandoned = self._borrower.released()
             credit.slabs.extend(free)
             credit.abandoned_slabs.extend(abandoned)
-        for key in self._news:
-            if (incoming := self._incoming.get(key)) is not None:
-                task_id, subscription = key
-                credit.positions.add(
-                    task_id=task_id, received=incoming.received, subscription=subscription
-                )
-        self._news.clear()
-        self._unsaid = False
-        if self._elements is not None and self._connected:
-            credit.elements = self._elements.grant()
-        self._granted += room
-        self._unreported = 0
         self._say(pb.ToWorker(credit=credit))
+
+    def _say_stop(self, task_id: int, subscription: int) -> None:
+        self._say(pb.ToWorker(stop=pb.Stop(task_id=task_id, subscription=subscription)))
 
     def _say(self, message: pb.ToWorker) -> None:
         """Send, if connected; what matters is said again after connecting."""
@@ -455,9 +355,3 @@ class BlockClient:
                 self._socket.shutdown(socket.SHUT_RDWR)
             except OSError:  # it is not connected
                 pass
-
-
-def _read(key: Key, incoming: _Incoming) -> pb.ToWorker:
-    task_id, subscription = key
-    read = pb.Read(task_id=task_id, subscription=subscription, received=incoming.received)
-    return pb.ToWorker(read=orders.encode(incoming.order, read))

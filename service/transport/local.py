@@ -7,16 +7,17 @@ are those of `Sessions`, as over any connection; only that here nothing is ever 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ..block_limits import cost
 from ..blocks import Block
-from ..delivery import ANY, End, Order, TaskFailed
+from ..delivery import ANY, End, Order
 from ..proto import transfer_pb2 as pb
 from .budget import Share
 from .messages import Key
-from .sessions import Ended, Refusal, Sent, Sessions
+from .sessions import Sessions
+from .streams import Ended, Refusal, Sent
+from .worker_client import WorkerClient
 
 _running: dict[int, Sessions] = {}  # of this process, by the worker's uid
 os.register_at_fork(after_in_child=_running.clear)  # their threads are not there
@@ -42,77 +43,56 @@ def has_local_workers() -> bool:
     return bool(_running)
 
 
-class LocalClient:
-    """What BlockClient is, for a worker of this process."""
+class LocalClient(WorkerClient):
+    """Reads tasks of a worker of this process."""
 
     def __init__(
         self,
         worker: Sessions,
         *,
         consumer_id: int,
-        deliver: Callable[[int, Block | End], None],
+        deliver: Callable[[int, int, Block | End], None],
         lost: Callable[[str], None],
         credit_bytes: int = 64 << 20,
         elements: Share | None = None,
     ) -> None:
+        super().__init__(str(consumer_id), deliver, lost)
         self._worker = worker
-        self._deliver = deliver
-        self._lost = lost
         self._credit_bytes = credit_bytes
         self._elements = elements
         self._link = worker.attach(consumer_id, lambda: None)
-        self._reading: set[Key] = set()
-        self._closing = False
-        self._thread = threading.Thread(
-            target=self._run, name=f"forebay-blocks-of-{consumer_id}", daemon=True
-        )
+        self._asked: set[Key] = set()  # and not ended
 
     def start(self) -> None:
         self._give(self._credit_bytes)
-        self._thread.start()
+        super().start()
 
     def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
-        """As BlockClient's."""
-        self._reading.add((task_id, subscription))
+        self._asked.add((task_id, subscription))
         self._worker.read(self._link, task_id, 0, order, subscription)
 
     def stop_task(self, task_id: int, subscription: int = 0) -> None:
-        """As BlockClient's."""
-        self._reading.discard((task_id, subscription))
+        self._asked.discard((task_id, subscription))
         self._worker.stop_reading(self._link, task_id, subscription)
 
-    def taken(self, task_id: int, block: Block) -> None:
-        """The trainer has the block, or nobody wants it: another may come in its place."""
+    def taken(self, block: Block) -> None:
         if self._elements is not None:
             self._elements.taken(block.count)
         self._give(cost(block))
 
     def silent(self) -> tuple[bool, float]:
-        """As BlockClient's; a worker of this process is never out of reach."""
-        return False, 0.0
+        return False, 0.0  # it is never out of reach
 
     def hang_up(self) -> None:
-        """Leave the worker; the thread ends soon. Idempotent."""
-        self._closing = True
+        self._closing.set()
         if self._elements is not None:
             self._elements.leave()
         self._worker.forget(self._link)
 
-    def close(self) -> None:
-        """Hang up, and await the thread; nothing is delivered afterwards. Idempotent."""
-        self.hang_up()
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+    def _reading(self) -> Collection[Key]:
+        return self._asked
 
-    def _run(self) -> None:
-        try:
-            self._attend()
-        except Exception as error:  # a bug, or no memory: who waits must hear of it
-            for task_id, _ in list(self._reading):
-                self._deliver(task_id, TaskFailed("INTERNAL", f"reading failed: {error!r}"))
-            raise
-
-    def _attend(self) -> None:
+    def _read_on(self) -> str:
         reason = "it does not know this consumer any more"
         while (batch := self._worker.next_batch(self._link)) is not None:
             for out in batch:
@@ -120,13 +100,14 @@ class LocalClient:
                     case Sent():
                         self._receive(out)
                     case Ended(task_id, end, subscription):
-                        if (task_id, subscription) in self._reading:
-                            self._reading.discard((task_id, subscription))
-                            self._deliver(task_id, end)
+                        if (task_id, subscription) in self._asked:
+                            self._asked.discard((task_id, subscription))
+                            if subscription:
+                                self._worker.stop_reading(self._link, task_id, subscription)
+                            self._deliver(task_id, subscription, end)
                     case Refusal(text, _):
                         reason = text
-        if not self._closing:
-            self._lost(reason)
+        return reason
 
     def _receive(self, sent: Sent) -> None:
         task_id, subscription = sent.task_id, sent.subscription
@@ -134,10 +115,10 @@ class LocalClient:
         self._worker.give_credit(self._link, 0, [position])
         if self._elements is not None:
             self._elements.received(sent.block.count)
-        if (task_id, subscription) in self._reading:
-            self._deliver(task_id, sent.block)
+        if (task_id, subscription) in self._asked:
+            self._deliver(task_id, subscription, sent.block)
         else:
-            self.taken(task_id, sent.block)
+            self.taken(sent.block)
 
     def _give(self, size: int) -> None:
         elements = None

@@ -15,7 +15,15 @@ from google.protobuf.message import DecodeError
 
 from ..block_limits import DTYPES, MAX_RANK, dtype_name, padding
 from ..blocks import Array, Block, Component, Strings, buffers
-from ..delivery import BundleForgotten, End, EndOfBundle, EndOfTask, TaskFailed, TaskUnknown
+from ..delivery import (
+    BundleForgotten,
+    End,
+    EndOfBundle,
+    EndOfTask,
+    Superseded,
+    TaskFailed,
+    TaskUnknown,
+)
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 from . import codecs, frames
@@ -55,9 +63,10 @@ def encode_end(task_id: int, end: End, subscription: int = 0) -> bytes:
             message.task_unknown.SetInParent()
         case EndOfBundle(bundle, length):
             message.end_of_bundle.bundle, message.end_of_bundle.length = bundle, length
-        case BundleForgotten(bundle, index, kept):
-            forgotten = message.bundle_forgotten
-            forgotten.bundle, forgotten.index, forgotten.kept = bundle, index, kept
+        case BundleForgotten(bundle, index):
+            message.bundle_forgotten.bundle, message.bundle_forgotten.index = bundle, index
+        case Superseded(generation):
+            message.superseded.generation = generation
     header = getattr(message, message.WhichOneof("message") or "")
     header.task_id, header.subscription = task_id, subscription
     return message.SerializeToString()
@@ -78,7 +87,9 @@ def decode_end(message: pb.ToConsumer) -> tuple[Key, End] | None:
             return _key(ended), EndOfBundle(ended.bundle, ended.length)
         case "bundle_forgotten":
             gone = message.bundle_forgotten
-            return _key(gone), BundleForgotten(gone.bundle, gone.index, gone.kept)
+            return _key(gone), BundleForgotten(gone.bundle, gone.index)
+        case "superseded":
+            return _key(message.superseded), Superseded(message.superseded.generation)
     return None
 
 

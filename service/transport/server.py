@@ -26,8 +26,9 @@ from ..proto import transfer_pb2 as pb
 from . import frames, local
 from .compression import Packer
 from .messages import VERSION, encode_block, encode_end, encode_refusal
-from .sessions import Ended, Link, Outgoing, Refusal, Sent, Sessions
+from .sessions import Sessions
 from .shared import Lender
+from .streams import Ended, Link, Outgoing, Refusal, Sent
 
 _log = logging.getLogger(__name__)
 

@@ -1,9 +1,4 @@
-"""What is on its way to whom: the state behind BlockServer's connections.
-
-A *session* is what the worker knows of a consumer. It outlives connections for a while: for
-each subscription of the consumer to a task, a *stream*, it keeps the blocks that the consumer has
-not yet said it received, so that a connection that is cut loses nothing. A *link* is one
-connection: what is on its way to the consumer, and for how much more there is credit.
+"""Which consumer is given what: all of a worker's, and its tasks (streams.py has one consumer's).
 
 Which block goes to whom is the policy's (service/delivery), whose subscriptions are asked for the
 next one. One lock guards all of it, held for microseconds and never during I/O. What keeps
@@ -17,132 +12,19 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
-from ..blocks import Block
 from ..delivery import ANY, End, Order, Subscription, TaskOutput, TaskUnknown
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 from .messages import Key
+from .streams import Ended, Link, Outgoing, Refusal, Session, Stream
 
-BATCH_BYTES = 256 << 10  # of small blocks leave together
 MAX_CREDIT_BYTES = 64 << 30
 MAX_CREDIT_ELEMENTS = 1 << 40
-MAX_RETAINED_BYTES = 256 << 20  # for one consumer; more waits until it says what it received
 MAX_AWAY_BYTES = 1 << 30  # for all consumers that have no connection, and may not come again
 MAX_WAITING_REPLIES = 1000
 MAX_BLOCKS = 1 << 62
 MAX_STREAMS = 10_000  # of one consumer
-
-
-class Sent(NamedTuple):
-    """A block that was handed to a consumer."""
-
-    task_id: int
-    number: int
-    block: Block
-    cost: int
-    compression: int = 0  # an events_pb2.BlockCompression
-    subscription: int = 0
-
-
-class Ended(NamedTuple):
-    task_id: int
-    end: End
-    subscription: int = 0
-
-
-class Refusal(NamedTuple):
-    """The last that a link sends."""
-
-    reason: str
-    broken: bool  # a rule was, on this connection: another may be made
-
-
-Outgoing = Sent | Ended | Refusal
-
-
-class Stream:
-    """A subscription, as it is carried to its consumer."""
-
-    def __init__(self, key: Key, subscription: Subscription, received: int) -> None:
-        self.key = key
-        self.subscription = subscription
-        self.ended = False  # and its end was handed to this consumer
-        self.number = received  # of the last block handed to this consumer
-        self.retained: deque[Sent] = deque()  # handed to it and not received: up to `number`
-        self.retained_bytes = 0
-        self.resend: deque[Sent] = deque()  # of these, what this connection still has to send
-
-    def received(self, count: int) -> None:
-        """The consumer has the blocks up to `count`."""
-        if not self.number - len(self.retained) <= count <= self.number:
-            raise ProtocolError(
-                f"{count} blocks of task {self.key[0]} were reported as received, after "
-                f"{self.number - len(self.retained)} of the {self.number} sent"
-            )
-        blocks = []
-        while self.retained and self.retained[0].number <= count:
-            sent = self.retained.popleft()
-            self.retained_bytes -= sent.cost
-            blocks.append(sent.block)
-        if blocks:
-            self.subscription.received(blocks)
-
-    def next(self, credit: bool, room: bool, max_elements: int | None) -> Sent | Ended | None:
-        """What to send next: a block only with `credit`, and a new one only with `room`.
-
-        A new one has `max_elements` at most; one that is sent again is as it was.
-        """
-        if self.resend:
-            return self.resend.popleft() if credit else None
-        item = self.subscription.next(credit and room, max_elements)
-        if item is None:
-            return None
-        task_id, subscription_number = self.key
-        if not isinstance(item, tuple):
-            self.ended = True
-            return Ended(task_id, item, subscription_number)
-        self.number += 1
-        compression = self.subscription.output.compression
-        sent = Sent(task_id, self.number, *item, compression, subscription_number)
-        self.retained.append(sent)
-        self.retained_bytes += sent.cost
-        return sent
-
-    def close(self) -> None:
-        """The consumer wants no more of it, nor what it has not received."""
-        self.subscription.close([sent.block for sent in self.retained])
-
-
-class Session:
-    """One consumer."""
-
-    def __init__(self, consumer_id: int) -> None:
-        self.consumer_id = consumer_id
-        self.streams: dict[Key, Stream] = {}
-        self.link: Link | None = None
-        self.left_at = 0.0
-
-    @property
-    def retained_bytes(self) -> int:
-        return sum(stream.retained_bytes for stream in self.streams.values())
-
-
-class Link:
-    """One connection of a consumer. `cut` closes its socket, and may be called at any time."""
-
-    def __init__(self, session: Session, lock: threading.Lock, cut: Callable[[], None]) -> None:
-        self.session = session
-        self.cut = cut
-        self.ready = threading.Condition(lock)  # the outbox has something, or the link is closed
-        self.outbox: deque[Outgoing] = deque()
-        self.streams: deque[Stream] = deque()  # those that have not ended, in turn
-        self.credit = 0
-        self.elements: int | None = None  # that may be sent, if they are counted
-        self.resumed = False  # it has said which tasks it goes on with
-        self.closed = False
-        self.refused = False
 
 
 class Sessions:
@@ -212,7 +94,7 @@ class Sessions:
             for consumer_id in consumer_ids:
                 session = self._sessions.get(consumer_id)
                 if session is not None and session.link is None:
-                    lacking += sum(_lacking(session).values())
+                    lacking += sum(session.lacking().values())
                     self._drop(session)
         return lacking
 
@@ -235,22 +117,27 @@ class Sessions:
         with self._lock:
             if link.closed:
                 return
-            if any(stream.key == key for stream in link.streams):
+            stream = link.session.streams.get(key)
+            if stream is not None and stream.link is link:
                 raise ProtocolError(f"task {task_id} was asked for twice on one connection")
             if received > MAX_BLOCKS:
                 raise ProtocolError(f"nobody can have received {received} blocks of task {task_id}")
-            stream = link.session.streams.get(key)
             if stream is None:
                 if len(link.session.streams) >= MAX_STREAMS:
                     raise ProtocolError(f"{MAX_STREAMS} tasks and bundles are read already")
                 output = self._outputs.get(task_id)
-                opened = TaskUnknown() if output is None else output.open(order)
+                if output is None:
+                    opened: Subscription | End = TaskUnknown()
+                else:
+                    opened = output.open(order)
+                    self._wake_readers(output)  # those whose subscriptions it has ended
                 if not isinstance(opened, Subscription):
                     self._reply(link, Ended(task_id, opened, subscription))
                     return
                 stream = link.session.streams[key] = Stream(key, opened, received)
             stream.received(received)
             stream.resend = deque(stream.retained)
+            stream.link = link
             link.streams.append(stream)
             self._wake(link)
 
@@ -286,12 +173,11 @@ class Sessions:
                 stream = link.session.streams.get(key)
                 if stream is not None:
                     stream.received(position.received)
-                    _forget_ended(link.session, stream)
             self._acknowledged.notify_all()
             self._wake(link)
 
     def stop_reading(self, link: Link, task_id: int, subscription: int = 0) -> None:
-        """The consumer wants no more of the task, nor what it has not received of it."""
+        """The consumer wants no more of it, nor what it has not received; or has heard its end."""
         key = task_id, subscription
         with self._lock:
             if link.closed:
@@ -317,7 +203,7 @@ class Sessions:
         """What to send on the link now; waits for it. None when the link is closed."""
         with self._lock:
             while not link.closed:
-                self._fill(link)
+                link.fill()
                 if link.outbox:
                     batch = list(link.outbox)
                     link.outbox.clear()
@@ -353,7 +239,7 @@ class Sessions:
         """
 
         def lacking() -> Counter[int]:
-            return sum(map(_lacking, self._sessions.values()), Counter())
+            return sum((s.lacking() for s in self._sessions.values()), Counter())
 
         with self._lock:
             self._acknowledged.wait_for(lambda: not lacking(), timeout_s)
@@ -361,7 +247,7 @@ class Sessions:
 
     def _close_streams(self, session: Session, keys: Iterable[Key]) -> None:
         for key in keys:
-            if (stream := _close_stream(session, key)) is not None:
+            if (stream := session.close_stream(key)) is not None:
                 self._wake_readers(stream.subscription.output)  # of what it leaves to others
 
     def _output_changed(self, output: TaskOutput) -> None:
@@ -376,37 +262,10 @@ class Sessions:
     def _wake(self, link: Link) -> None:
         """Give an idle link what there is for it."""
         if link in self._idle:
-            self._fill(link)
+            link.fill()
             if link.outbox:
                 del self._idle[link]
                 link.ready.notify()
-
-    def _fill(self, link: Link) -> None:
-        if link.refused or link.closed:
-            return
-        room = MAX_RETAINED_BYTES - link.session.retained_bytes
-        batch = sum(out.cost for out in link.outbox if isinstance(out, Sent))
-        misses = 0
-        while batch < BATCH_BYTES and misses < len(link.streams):
-            stream = link.streams.popleft()
-            out = stream.next(link.credit > 0 and link.elements != 0, room > 0, link.elements)
-            if out is None:
-                link.streams.append(stream)
-                misses += 1
-                continue
-            misses = 0
-            link.outbox.append(out)
-            if isinstance(out, Ended):
-                if isinstance(out.end, TaskUnknown):  # the consumer may ask for it anew
-                    _close_stream(link.session, stream.key)
-                _forget_ended(link.session, stream)
-            elif isinstance(out, Sent):
-                link.streams.append(stream)
-                link.credit -= out.cost
-                if link.elements is not None:
-                    link.elements = max(0, link.elements - out.block.count)
-                room -= out.cost
-                batch += out.cost
 
     def _refuse(self, link: Link, refusal: Refusal) -> None:
         link.refused = True
@@ -443,26 +302,3 @@ class Sessions:
             del self._sessions[session.consumer_id]
         self._close_streams(session, list(session.streams))
         self._acknowledged.notify_all()
-
-
-def _close_stream(session: Session, key: Key) -> Stream | None:
-    stream = session.streams.pop(key, None)
-    if stream is not None:
-        stream.close()
-    return stream
-
-
-def _forget_ended(session: Session, stream: Stream) -> None:
-    """Of the several subscriptions of a consumer that are numbered, keep no end: who has not
-    heard of it asks anew. That of a task is kept, so that the task counts as read until then.
-    """
-    if stream.ended and not stream.retained and stream.key[1]:
-        _close_stream(session, stream.key)
-
-
-def _lacking(session: Session) -> Counter[int]:
-    """How many elements of each task were handed to the consumer and not received."""
-    found: Counter[int] = Counter()
-    for (task_id, _), stream in session.streams.items():
-        found[task_id] += sum(sent.block.count for sent in stream.retained)
-    return +found

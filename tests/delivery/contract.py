@@ -64,13 +64,11 @@ class Ledger:
         return sum(part.count for part in self.acknowledged_parts + self.dropped_parts)
 
 
-class Reader:
+class Reading:
     """A subscription, what it was given, and what of that was not received yet."""
 
-    def __init__(self, output: TaskOutput, order: Order) -> None:
-        opened = output.open(order)
-        assert isinstance(opened, Subscription), opened
-        self.subscription = opened
+    def __init__(self, subscription: Subscription) -> None:
+        self.subscription = subscription
         self.got: list[int] = []
         self.lacking: deque[Block] = deque()
 
@@ -93,8 +91,20 @@ class Reader:
         self.lacking.clear()
 
 
+class Reader(Reading):
+    """Opens the subscription, which must be possible."""
+
+    def __init__(self, output: TaskOutput, order: Order) -> None:
+        opened = output.open(order)
+        assert isinstance(opened, Subscription), opened
+        super().__init__(opened)
+
+
 class DeliveryContract(ABC):
     """Subclasses say how the policy is made, asked and fed, and what is whose."""
+
+    after_the_end: type[Exception] = RuntimeError
+    """What a producer that goes on gets."""
 
     @abstractmethod
     def make(self, max_bytes: int, listener: Listener | None = None) -> TaskOutput: ...
@@ -108,6 +118,9 @@ class DeliveryContract(ABC):
 
     def block(self, first: int, count: int) -> Block:
         return block(first, count)
+
+    def put(self, output: TaskOutput, block: Block) -> None:
+        output.put(block)
 
     def finish(self, output: TaskOutput) -> None:
         output.finish()
@@ -126,6 +139,10 @@ class DeliveryContract(ABC):
 
     def readers(self, output: TaskOutput, count: int) -> list[Reader]:
         return [Reader(output, self.order(i, count)) for i in range(count)]
+
+    def late(self, output: TaskOutput) -> list[Reader]:
+        """Who may come besides two readers."""
+        return [Reader(output, self.order(1, 2))]
 
     # -- one thread ----------------------------------------------------------------------------
 
@@ -152,7 +169,7 @@ class DeliveryContract(ABC):
                 case "put":
                     size = data.draw(st.integers(1, 9), "size")
                     told.clear()
-                    output.put(self.block(total, size))
+                    self.put(output, self.block(total, size))
                     total += size
                     assert output in told
                 case "take" if live:
@@ -186,14 +203,14 @@ class DeliveryContract(ABC):
     def test_failure_comes_after_what_came_before(self) -> None:
         output = self.make(ROOM)
         readers = self.readers(output, 2)
-        output.put(self.block(0, 4))
+        self.put(output, self.block(0, 4))
         output.fail("DATA_LOSS", "torn")
-        for reader in [*readers, Reader(output, self.order(1, 2))]:
+        for reader in [*readers, *self.late(output)]:
             while isinstance(reader.next(), Block):
                 pass
             assert reader.next() == TaskFailed("DATA_LOSS", "torn")
-        with pytest.raises(RuntimeError):
-            output.put(self.block(4, 1))
+        with pytest.raises(self.after_the_end):
+            self.put(output, self.block(4, 1))
 
     def test_cancelled(self) -> None:
         ledger = Ledger()
@@ -201,14 +218,14 @@ class DeliveryContract(ABC):
         told: list[TaskOutput] = []
         output.on_change(told.append)
         readers = self.readers(output, 2)
-        output.put(self.block(0, 4))
+        self.put(output, self.block(0, 4))
         told.clear()
         output.cancel()
         assert output in told
         assert [reader.next() for reader in readers] == [TaskUnknown()] * 2
         assert output.wait_drained(0) and output.waiting_elements == 0 and ledger.total == 4
         with pytest.raises(OutputCancelled):
-            output.put(self.block(4, 1))
+            self.put(output, self.block(4, 1))
 
     def test_an_order_of_no_policy_is_answered(self) -> None:
         answer = self.make(ROOM).open(Order())
@@ -219,7 +236,8 @@ class DeliveryContract(ABC):
         output = self.make(ROOM)
         odd = self.block(0, 1)
         with pytest.raises(TypeError, match="object cannot travel"):
-            output.put(Block(1, (Component(np.array([None], object)),), odd.bundle, odd.index))
+            odd = Block(1, (Component(np.array([None], object)),), odd.bundle, odd.index)
+            self.put(output, odd)
         assert output.waiting_elements == 0
 
     # -- threads -------------------------------------------------------------------------------
@@ -245,9 +263,9 @@ class DeliveryContract(ABC):
 
     def test_a_producer_that_waits_is_freed_by_cancel(self) -> None:
         output = self.make(1)
-        output.put(self.block(0, 1))
+        self.put(output, self.block(0, 1))
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(output.put, self.block(1, 1))
+            waiting = pool.submit(self.put, output, self.block(1, 1))
             output.cancel()
             with pytest.raises(OutputCancelled):
                 waiting.result(TIMEOUT_S)
@@ -298,5 +316,5 @@ class DeliveryContract(ABC):
 
     def produce(self, output: TaskOutput, blocks: int, size: int) -> None:
         for number in range(blocks):
-            output.put(self.block(number * size, size))
+            self.put(output, self.block(number * size, size))
         self.finish(output)

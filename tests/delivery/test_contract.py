@@ -15,7 +15,9 @@ from forebay.service.delivery import (
     EndOfTask,
     Listener,
     Order,
+    OutputCancelled,
     Part,
+    Run,
     TaskOutput,
 )
 
@@ -51,19 +53,45 @@ class Strides(DeliveryContract):
         assert got == [[*range(i, total, len(got))] for i in range(len(got))]
 
 
+class Fed(AddressedOutput):
+    """Has a bundle that is run for its readers, and for one who wants nothing of it."""
+
+    run: Run
+
+    def feed(self, readers: int = 1) -> None:
+        nobody = Addressed(7, 1 << 40, 1 << 10)
+        self.run = self.begin([*Addressed(7, 0, readers).together(), nobody])
+
+
 class TestAddressed(Strides):
+    after_the_end = OutputCancelled
+
     def make(self, max_bytes: int, listener: Listener | None = None) -> TaskOutput:
-        return AddressedOutput(max_bytes, listener)
+        return Fed(max_bytes, listener)
 
     def order(self, reader: int, readers: int) -> Order:
         return Addressed(7, reader, readers)
 
+    def readers(self, output: TaskOutput, count: int) -> list[Reader]:
+        assert isinstance(output, Fed)
+        output.feed(count)
+        return super().readers(output, count)
+
+    def late(self, output: TaskOutput) -> list[Reader]:
+        return []
+
     def block(self, first: int, count: int) -> Block:
         return block(first, count, bundle=7)
 
+    def put(self, output: TaskOutput, block: Block) -> None:
+        assert isinstance(output, Fed)
+        if not hasattr(output, "run"):
+            output.feed()
+        output.run.put(block)
+
     def finish(self, output: TaskOutput) -> None:
-        assert isinstance(output, AddressedOutput)
-        output.end(7)
+        assert isinstance(output, Fed)
+        output.run.finish()
         output.finish()
 
     def end(self, total: int) -> End:

@@ -20,9 +20,9 @@ from forebay.service.dispatcher import dispatcher
 from forebay.service.dispatcher.attendance import Attendance
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.leadership import Leadership
-from forebay.service.transport.client import BlockClient
 from forebay.service.transport.messages import Key
-from forebay.service.transport.sessions import Stream
+from forebay.service.transport.receiving import Receiving
+from forebay.service.transport.streams import Stream
 from forebay.service.worker.leases import LeaseFeed, _Provider
 from forebay.service.worker.worker import Worker
 
@@ -65,21 +65,21 @@ def leases_returned_splits_twice() -> AbstractContextManager[None]:
 def resends_what_has_arrived() -> AbstractContextManager[None]:
     """A worker that sends everything again after a reconnect, to a consumer that takes it."""
     received = Stream.received
-    accept = BlockClient._accept
+    accept = Receiving.accept
 
     def keeps(self: Stream, count: int) -> None:
         if not self.retained or count != self.retained[-1].number:
             received(self, min(count, self.number - len(self.retained)))
 
-    def takes(self: BlockClient, key: Key, number: int, block: Any, peer: str) -> bool:
-        incoming = self._incoming.get(key)
+    def takes(self: Receiving, key: Key, number: int, block: Any, peer: str) -> bool:
+        incoming = self.incoming.get(key)
         if incoming is not None and number <= incoming.received:
             incoming.received = number - 1
         return accept(self, key, number, block, peer)
 
     @contextmanager
     def both() -> Iterator[None]:
-        with replaced(Stream, received=keeps), replaced(BlockClient, _accept=takes):
+        with replaced(Stream, received=keeps), replaced(Receiving, accept=takes):
             yield
 
     return both()

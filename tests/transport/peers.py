@@ -38,10 +38,10 @@ class Consumer:
         **options: Any,
     ) -> None:
         """`reads` is a task that it reads from the start, `local` a worker in this process."""
-        self.arrived: queue.Queue[tuple[int, Block | End] | str] = queue.Queue()
+        self.arrived: queue.Queue[tuple[int, int, Block | End] | str] = queue.Queue()
         options |= {
             "consumer_id": consumer_id,
-            "deliver": lambda task_id, item: self.arrived.put((task_id, item)),
+            "deliver": lambda *delivered: self.arrived.put(delivered),
             "lost": self.arrived.put,
         }
         self.client: BlockClient | LocalClient
@@ -55,18 +55,24 @@ class Consumer:
             self.client.start()
 
     def get(self) -> tuple[int, Block | End] | str:
-        return self.arrived.get(timeout=TIMEOUT_S)
+        """The next item, with its task; why nothing comes any more."""
+        arrived = self.arrived.get(timeout=TIMEOUT_S)
+        return arrived if isinstance(arrived, str) else (arrived[0], arrived[2])
 
     def waiting_blocks(self) -> int:
-        return sum(isinstance(item[1], Block) for item in list(self.arrived.queue))
+        return sum(isinstance(item[2], Block) for item in list(self.arrived.queue))
+
+    def take_numbered(self) -> tuple[int, int, Block | End]:
+        """The next item, with its task and subscription; a block counts as taken."""
+        arrived = self.arrived.get(timeout=TIMEOUT_S)
+        assert not isinstance(arrived, str), f"lost: {arrived}"
+        if isinstance(arrived[2], Block):
+            self.client.taken(arrived[2])
+        return arrived
 
     def take(self) -> tuple[int, Block | End]:
-        """The next item; a block counts as taken."""
-        item = self.get()
-        assert not isinstance(item, str), f"lost: {item}"
-        if isinstance(item[1], Block):
-            self.client.taken(*item)  # type: ignore[arg-type]
-        return item
+        task_id, _, item = self.take_numbered()
+        return task_id, item
 
     def numbers(self) -> list[int]:
         """The numbers of all blocks until a task's end."""

@@ -110,15 +110,15 @@ def test_no_more_is_in_flight_than_credit_and_one_block(
     held: list[Block] = []
     for number in range(1, 301):
         while held and dice.random() < 0.5:
-            consumer.client.taken(5, held.pop(dice.randrange(len(held))))
+            consumer.client.taken(held.pop(dice.randrange(len(held))))
         if len(held) == most:
             assert consumer.waiting_blocks() == 0
             while held:
-                consumer.client.taken(5, held.pop())
+                consumer.client.taken(held.pop())
         assert len(held) + consumer.waiting_blocks() <= most
         if held and consumer.arrived.empty():  # the credit given back may be too little to tell
             while held:
-                consumer.client.taken(5, held.pop())
+                consumer.client.taken(held.pop())
         item = consumer.get()[1]
         assert isinstance(item, Block)
         assert item.index == number
@@ -312,7 +312,7 @@ def test_a_client_closes_in_any_state(server: BlockServer) -> None:
 CONSUMER = """
 import json, sys, threading
 from forebay.service.transport import BlockClient
-got = lambda task_id, item: print("got", flush=True)
+got = lambda *_: print("got", flush=True)
 client = BlockClient(
     json.loads(sys.argv[1]), worker_uid=int(sys.argv[2]), consumer_id=1, deliver=got, lost=print
 )

@@ -16,7 +16,8 @@ from forebay.service.blocks import Block, Component, Strings, split
 from forebay.service.delivery import AnyOutput, EndOfTask, OutputCancelled
 from forebay.service.errors import ProtocolError
 from forebay.service.transport import BlockServer, ElementBudget, LocalClient, local_worker
-from forebay.service.transport.sessions import MAX_CREDIT_ELEMENTS, Sent
+from forebay.service.transport.sessions import MAX_CREDIT_ELEMENTS
+from forebay.service.transport.streams import Sent
 
 from .peers import TIMEOUT_S, Consumer, only
 from .samples import SAMPLES, numbered
@@ -254,7 +255,7 @@ def test_never_more_elements_than_asked_for(closing: ExitStack, limit: int, work
 
     def waiting() -> int:
         items = (item for c in consumers for item in list(c.arrived.queue))
-        return sum(item[1].count for item in items if isinstance(item[1], Block))
+        return sum(item[2].count for item in items if isinstance(item[2], Block))
 
     allowed = max(limit, workers)
     assert settled(waiting) == (allowed if limit <= workers else limit // workers * workers)
@@ -299,8 +300,8 @@ def test_several_workers_feed_one_consumer_evenly(closing: ExitStack) -> None:
             while not consumer.arrived.empty():
                 inbox.append((at, *consumer.get()))
         if inbox:  # one at a time, in the order that they came
-            at, task_id, block = inbox.popleft()
-            consumers[at].client.taken(task_id, block)
+            at, _, block = inbox.popleft()
+            consumers[at].client.taken(block)
             taken[at] += 1
     assert min(taken.values()) > 200, taken
 

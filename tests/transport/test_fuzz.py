@@ -222,8 +222,13 @@ FROM_WORKERS = st.one_of(
     ),
     st.builds(
         lambda t, n: encoded(
-            pb.ToConsumer(bundle_forgotten=pb.BundleForgotten(task_id=t, index=n, kept=n))
+            pb.ToConsumer(bundle_forgotten=pb.BundleForgotten(task_id=t, index=n))
         ),
+        TASKS,
+        COUNTS,
+    ),
+    st.builds(
+        lambda t, n: encoded(pb.ToConsumer(superseded=pb.Superseded(task_id=t, generation=n))),
         TASKS,
         COUNTS,
     ),
@@ -237,10 +242,10 @@ FROM_CONSUMERS = st.one_of(
         lambda t, n: pb.ToWorker(read=pb.Read(task_id=t, any=pb.Any(), received=n)), TASKS, COUNTS
     ),
     st.builds(
-        lambda t, n, s, index, stride: pb.ToWorker(
+        lambda t, n, s, index, stride, generation: pb.ToWorker(
             read=pb.Read(
                 task_id=t,
-                addressed=pb.Addressed(bundle=n, index=index, stride=stride),
+                addressed=pb.Addressed(bundle=n, index=index, stride=stride, generation=generation),
                 received=n,
                 subscription=s,
             )
@@ -248,6 +253,7 @@ FROM_CONSUMERS = st.one_of(
         TASKS,
         COUNTS,
         SUBSCRIPTIONS,
+        COUNTS,
         COUNTS,
         COUNTS,
     ),

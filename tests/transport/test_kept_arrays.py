@@ -60,7 +60,7 @@ def reading(source: Source, protocol: str) -> Iterator[Callable[[], Iterator[Blo
     def blocks() -> Iterator[Block]:
         while isinstance(item := consumer.get(), tuple) and isinstance(item[1], Block):
             yield item[1]
-            consumer.client.taken(*item)  # type: ignore[arg-type]
+            consumer.client.taken(item[1])
         assert item == (TASK, EndOfTask())
 
     producer = threading.Thread(target=produce, name="test-producer")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-import queue
 import socket
 import threading
 from collections.abc import Iterator
@@ -20,7 +18,7 @@ from forebay.service.client.options import reading
 from forebay.service.delivery import AnyOutput, End, TaskFailed
 from forebay.service.errors import InvalidArgument, ProtocolError
 from forebay.service.structure import assemble
-from forebay.service.transport import BlockServer, codecs, frames
+from forebay.service.transport import BlockServer, codecs, frames, local_worker
 from forebay.service.transport.budget import MAX_ELEMENTS, ElementBudget
 from forebay.service.transport.sessions import MAX_CREDIT_ELEMENTS
 from forebay.service.transport.shared import Borrower
@@ -117,23 +115,26 @@ def test_another_number_of_components_than_the_structure_has(columns: int) -> No
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_bug_in_the_readers_thread_reaches_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["client.decode_block", "local.Sessions.next_batch"])
+def test_a_bug_in_the_readers_thread_reaches_who_waits(
+    server: BlockServer, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     def fails(*_: object) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("forebay.service.transport.client.decode_block", fails)
-    server = BlockServer(UID)
     output = AnyOutput()
     server.add_task(5, output)
-    server.start()
     output.put(numbered(1))
-    consumer = Consumer(server.addresses[:1], reads=5)
-    with contextlib.suppress(queue.Empty), closing(consumer.client):
+    local = local_worker(UID) if where.startswith("local") else None
+    consumer = Consumer(server.addresses[:1], reads=5, local=local, start=False)
+    monkeypatch.setattr(f"forebay.service.transport.{where}", fails)
+    with closing(consumer.client):
+        consumer.client.start()
         item = consumer.get()
-    server.stop()
-    assert isinstance(item, tuple)
-    ended: Block | End = item[1]
-    assert isinstance(ended, TaskFailed) and "MemoryError('no room')" in ended.message
+        assert isinstance(item, tuple)
+        ended: Block | End = item[1]
+        assert isinstance(ended, TaskFailed) and "MemoryError('no room')" in ended.message
+        assert consumer.get() == "its thread crashed; the log says why"
 
 
 @pytest.mark.parametrize("name", ["forebay-blocks-receiver", "forebay-blocks-sender"])

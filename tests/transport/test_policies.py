@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,17 +18,22 @@ from forebay.service.delivery import (
     AddressedOutput,
     AnyOutput,
     BundleForgotten,
+    End,
     EndOfBundle,
     EndOfTask,
     Order,
+    Run,
     Subscription,
+    Superseded,
     TaskFailed,
     TaskOutput,
+    TaskUnknown,
 )
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockServer, local_worker, messages
-from forebay.service.transport.sessions import MAX_STREAMS, Ended, Link, Sent, Sessions
+from forebay.service.transport.sessions import MAX_STREAMS, Sessions
+from forebay.service.transport.streams import Ended, Link, Sent
 
 from ..delivery.contract import Ledger, block, numbers
 from ..delivery.sketches import Cached, CachedOutput, Rounds, RoundsOutput
@@ -77,12 +84,21 @@ def story(sent: list[Sent | Ended]) -> list[tuple[int, object]]:
     ]
 
 
-def bundles(*which: int, ledger: Ledger | None = None) -> AddressedOutput:
+def produce(run: Run) -> None:
+    """A bundle of LENGTH elements, from where the run begins, in blocks to the next ten."""
+    first = run.index
+    while first < LENGTH:
+        stop = first - first % 10 + 10
+        run.put(block(first, stop - first, run.bundle))
+        first = stop
+    run.finish(LENGTH)
+
+
+def bundles(*orders: Addressed, ledger: Ledger | None = None) -> AddressedOutput:
+    """Each order's bundle, run for all who read together."""
     output = AddressedOutput(1 << 30, ledger)
-    for bundle in which:
-        for first in range(0, LENGTH, 10):
-            output.put(block(first, 10, bundle))
-        output.end(bundle)
+    for order in orders:
+        produce(output.begin(order.together()))
     return output
 
 
@@ -90,7 +106,7 @@ def bundles(*which: int, ledger: Ledger | None = None) -> AddressedOutput:
 
 
 def test_several_bundles_at_a_time() -> None:
-    world = World(bundles(1, 2))
+    world = World(bundles(Addressed(1, 0, 20), Addressed(2, 35)))
     link = world.connect(1, Addressed(1, 0, 20), Addressed(2, 35), Addressed(3))
     assert story(world.sent(link)) == [
         (1, [0]), (2, [35, 36, 37, 38, 39]),
@@ -101,14 +117,45 @@ def test_several_bundles_at_a_time() -> None:
     world.received(link, 1, 2)
     world.received(link, 2, 1)
     assert not world.sessions.wait_until_received(0)
-    assert [*link.session.streams] == [(TASK, 3)], "what has ended and has come is forgotten"
-    world.sessions.stop_reading(link, TASK, 3)
+    for number in (1, 2, 3):
+        assert world.sessions.is_read(TASK)
+        world.sessions.stop_reading(link, TASK, number)
     assert not world.sessions.is_read(TASK)
 
 
+def test_an_end_is_told_until_it_is_heard() -> None:
+    """Who lacks nothing but the end does not need the bundle to be run again for that."""
+    output = bundles(Addressed(1))
+    world = World(output)
+    link = world.connect(1, Addressed(1))
+    assert story(world.sent(link))[-1] == (1, EndOfBundle(1, LENGTH))
+    world.received(link, 1, 4)
+    world.sessions.detach(link, now=0)
+    link = world.sessions.attach(1, lambda: None)
+    world.sessions.read(link, TASK, 4, Addressed(1, LENGTH), 1)
+    assert story(world.sent(link)) == [(1, EndOfBundle(1, LENGTH))]
+    world.sessions.detach(link, now=0)
+    world.connect(1)
+    assert not output._runs, "it has been heard"
+
+
+def test_who_waits_is_told_of_a_newer_generation() -> None:
+    world = World(AddressedOutput())
+    older = world.connect(1, Addressed(1))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(world.sessions.next_batch, older)
+        while older not in world.sessions._idle:
+            threading.Event().wait(0.001)
+        world.connect(2, Addressed(1, generation=1))
+        try:
+            assert waiting.result(TIMEOUT_S) == [Ended(TASK, Superseded(1), 1)]
+        finally:
+            world.sessions.forget_all()
+
+
 def test_each_is_resumed_where_it_was() -> None:
-    world = World(bundles(1, 2))
     orders = Addressed(1, 1, 5), Addressed(2, 0)
+    world = World(bundles(Addressed(1, 0, 5), Addressed(2)))
     first = world.connect(1, *orders, credit=1)
     assert story(world.sent(first)) == [(1, [1, 6])]
     world.sessions.detach(first, now=0)
@@ -118,9 +165,9 @@ def test_each_is_resumed_where_it_was() -> None:
 
 def test_who_was_forgotten_goes_on_by_the_address() -> None:
     """Of blocks that are anybody's, what was on its way is lost then; of a bundle, nothing."""
-    output = bundles(1)
+    output = bundles(Addressed(1, 0, 3))
     world = World(output)
-    order: Order = Addressed(1, 0, 3)
+    order = Addressed(1, 0, 3)
     link = world.connect(1, order, credit=1)
     (sent,) = world.sent(link)
     assert isinstance(sent, Sent)
@@ -129,6 +176,9 @@ def test_who_was_forgotten_goes_on_by_the_address() -> None:
     world.sessions.expire(now=11)
     link = world.sessions.attach(1, lambda: None)
     world.sessions.read(link, TASK, 1, order, 1)
+    assert story(world.sent(link)) == [(1, BundleForgotten(1, 12))]
+    produce(output.begin([order]))
+    world.sessions.read(link, TASK, 1, order, 2)
     world.sessions.give_credit(link, 1 << 30, ())
     batch = [out for out in world.sent(link) if isinstance(out, Sent)]
     assert [out.number for out in batch] == [2, 3, 4]
@@ -136,17 +186,19 @@ def test_who_was_forgotten_goes_on_by_the_address() -> None:
 
 
 def test_what_is_forgotten_or_of_another_policy_is_said() -> None:
-    output = bundles(1)
+    output = bundles(Addressed(1, generation=1))
     world = World(output)
-    assert world.sent(world.connect(1, Addressed(1)))
-    link = world.connect(2, Addressed(1, 3), ANY)
-    gone, refused = world.sent(link)
-    assert gone == Ended(TASK, BundleForgotten(1, 3, LENGTH), 1)
+    assert world.sent(world.connect(1, Addressed(1, generation=1)))
+    link = world.connect(2, Addressed(1, 3, generation=1), Addressed(1), ANY)
+    gone, superseded, refused = world.sent(link)
+    assert gone == Ended(TASK, BundleForgotten(1, 3), 1)
+    assert superseded == Ended(TASK, Superseded(1), 2)
     assert isinstance(refused, Ended) and isinstance(refused.end, TaskFailed)
 
 
 def test_the_ledger_hears_of_all() -> None:
-    for output in (bundles(1, ledger=(ledger := Ledger())), AnyOutput(1 << 30, ledger)):
+    ledger = Ledger()
+    for output in (bundles(Addressed(1), ledger=ledger), AnyOutput(1 << 30, ledger)):
         ledger.acknowledged_parts.clear()
         ledger.dropped_parts.clear()
         order: Order = Addressed(1)
@@ -178,7 +230,7 @@ def test_a_consumer_has_a_bounded_number_of_subscriptions() -> None:
 
 
 def test_what_is_refused_is_not_waited_for() -> None:
-    output = bundles(1)
+    output = bundles(Addressed(1))
     world = World(output)
     link = world.connect(1)
     with pytest.raises(ProtocolError, match="nobody can have received"):
@@ -261,18 +313,20 @@ def test_whoever_waits_is_given_what_another_leaves(how: str) -> None:
 # -- real connections --------------------------------------------------------------------------
 
 
-Elements = dict[int | None, list[int]]  # by their bundle
+Elements = dict[int, list[int]]  # by their subscription
 
 
-def read_to_the_end(consumer: Consumer, ends: int) -> tuple[Elements, list[object]]:
+def read_to_the_end(consumer: Consumer, ends: int) -> tuple[Elements, dict[int, End]]:
+    """What each of so many subscriptions gives, and how it ends."""
     got: Elements = {}
-    ended: list[object] = []
+    ended: dict[int, End] = {}
     while len(ended) < ends:
-        item = consumer.take()[1]
+        task_id, number, item = consumer.take_numbered()
+        assert task_id == TASK and number not in ended
         if isinstance(item, Block):
-            got.setdefault(item.bundle, []).extend(numbers(item))
+            got.setdefault(number, []).extend(numbers(item))
         else:
-            ended.append(item)
+            ended[number] = item
     return got, ended
 
 
@@ -291,15 +345,69 @@ def test_trainers_read_bundles_together(
             consumer.client.read(TASK, Addressed(bundle, i, 3), bundle)
         consumers.append(consumer)
     for bundle in (2, 1):
-        for first in range(0, LENGTH, 10):
-            output.put(block(first, 10, bundle))
-        output.end(bundle)
+        produce(output.begin(Addressed(bundle, 0, 3).together()))
     for i, consumer in enumerate(consumers):
         got, ends = read_to_the_end(consumer, 2)
         assert got == {1: [*range(i, LENGTH, 3)], 2: [*range(i, LENGTH, 3)]}
-        assert set(ends) == {EndOfBundle(1, LENGTH), EndOfBundle(2, LENGTH)}
+        assert ends == {1: EndOfBundle(1, LENGTH), 2: EndOfBundle(2, LENGTH)}
     consumers[0].client.read(TASK, Addressed(1, 7), 3)
-    assert consumers[0].take() == (TASK, BundleForgotten(1, 7, LENGTH))
+    assert consumers[0].take_numbered() == (TASK, 3, BundleForgotten(1, 7))
+    give_up_s = time.monotonic() + TIMEOUT_S
+    while output._runs or server.is_read(TASK):
+        assert time.monotonic() < give_up_s, "what all have read is not forgotten"
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "unix", "local"])
+def test_each_of_several_ends_is_told_apart(
+    server: BlockServer, closing: ExitStack, protocol: str
+) -> None:
+    output = bundles(Addressed(1))
+    output.begin([Addressed(2)]).fail("DATA_LOSS", "torn")
+    server.add_task(TASK, output)
+    local = local_worker(UID) if protocol == "local" else None
+    consumer = Consumer(only(server, protocol), local=local)
+    closing.callback(consumer.client.close)
+    orders: list[Order] = [Addressed(1), Addressed(2), ANY, Addressed(1, 5, 2), Addressed(3)]
+    for number, order in enumerate(orders, 10):
+        consumer.client.read(TASK, order, number)
+    got, ends = read_to_the_end(consumer, 4)
+    assert got == {10: [*range(LENGTH)]}
+    assert isinstance(refused := ends.pop(12), TaskFailed) and refused.code == "INVALID_ARGUMENT"
+    assert ends == {
+        10: EndOfBundle(1, LENGTH),
+        11: TaskFailed("DATA_LOSS", "torn"),
+        13: BundleForgotten(1, 5),
+    }
+    output.cancel()
+    assert consumer.take_numbered() == (TASK, 14, TaskUnknown())
+
+
+def read_with_reruns(
+    consumer: Consumer, task_id: int, output: AddressedOutput
+) -> tuple[dict[int, list[int]], int]:
+    """Two of two fellows' bundles; what is forgotten is run again. By bundle; how many reruns."""
+    reading = {bundle: Addressed(bundle, bundle % 2, 2) for bundle in (1, 2)}  # by subscription
+    got: dict[int, list[int]] = {1: [], 2: []}
+    following = itertools.count(3)
+    while reading:
+        of, number, item = consumer.take_numbered()
+        assert of == task_id
+        order = reading[number]
+        if isinstance(item, Block):
+            got[order.bundle] += numbers(item)
+            reading[number] = order.after(item)
+            continue
+        del reading[number]
+        if isinstance(item, BundleForgotten):
+            assert item == BundleForgotten(order.bundle, order.index)
+            produce(output.begin([order]))
+            again = next(following)
+            reading[again] = order
+            consumer.client.read(task_id, order, again)
+        else:
+            assert item == EndOfBundle(order.bundle, LENGTH)
+    return got, next(following) - 3
 
 
 @pytest.mark.parametrize("forgetful", [False, True])
@@ -322,19 +430,20 @@ def test_connections_that_are_cut(server: BlockServer, closing: ExitStack, forge
     proxy = MeddlingProxy(server.port, lambda: damages.pop() if damages else None)
     closing.callback(proxy.close)
     for task_id, at in enumerate(range(30, 3000, 110), 100):
-        server.add_task(task_id, bundles(1, 2))
+        # For the sake of a fellow all blocks are kept.
+        output = bundles(Addressed(1, 0, 2), Addressed(2, 0, 2))
+        server.add_task(task_id, output)
         damages[:] = [Damage(False, at, cut=True), Damage(False, at // 2 + 15, cut=True)]
         consumer = Consumer(proxy.addresses, task_id, start=False)
         for bundle in (1, 2):
-            # Half of the elements: for the sake of a fellow all blocks are kept.
-            consumer.client.read(task_id, Addressed(bundle, bundle, 2), bundle)
+            consumer.client.read(task_id, Addressed(bundle, bundle % 2, 2), bundle)
         consumer.client.start()
         try:
-            got, ends = read_to_the_end(consumer, 2)
+            got, reruns = read_with_reruns(consumer, task_id, output)
         finally:
             consumer.client.close()
-        assert got == {1: [*range(1, LENGTH, 2)], 2: [*range(2, LENGTH, 2)]}, at
-        assert set(ends) == {EndOfBundle(1, LENGTH), EndOfBundle(2, LENGTH)}
+        assert forgetful or not reruns
+        assert got == {1: [*range(1, LENGTH, 2)], 2: [*range(0, LENGTH, 2)]}, at
     assert proxy.damaged
 
 

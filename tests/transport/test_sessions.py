@@ -23,7 +23,8 @@ from forebay.service.delivery import (
 )
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport.sessions import BATCH_BYTES, Ended, Link, Sent, Sessions
+from forebay.service.transport.sessions import Sessions
+from forebay.service.transport.streams import BATCH_BYTES, Ended, Link, Sent
 
 from .samples import numbered
 

@@ -1,0 +1,130 @@
+"""What a consumer is to get from one worker, and what it has got: the accounts of a BlockClient.
+
+Who reads what and how far it has come, so that a connection can be made again; and the credit: what
+was granted and not used, and what was delivered and not taken. It knows no connection, and has no
+lock: its owner does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..block_limits import cost
+from ..blocks import Block
+from ..delivery import Order, orders
+from ..errors import ProtocolError
+from ..proto import transfer_pb2 as pb
+from .budget import Share
+from .messages import Key
+
+_UNREPORTED_BYTES = 16 << 20  # the worker keeps for us what we have received: not for long
+
+
+class Incoming:
+    """A subscription, and how far it has come."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order  # of what is still to come
+        self.received = 0  # blocks
+
+
+class Receiving:
+    """What comes from one worker.
+
+    Blocks that were delivered and not yet taken, and those on the way, are never more than
+    `credit_bytes` and one block. With `elements`, these are counted, too.
+    """
+
+    def __init__(self, credit_bytes: int, elements: Share | None) -> None:
+        self.incoming: dict[Key, Incoming] = {}
+        self.unsaid = False  # that something came, or was taken
+        self._credit_bytes = credit_bytes
+        self._elements = elements
+        self._news: set[Key] = set()  # whose position the worker has not been told
+        self._held = 0  # bytes delivered and not taken
+        self._granted = 0  # credit that the worker has not used
+        self._unreported = 0  # bytes received since the last message of credit
+
+    def read(self, key: Key, order: Order) -> pb.ToWorker:
+        """Begin; returns what the worker is to be told."""
+        incoming = self.incoming[key] = Incoming(order)
+        return _read(key, incoming)
+
+    def resume(self) -> Iterator[pb.ToWorker]:
+        """A connection has been made: what was granted before has ended with the one before.
+        Yields what is to be said on it first.
+        """
+        self._granted = 0
+        if self._elements is not None:
+            self._elements.take_back()
+        for key, incoming in self.incoming.items():
+            yield _read(key, incoming)
+
+    def accept(self, key: Key, number: int, block: Block, peer: str) -> bool:
+        """Account for a block that has arrived; say whether to deliver it.
+
+        Raises ProtocolError for one that should not have been sent.
+        """
+        size = cost(block)
+        task_id = key[0]
+        counted = self._elements is None or self._elements.received(block.count)
+        if self._granted <= 0 or not counted:
+            raise ProtocolError(f"{peer} sent block {number} of task {task_id} without credit")
+        self._granted -= size
+        self._unreported += size
+        incoming = self.incoming.get(key)
+        if incoming is None or number <= incoming.received:
+            if self._elements is not None:
+                self._elements.taken(block.count)
+            return False
+        if number != incoming.received + 1:
+            raise ProtocolError(
+                f"{peer} sent block {number} of task {task_id} after {incoming.received}"
+            )
+        try:
+            incoming.order = incoming.order.after(block)
+        except ValueError as error:
+            raise ProtocolError(f"{peer} sent block {number} of task {task_id}: {error}") from None
+        incoming.received = number
+        self._held += size
+        self._news.add(key)
+        self.unsaid = True
+        return True
+
+    def taken(self, block: Block) -> None:
+        """A block that was delivered is not here any more."""
+        self._held -= cost(block)
+        if self._elements is not None:
+            self._elements.taken(block.count)
+        self.unsaid = True  # a slab may be free
+
+    def credit(self, at_once: bool, connected: bool) -> pb.Credit | None:
+        """What the worker is to be told of room and of what has come; None if that is not worth a
+        message yet, unless it goes `at_once`.
+        """
+        room = max(0, self._credit_bytes - self._held - self._granted)
+        enough = self._credit_bytes // 4
+        due = self._elements is not None and self._elements.is_due()
+        unreported = self._unreported >= min(enough, _UNREPORTED_BYTES)
+        if not (at_once or due or room >= enough or unreported):
+            return None
+        credit = pb.Credit(bytes=room)
+        for key in self._news:
+            if (incoming := self.incoming.get(key)) is not None:
+                task_id, subscription = key
+                credit.positions.add(
+                    task_id=task_id, received=incoming.received, subscription=subscription
+                )
+        if self._elements is not None and connected:
+            credit.elements = self._elements.grant()
+        self._news.clear()
+        self.unsaid = False
+        self._granted += room
+        self._unreported = 0
+        return credit
+
+
+def _read(key: Key, incoming: Incoming) -> pb.ToWorker:
+    task_id, subscription = key
+    read = pb.Read(task_id=task_id, subscription=subscription, received=incoming.received)
+    return pb.ToWorker(read=orders.encode(incoming.order, read))
