@@ -29,13 +29,12 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
         raise NotFound(
             f"Dataset id {command.dataset_id} not found; register it with this dispatcher first"
         )
-    if command.sharding not in (ev.OFF, ev.DYNAMIC) or command.num_consumers is not None:
-        what = (
-            f"static sharding ({_sharding(command.sharding)})"
-            if command.num_consumers is None
-            else "a coordinated read (num_consumers)"
+    if command.num_consumers is not None:
+        raise Unimplemented("this version does not do coordinated reads; leave num_consumers out")
+    if command.sharding not in ev.Sharding.values():
+        raise InvalidArgument(
+            f"{_sharding(command.sharding)} is no sharding; use one of {ev.Sharding.keys()}"
         )
-        raise Unimplemented(f"this version does not do {what}; use sharding OFF or DYNAMIC")
     if command.sharding == ev.DYNAMIC and (why := dataset.definition.unsplittable):
         raise Unimplemented(f"dataset {command.dataset_id} cannot be sharded dynamically: {why}")
     created = ev.JobCreated(
