@@ -232,8 +232,11 @@ def _given(
     return given
 
 
-DispatcherConfig.__doc__ = f"{DispatcherConfig.__doc__}\n{described(DispatcherOptions, DISPATCHER_NAMES)}"
-WorkerConfig.__doc__ = f"{WorkerConfig.__doc__}\n{described(WorkerOptions, WORKER_NAMES)}"
+for _config, _options, _names in (
+    (DispatcherConfig, DispatcherOptions, DISPATCHER_NAMES),
+    (WorkerConfig, WorkerOptions, WORKER_NAMES),
+):
+    _config.__doc__ = f"{_config.__doc__}\n{described(_options, _names)}"
 
 
 class WorkerServer:

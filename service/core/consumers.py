@@ -39,7 +39,7 @@ def _join_iteration(state: State, command: JoinIteration) -> Decision:
             f"Job id {command.job_id} not found: it was collected, or this dispatcher lost its "
             "state; read the dataset again"
         )
-    require_list(state, job)
+    require_list(state, job.sharding)
     if command.epoch < 0:
         raise InvalidArgument(f"epoch {command.epoch} is negative; the first one is 0")
     ids = Ids(state)
@@ -59,8 +59,7 @@ def _join_iteration(state: State, command: JoinIteration) -> Decision:
         events += [
             tasks.created(ids.new(), iteration_id, worker_id)
             for worker_id, worker in state.workers.items()
-            if worker_id not in having
-            and has_work(job, iteration, place_of(state, worker.address))
+            if worker_id not in having and has_work(job, iteration, place_of(state, worker.address))
         ]
     joined = ev.ConsumerJoined(consumer_id=ids.new(), iteration_id=iteration_id)
     return Decision([*events, ev.Event(consumer_joined=joined)], joined)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument, NotFound, Unimplemented
 from .base import Apply, Command, Decide, Decision, taken
+from .places import require_list
 from .state import Job, State
 
 
@@ -35,6 +36,7 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
         raise InvalidArgument(
             f"{_sharding(command.sharding)} is no sharding; use one of {ev.Sharding.keys()}"
         )
+    require_list(state, command.sharding)
     if command.sharding == ev.DYNAMIC and (why := dataset.definition.unsplittable):
         raise Unimplemented(f"dataset {command.dataset_id} cannot be sharded dynamically: {why}")
     created = ev.JobCreated(

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ..errors import FailedPrecondition, NotFound, Unavailable
-from .state import Iteration, Job, Place, State
+from .state import STATIC, Iteration, Job, Place, State
 
 _URL = re.compile(r"(.*):([a-zA-Z0-9_]+|%port(?:_[a-zA-Z0-9_]+)?%)", re.DOTALL)
 
@@ -69,9 +69,9 @@ def listed(state: State, addresses: Sequence[str]) -> list[Place]:
     return places
 
 
-def require_list(state: State, job: Job) -> None:
+def require_list(state: State, sharding: int) -> None:
     """Raises NotFound for a job that is to be divided among nobody."""
-    if job.is_static and not state.places:
+    if sharding in STATIC and not state.places:
         worker = next((worker.address for worker in state.workers.values()), "of any address")
         raise NotFound(
             f"Failed to shard dataset in tf.data service: Worker {worker} is not in the workers "

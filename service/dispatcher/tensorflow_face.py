@@ -60,7 +60,7 @@ class TensorFlowFace:
         self._evaluations = asyncio.Semaphore(MAX_EVALUATIONS)
         self._sources: dict[str, Sequence[ev.SplitSource]] = {}  # of the datasets in the state
         mode = dispatcher.options.deployment_mode or "UNSPECIFIED"
-        self._deployment_mode = pb.DeploymentMode.Value(f"DEPLOYMENT_MODE_{mode}")
+        self._deployment_mode = f"DEPLOYMENT_MODE_{mode}"
         self._pusher = TaskPusher(dispatcher, self._task_def)
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
