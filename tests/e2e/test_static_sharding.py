@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,9 +19,11 @@ from tensorflow.data.experimental import service as stock
 from forebay import service
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.connections.grpc_server import CHANNEL_OPTIONS
+from forebay.service.errors import PipelineError
 from forebay.service.proto import forebay_pb2
 from forebay.service.proto import tf_service_pb2 as pb
 
+from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess, call, stock_workers
 
 SHARDS = 3
@@ -171,3 +174,50 @@ def test_a_shard_is_what_tensorflows_worker_makes_of_it(
     theirs, ours = (shards(cluster, dataset, policy) for cluster in clusters)
     assert set(theirs) == set(range(SHARDS))
     assert ours == theirs
+
+
+@pytest.mark.parametrize("policy", [POLICIES.FILE, POLICIES.DATA, POLICIES.HINT])
+def test_forebays_clients_read_every_shard(
+    clusters: list[DispatcherProcess], files: list[str], policy: service.ShardingPolicy
+) -> None:
+    target = clusters[1].target
+    dataset = tf.data.Dataset.from_tensor_slices(files).flat_map(tf.data.TFRecordDataset)
+    if policy == POLICIES.HINT:
+        dataset = dataset.shard(service.SHARD_HINT, service.SHARD_HINT)
+    whole = sorted(str(10 * n + r).encode() for n in range(len(files)) for r in range(n + 1))
+    dataset_id = service.register_dataset(target, dataset)
+    assert sorted(service.read(target, dataset_id, processing_mode=policy)) == whole
+    got = service.from_dataset_id(policy, target, dataset_id)
+    assert sorted(x.numpy() for x in got) == whole
+    got = dataset.apply(service.distribute(policy, target))
+    assert sorted(x.numpy() for x in got) == whole
+
+
+def test_hint_without_a_hint_fails_at_the_trainer(clusters: list[DispatcherProcess]) -> None:
+    target = clusters[1].target
+    dataset_id = service.register_dataset(target, tf.data.Dataset.range(3))
+    with pytest.raises(PipelineError, match=r"INVALID_ARGUMENT.*no hint"):
+        list(service.read(target, dataset_id, processing_mode=POLICIES.HINT))
+
+
+def test_a_killed_workers_shard_is_read_anew_by_the_next_one(tmp_path: pathlib.Path) -> None:
+    options = {"workers": "127.0.0.1:%port%,127.0.0.1:%port%", "reconnect_grace_ms": 100}
+    with DispatcherProcess(tmp_path, **options) as dispatcher:
+        first, other = (WorkerProcess(dispatcher.address).wait_until_registered() for _ in "ab")
+        place = places_of(dispatcher)[first.address]
+        # More than fits between a worker and its reader, so that it has not ended when it dies.
+        large = tf.data.Dataset.range(400).map(lambda x: tf.fill([1 << 15], x))
+        dataset_id = service.register_dataset(dispatcher.target, large, compression=None)
+        with service.read(dispatcher.target, dataset_id, processing_mode=POLICIES.DATA) as reader:
+            got = [int(next(reader)[0])]
+            first.kill()
+            dispatcher.kill_and_restart()
+            with WorkerProcess(dispatcher.address) as third:  # at another port: once it is free
+                got += [int(element[0]) for element in reader]
+                places = places_of(dispatcher)
+                assert {places[third.address], places[other.address]} == {0, 1}
+                assert places[third.address] == place
+        other.stop()
+    assert set(got) == set(range(400))
+    of_the_other = [x for x in got if x % 2 != place]
+    assert len(set(of_the_other)) == len(of_the_other)
