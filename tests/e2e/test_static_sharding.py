@@ -201,23 +201,23 @@ def test_hint_without_a_hint_fails_at_the_trainer(clusters: list[DispatcherProce
 
 
 def test_a_killed_workers_shard_is_read_anew_by_the_next_one(tmp_path: pathlib.Path) -> None:
-    options = {"workers": "127.0.0.1:%port%,127.0.0.1:%port%", "reconnect_grace_ms": 100}
+    options = {"workers": "127.0.0.1:%port%,127.0.0.1:%port%", "reconnect_grace_ms": 1_000}
     with DispatcherProcess(tmp_path, **options) as dispatcher:
-        first, other = (WorkerProcess(dispatcher.address).wait_until_registered() for _ in "ab")
-        place = places_of(dispatcher)[first.address]
-        # More than fits between a worker and its reader, so that it has not ended when it dies.
-        large = tf.data.Dataset.range(400).map(lambda x: tf.fill([1 << 15], x))
-        dataset_id = service.register_dataset(dispatcher.target, large, compression=None)
-        with service.read(dispatcher.target, dataset_id, processing_mode=POLICIES.DATA) as reader:
-            got = [int(next(reader)[0])]
-            first.kill()
-            dispatcher.kill_and_restart()
-            with WorkerProcess(dispatcher.address) as third:  # at another port: once it is free
-                got += [int(element[0]) for element in reader]
-                places = places_of(dispatcher)
-                assert {places[third.address], places[other.address]} == {0, 1}
-                assert places[third.address] == place
-        other.stop()
+        config = service.WorkerConfig(dispatcher.address)
+        with WorkerProcess(dispatcher.address) as first, service.WorkerServer(config) as other:
+            place = places_of(dispatcher)[first.address]
+            # More than fits between a worker and its reader: it has not ended when it dies.
+            large = tf.data.Dataset.range(400).map(lambda x: tf.fill([1 << 15], x))
+            dataset_id = service.register_dataset(dispatcher.target, large, compression=None)
+            mode = POLICIES.DATA
+            with service.read(dispatcher.target, dataset_id, processing_mode=mode) as reader:
+                got = [int(next(reader)[0])]
+                first.kill()
+                dispatcher.kill_and_restart()
+                with service.WorkerServer(config) as third:  # once the place is free
+                    got += [int(element[0]) for element in reader]
+                    places = places_of(dispatcher)
+            assert (places[third.address], places[other.address]) == (place, 1 - place)
     assert set(got) == set(range(400))
     of_the_other = [x for x in got if x % 2 != place]
     assert len(set(of_the_other)) == len(of_the_other)
