@@ -127,7 +127,7 @@ class Dispatcher(RuleBasedStateMachine):
         self.run(c.RegisterDataset(dataset_id="whole", definition=ev.DatasetDefinition(
             unsplittable="node x of op Y yields no splits")))  # fmt: skip
 
-    @rule(workers=st.sampled_from([None, (), ("w",), ("w", "w:3"), ("w:%port%",) * 3]))
+    @rule(workers=st.sampled_from([None, (), ("w",), ("w", "w:3"), ("w:%port%",) * 2]))
     def restart(self, workers: tuple[str, ...] | None) -> None:
         self.twin = decode_state(encode_state(self.live))
         assert self.twin == self.live
@@ -154,7 +154,7 @@ class Dispatcher(RuleBasedStateMachine):
     @rule(
         name=st.sampled_from(["", "x", "y"]),
         dataset=st.sampled_from(["d", "d", "whole", "unknown"]),
-        sharding=st.sampled_from([ev.OFF, ev.DYNAMIC, ev.DYNAMIC, ev.DYNAMIC, ev.FILE]),
+        sharding=st.sampled_from([ev.OFF, ev.DYNAMIC, ev.DYNAMIC, ev.FILE, ev.HINT]),
     )
     def job(self, name: str, dataset: str, sharding: int) -> None:
         self.run(
@@ -180,7 +180,9 @@ class Dispatcher(RuleBasedStateMachine):
 
     @rule(address=st.sampled_from(["w:1", "w:2", "w:3", ""]), uid=st.integers(1, 2))
     def worker(self, address: str, uid: int) -> None:
+        places = {w: place_of(self.live, w) for w in self.live.worker_at if w != address}
         self.run(c.RegisterWorker(address=address, uid=uid, stock=uid == 1))
+        assert {w: place_of(self.live, w) for w in places} == places, "a place was taken away"
 
     @rule(worker=st.integers(0, 50))
     def lose(self, worker: int) -> None:
