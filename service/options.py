@@ -106,7 +106,8 @@ def flags(options: ServerOptions) -> list[str]:
     for declared in options_of(type(options)):
         value, flag = getattr(options, declared.name), f"--{declared.name.replace('_', '-')}"
         if value != declared.default:
-            given.append(flag if declared.type is bool else f"{flag}={value}")
+            text = ",".join(value) if isinstance(value, tuple) else value
+            given.append(flag if declared.type is bool else f"{flag}={text}")
     return given
 
 

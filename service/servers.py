@@ -32,13 +32,14 @@ from .worker.options import WorkerOptions
 SAYS = "forebay: "
 """What the line begins with in which a command says why it failed."""
 
-PYTHON_NAMES = {
+DISPATCHER_NAMES = {"workers": "worker_addresses"}
+WORKER_NAMES = {
     "dispatcher": "dispatcher_address",
     "address": "worker_address",
     "data_address": "data_transfer_address",
     "tags": "worker_tags",
 }
-"""Of a worker's options, where the configuration has tf.data service's name for them."""
+"""Of options, where the configuration has tf.data service's name for them."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,7 @@ class DispatcherConfig:
     """Configures a `DispatchServer`: tf.data service's parameters, and by keyword Forebay's.
 
     `work_dir` together with `fault_tolerant_mode` means the `storage` "file://<work_dir>".
-    `worker_addresses` is for static sharding, which this version refuses. None is an option's
-    default; 0 ms of one that may be 1 ms is 1 ms, as with tf.data service:
+    None is an option's default; 0 ms of one that may be 1 ms is 1 ms, as with tf.data service:
     """
 
     port: int = 0
@@ -73,6 +73,7 @@ class DispatcherConfig:
     client_timeout_ms: int | None = None
     snapshot_events: int | None = None
     retention_hours: float | None = None
+    deployment_mode: str | None = None
 
     def storage_url(self) -> str:
         """Where the journal lives. Raises InvalidArgument for a contradiction."""
@@ -90,7 +91,7 @@ class DispatcherConfig:
     def options(self) -> DispatcherOptions:
         """What it asks for. Raises InvalidArgument."""
         _require_grpc(self.protocol)
-        given = _given(self, DispatcherOptions)
+        given = _given(self, DispatcherOptions, DISPATCHER_NAMES)
         if self.host in WILDCARDS and not self.address:
             # As tf.data service's own says, which listens on every address, too.
             given["address"] = "localhost:%port%"
@@ -215,7 +216,7 @@ class WorkerConfig:
                 "Must specify a `dispatcher_address` in the `config` passed to `WorkerServer`."
             )
         _require_grpc(self.protocol)
-        return WorkerOptions(**_given(self, WorkerOptions, PYTHON_NAMES))
+        return WorkerOptions(**_given(self, WorkerOptions, WORKER_NAMES))
 
 
 def _given(
@@ -231,8 +232,11 @@ def _given(
     return given
 
 
-DispatcherConfig.__doc__ = f"{DispatcherConfig.__doc__}\n{described(DispatcherOptions)}"
-WorkerConfig.__doc__ = f"{WorkerConfig.__doc__}\n{described(WorkerOptions, PYTHON_NAMES)}"
+for _config, _options, _names in (
+    (DispatcherConfig, DispatcherOptions, DISPATCHER_NAMES),
+    (WorkerConfig, WorkerOptions, WORKER_NAMES),
+):
+    _config.__doc__ = f"{_config.__doc__}\n{described(_options, _names)}"
 
 
 class WorkerServer:

@@ -14,7 +14,7 @@ from forebay.service.dispatcher import server
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.errors import InvalidArgument
 from forebay.service.options import Declared, ServerOptions, flags, options_of
-from forebay.service.servers import PYTHON_NAMES
+from forebay.service.servers import DISPATCHER_NAMES, WORKER_NAMES
 from forebay.service.worker import WorkerOptions, worker
 
 COMMANDS: dict[str, type[ServerOptions]] = {
@@ -22,7 +22,14 @@ COMMANDS: dict[str, type[ServerOptions]] = {
     "worker": WorkerOptions,
 }
 REQUIRED: dict[str, dict[str, Any]] = {"dispatcher": {}, "worker": {"dispatcher": "h:1"}}
-OF_WORDS = {"tags": "a,b", "data_transfer_protocol": "TCP", "retention_hours": "0.5"}
+NAMES = {"dispatcher": DISPATCHER_NAMES, "worker": WORKER_NAMES}
+OF_WORDS = {
+    "tags": "a,b",
+    "data_transfer_protocol": "TCP",
+    "retention_hours": "0.5",
+    "workers": "a:1,b:%port%",
+    "deployment_mode": "COLOCATED",
+}
 
 CASES = [
     pytest.param(command, declared, id=f"{command}-{declared.name}")
@@ -67,10 +74,10 @@ def told(
 
 def configured(command: str, **given: Any) -> ServerOptions:
     """From Python."""
-    if command == "dispatcher":
-        return DispatcherConfig(**given).options()
-    given = {PYTHON_NAMES.get(name, name): value for name, value in given.items()}
-    return WorkerConfig(**given).options()
+    given = {NAMES[command].get(name, name): value for name, value in given.items()}
+    config: Any = {"dispatcher": DispatcherConfig, "worker": WorkerConfig}[command]
+    options: ServerOptions = config(**given).options()
+    return options
 
 
 @pytest.mark.parametrize(("command", "declared"), CASES)
@@ -106,8 +113,8 @@ def test_none_is_the_default(command: str, served: list[ServerOptions]) -> None:
 @pytest.mark.parametrize(("command", "declared"), CASES)
 def test_what_is_said_of_it(command: str, declared: Declared) -> None:
     config: type = {"dispatcher": DispatcherConfig, "worker": WorkerConfig}[command]
-    name = declared.name if command == "dispatcher" else PYTHON_NAMES.get(declared.name)
-    assert f"    {name or declared.name}: {declared.option.help}" in (config.__doc__ or "")
+    name = NAMES[command].get(declared.name, declared.name)
+    assert f"    {name}: {declared.option.help}" in (config.__doc__ or "")
     shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "500"}).output
     assert declared.option.help in shown
 
@@ -120,6 +127,9 @@ def test_values_that_make_no_sense() -> None:
         ({"leader_lease_ms": 99}, "leader_lease_ms=99 is out of range; give at least 100"),
         ({"retention_hours": float("nan")}, "retention_hours=nan is out of range"),
         ({"standby": 1}, "standby=1 must be of type bool"),
+        ({"worker_addresses": ["a:1", ""]}, "no address at place 1"),
+        ({"worker_addresses": "a:1,,b:1"}, "no address at place 1"),
+        ({"deployment_mode": "LOCAL"}, "deployment_mode='LOCAL' must be one of.*COLOCATED"),
     ]
     for wrong, message in wrongs:
         with pytest.raises(InvalidArgument, match=message):

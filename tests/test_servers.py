@@ -75,7 +75,6 @@ def test_a_journal_outlives_its_server(tmp_path: pathlib.Path) -> None:
 
 def test_a_silent_consumer_and_what_it_read_are_forgotten() -> None:
     config = service.DispatcherConfig(
-        worker_addresses=["w:1"],  # for static sharding; of no use to others, and no harm
         job_gc_check_interval_ms=50,
         job_gc_timeout_ms=20,
         client_timeout_ms=100,

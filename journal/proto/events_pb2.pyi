@@ -88,7 +88,7 @@ class Request(_message.Message):
     def __init__(self, caller: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class LeaderElected(_message.Message):
-    __slots__ = ("term", "address", "format", "version", "journal_id", "after_repair", "next_id")
+    __slots__ = ("term", "address", "format", "version", "journal_id", "after_repair", "next_id", "places")
     TERM_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +96,7 @@ class LeaderElected(_message.Message):
     JOURNAL_ID_FIELD_NUMBER: _ClassVar[int]
     AFTER_REPAIR_FIELD_NUMBER: _ClassVar[int]
     NEXT_ID_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
     term: int
     address: str
     format: int
@@ -103,7 +104,16 @@ class LeaderElected(_message.Message):
     journal_id: str
     after_repair: bool
     next_id: int
-    def __init__(self, term: _Optional[int] = ..., address: _Optional[str] = ..., format: _Optional[int] = ..., version: _Optional[str] = ..., journal_id: _Optional[str] = ..., after_repair: bool = ..., next_id: _Optional[int] = ...) -> None: ...
+    places: _containers.RepeatedCompositeFieldContainer[Place]
+    def __init__(self, term: _Optional[int] = ..., address: _Optional[str] = ..., format: _Optional[int] = ..., version: _Optional[str] = ..., journal_id: _Optional[str] = ..., after_repair: bool = ..., next_id: _Optional[int] = ..., places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ...) -> None: ...
+
+class Place(_message.Message):
+    __slots__ = ("configured", "address")
+    CONFIGURED_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    configured: str
+    address: str
+    def __init__(self, configured: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class SplitSource(_message.Message):
     __slots__ = ("arithmetic", "count", "explicit", "endless", "leased_with", "unleasable", "singly")
@@ -260,7 +270,7 @@ class TransferServer(_message.Message):
     def __init__(self, protocol: _Optional[str] = ..., address: _Optional[str] = ..., compatibility_info: _Optional[bytes] = ..., fall_back_to_grpc_at_client_creation_time: bool = ..., fall_back_to_grpc_at_get_element_time: bool = ...) -> None: ...
 
 class WorkerRegistered(_message.Message):
-    __slots__ = ("worker_id", "address", "uid", "tags", "transfer_servers", "stock", "replaced_uid")
+    __slots__ = ("worker_id", "address", "uid", "tags", "transfer_servers", "stock", "replaced_uid", "place")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +278,7 @@ class WorkerRegistered(_message.Message):
     TRANSFER_SERVERS_FIELD_NUMBER: _ClassVar[int]
     STOCK_FIELD_NUMBER: _ClassVar[int]
     REPLACED_UID_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     address: str
     uid: int
@@ -275,7 +286,8 @@ class WorkerRegistered(_message.Message):
     transfer_servers: _containers.RepeatedCompositeFieldContainer[TransferServer]
     stock: bool
     replaced_uid: int
-    def __init__(self, worker_id: _Optional[int] = ..., address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[TransferServer, _Mapping]]] = ..., stock: bool = ..., replaced_uid: _Optional[int] = ...) -> None: ...
+    place: int
+    def __init__(self, worker_id: _Optional[int] = ..., address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[TransferServer, _Mapping]]] = ..., stock: bool = ..., replaced_uid: _Optional[int] = ..., place: _Optional[int] = ...) -> None: ...
 
 class WorkerLost(_message.Message):
     __slots__ = ("worker_id", "reason", "left", "for_good")

@@ -172,7 +172,11 @@ def from_dataset_id(
 
     Args:
       processing_mode: a `ShardingPolicy`, "parallel_epochs" (OFF: each worker produces the
-        whole dataset) or "distributed_epoch" (DYNAMIC: each split goes to one worker).
+        whole dataset) or "distributed_epoch" (DYNAMIC: each split goes to one worker). FILE, DATA,
+        FILE_OR_DATA and HINT divide the dataset among the dispatcher's fixed list of workers
+        (`DispatcherConfig.worker_addresses`): each shard is read to its end at least once, and one
+        whose worker is restarted is read anew. A shuffle before the place where it is divided
+        needs a seed, unless that place is its files: workers would divide different orders.
       service: as in `register_dataset`.
       dataset_id: what `register_dataset` returned. A tensor of a `tf.function` will do, if
         `element_spec` is given; the dataset's cardinality is unknown then.
@@ -198,7 +202,8 @@ def from_dataset_id(
     fails on a worker raises TensorFlow's error for INVALID_ARGUMENT, UNIMPLEMENTED and
     RESOURCE_EXHAUSTED, and UnknownError with the code in its message for others. Raises
     ValueError for arguments that make no sense, such as another dataset's element_spec, NotFound
-    for an unknown dataset, Unimplemented with the reason for one that cannot be split among
+    for an unknown dataset, and for static sharding if the dispatcher has no list of workers,
+    Unimplemented with the reason for one that cannot be split among
     workers as processing_mode asks.
     """
     policy = sharding_policy(processing_mode)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from ..connections.protocols import transfer_protocol
 from ..errors import InvalidArgument, Unimplemented
+from ..pipelines.splits import SHARD_HINT
+
+__all__ = ["SHARD_HINT", "CrossTrainerCache", "ShardingPolicy"]
 
 
 class ShardingPolicy(enum.IntEnum):
@@ -14,14 +17,11 @@ class ShardingPolicy(enum.IntEnum):
 
     OFF = 0  # every worker produces the whole dataset
     DYNAMIC = 1  # workers lease splits as they need them: no element twice
-    FILE = 2
-    DATA = 3
-    FILE_OR_DATA = 4
-    HINT = 5
-
-
-SHARD_HINT = -1
-"""For `Dataset.shard(SHARD_HINT, …)` under ShardingPolicy.HINT."""
+    # Each of a fixed list of workers produces the part of its place, and once more if restarted.
+    FILE = 2  # its share of the files
+    DATA = 3  # its share of the elements
+    FILE_OR_DATA = 4  # by FILE, or by DATA if the dataset reads no files
+    HINT = 5  # its share of what comes to shard(SHARD_HINT, …)
 
 
 class CrossTrainerCache:
@@ -45,13 +45,7 @@ def sharding_policy(processing_mode: ShardingPolicy | str | int) -> ShardingPoli
     if processing_mode == "distributed_epoch":
         return ShardingPolicy.DYNAMIC
     if isinstance(processing_mode, enum.IntEnum):
-        policy = ShardingPolicy(processing_mode.value)
-        if policy not in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC):
-            raise Unimplemented(
-                f"static sharding ({policy.name}) is not in this version; use "
-                "ShardingPolicy.DYNAMIC or OFF"
-            )
-        return policy
+        return ShardingPolicy(processing_mode.value)
     raise InvalidArgument(
         "tf.data service processing mode should be a "
         "`tf.data.experimental.service.ShardingPolicy`, "

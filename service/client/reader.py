@@ -219,13 +219,15 @@ def read(
       service: "grpc://host:port", "host:port", a (protocol, address) pair, or several
         addresses, comma-separated.
       dataset_id: what `register_dataset` returned.
-      processing_mode: a `ShardingPolicy`, "parallel_epochs" or "distributed_epoch".
+      processing_mode: a `ShardingPolicy`, "parallel_epochs" or "distributed_epoch", as in
+        `from_dataset_id`.
       job_name: readers of the same name share one job: each element goes to one of them.
       max_outstanding_requests, data_transfer_protocol, target_workers: as in `from_dataset_id`.
 
     Returns an iterator of elements, which is a context manager as well. Raises NotFound for an
-    unknown dataset, Unimplemented with the reason for one that cannot be split among workers as
-    processing_mode asks, ValueError for arguments that make no sense.
+    unknown dataset, or static sharding without a list of workers, Unimplemented with the reason
+    for one that cannot be split among workers as processing_mode asks, ValueError for arguments
+    that make no sense.
     """
     check_job_name(job_name)
     how = reading(

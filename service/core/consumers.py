@@ -7,13 +7,15 @@ from ..errors import InvalidArgument, NotFound
 from . import tasks
 from .base import Apply, Command, Decide, Decision, Ids, taken
 from .iterations import collected, forget_tasks_nobody_reads
+from .places import has_work, place_of, require_list
 from .state import Consumer, State
 
 
 class JoinIteration(Command, frozen=True, kw_only=True):
     """→ (IterationCreated,) TaskCreated …, ConsumerJoined. Answers the ConsumerJoined event.
 
-    Each worker that has no task of the iteration gets one, if that has not finished.
+    Each worker that has no task of the iteration gets one, if that has not finished; under static
+    sharding, if the shard of its place has not been read.
     """
 
     job_id: int
@@ -37,6 +39,7 @@ def _join_iteration(state: State, command: JoinIteration) -> Decision:
             f"Job id {command.job_id} not found: it was collected, or this dispatcher lost its "
             "state; read the dataset again"
         )
+    require_list(state, job.sharding)
     if command.epoch < 0:
         raise InvalidArgument(f"epoch {command.epoch} is negative; the first one is 0")
     ids = Ids(state)
@@ -55,8 +58,8 @@ def _join_iteration(state: State, command: JoinIteration) -> Decision:
     if iteration is None or not iteration.finished:
         events += [
             tasks.created(ids.new(), iteration_id, worker_id)
-            for worker_id in state.workers
-            if worker_id not in having
+            for worker_id, worker in state.workers.items()
+            if worker_id not in having and has_work(job, iteration, place_of(state, worker.address))
         ]
     joined = ev.ConsumerJoined(consumer_id=ids.new(), iteration_id=iteration_id)
     return Decision([*events, ev.Event(consumer_joined=joined)], joined)

@@ -7,6 +7,7 @@ known how (EARLIER): a state whose fields mean something else must not pass for 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -78,7 +79,11 @@ def _rename(fields: dict[str, Any], **names: str) -> None:
             fields[new] = fields.pop(old)
 
 
-EARLIER = {"unnamed": _providers_to_ledgers, "b2931630d57eaaaf": _providers_to_ledgers}
+EARLIER: dict[str, Callable[[Any], Any]] = {
+    "unnamed": _providers_to_ledgers,
+    "b2931630d57eaaaf": _providers_to_ledgers,
+    "5bba8a9e19ddf821": lambda state: state,
+}
 """Schemas of which a snapshot is read as well, and what makes a state of today's fields of it.
 
 All that they lack may have its default. Without the schema before it here, no dispatcher could

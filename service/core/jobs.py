@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument, NotFound, Unimplemented
 from .base import Apply, Command, Decide, Decision, taken
+from .places import require_list
 from .state import Job, State
 
 
@@ -29,13 +30,13 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
         raise NotFound(
             f"Dataset id {command.dataset_id} not found; register it with this dispatcher first"
         )
-    if command.sharding not in (ev.OFF, ev.DYNAMIC) or command.num_consumers is not None:
-        what = (
-            f"static sharding ({_sharding(command.sharding)})"
-            if command.num_consumers is None
-            else "a coordinated read (num_consumers)"
+    if command.num_consumers is not None:
+        raise Unimplemented("this version does not do coordinated reads; leave num_consumers out")
+    if command.sharding not in ev.Sharding.values():
+        raise InvalidArgument(
+            f"{_sharding(command.sharding)} is no sharding; use one of {ev.Sharding.keys()}"
         )
-        raise Unimplemented(f"this version does not do {what}; use sharding OFF or DYNAMIC")
+    require_list(state, command.sharding)
     if command.sharding == ev.DYNAMIC and (why := dataset.definition.unsplittable):
         raise Unimplemented(f"dataset {command.dataset_id} cannot be sharded dynamically: {why}")
     created = ev.JobCreated(

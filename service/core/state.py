@@ -30,6 +30,9 @@ MAX_RECENT = 1000
 """Events that an error can tell a story of."""
 
 
+STATIC = frozenset({ev.FILE, ev.DATA, ev.FILE_OR_DATA, ev.HINT})
+
+
 class Struct(msgspec.Struct, forbid_unknown_fields=True):
     """A part of the state."""
 
@@ -53,6 +56,11 @@ class Job(Struct):
     cross_trainer_cache: bool
     target_workers: int
     iterations: dict[int, int] = {}  # epoch → iteration id
+
+    @property
+    def is_static(self) -> bool:
+        """Whether each worker reads the shard of its place in the list of workers."""
+        return self.sharding in STATIC
 
 
 class Lease(Struct):
@@ -79,6 +87,7 @@ class Iteration(Struct):
     consumers: set[int] = set()
     running_tasks: int = 0  # of those
     completed_tasks: int = 0  # also of workers that were lost since
+    shards_read: set[int] = set()  # to their end, under static sharding
     finished: bool = False  # every task has ended and no further one will begin
     idle_since_ms: int = 0  # when the last consumer left
     version: int = 1  # grows with every change that a consumer wants to hear of
@@ -88,6 +97,7 @@ class Task(Struct):
     task_id: int
     iteration_id: int
     worker_id: int
+    shard: int | None = None  # under static sharding
     sweeps: bool = False  # made for splits that were handed back when all others had ended
     completed: bool = False
     leases: list[int] = []
@@ -118,6 +128,13 @@ class Worker(Struct):
     version: int = 1  # grows when `tasks` changes
 
 
+class Place(Struct):
+    """For one worker of the fixed list that static sharding needs."""
+
+    configured: str  # host:port, host, or host:%port%
+    address: str = ""  # of the worker that has it, or had it last
+
+
 class Answer(Struct):
     """The event that answered a caller's last numbered command."""
 
@@ -143,6 +160,7 @@ class State(Struct, dict=True):
     consumers: dict[int, Consumer] = {}
     workers: dict[int, Worker] = {}
     worker_at: dict[str, int] = {}  # address → worker id
+    places: list[Place] = []  # by the shard's number
     departed: list[int] = []  # uids of workers that said goodbye, the latest last
     tasks: dict[int, Task] = {}
     lost_tasks: dict[int, LostTask] = {}  # of unfinished iterations, the latest lost last

@@ -9,6 +9,7 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS
 from . import ranges
 from .ledger import Ledger
+from .places import place_of
 from .state import Iteration, State
 
 
@@ -45,9 +46,11 @@ def status(state: State, strangers: Iterable[Stranger] = ()) -> dict[str, Any]:
                 "stock": w.stock,
                 "tags": w.tags,
                 "running_tasks": len(w.tasks),
+                "place": place_of(state, w.address),
             }
             for w in state.workers.values()
         ],
+        "worker_addresses": [place.configured for place in state.places],
         "jobs": [
             {
                 "job_id": job.job_id,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ...journal.proto import events_pb2 as ev
 from .base import Apply, Command, Decide, Decision, Ids, find_task, taken
+from .places import place_of
 from .splits import lease_begun, ledger_of
 from .state import MAX_LOST_TASKS, Iteration, LostTask, State, Task, lease_caller
 
@@ -27,7 +28,17 @@ def _complete_task(state: State, command: CompleteTask) -> Decision:
     events.append(ev.Event(task_completed=ev.TaskCompleted(task_id=task.task_id)))
     iteration = state.iterations[task.iteration_id]
     workers = None if task.sweeps else list(state.workers)  # it swept what it could
-    return Decision([*events, *what_follows(iteration, True, workers, Ids(state))], None)
+    seen = seen_the_end(state, iteration, True, task)
+    return Decision([*events, *what_follows(iteration, seen, workers, Ids(state))], None)
+
+
+def seen_the_end(state: State, iteration: Iteration, one: bool, task: Task | None = None) -> bool:
+    """Whether somebody has seen the end of the data: any `one` of the tasks; under static sharding
+    one for each shard. `task` is about to complete."""
+    if not state.jobs[iteration.job_id].is_static:
+        return one
+    shards = iteration.shards_read | ({task.shard} if task is not None else set())
+    return shards >= set(range(len(state.places)))
 
 
 def what_follows(
@@ -66,7 +77,9 @@ def _task_created(state: State, event: ev.TaskCreated) -> None:
         _find_leases(state, task)
         task.worker_id = event.worker_id
     else:
-        task = Task(task_id, event.iteration_id, event.worker_id, event.sweeps)
+        task = Task(task_id, event.iteration_id, event.worker_id, sweeps=event.sweeps)
+        if state.jobs[state.iterations[event.iteration_id].job_id].is_static:
+            task.shard = place_of(state, state.workers[event.worker_id].address)
     state.tasks[task_id] = task
     iteration = state.iterations[event.iteration_id]
     iteration.tasks.append(task_id)
@@ -94,6 +107,8 @@ def _task_completed(state: State, event: ev.TaskCompleted) -> None:
     iteration = state.iterations[task.iteration_id]
     iteration.running_tasks -= 1
     iteration.completed_tasks += 1
+    if task.shard is not None:
+        iteration.shards_read.add(task.shard)
     iteration.version += 1
     _take_from_worker(state, task)
     _forget_answers(state, task)

@@ -9,8 +9,10 @@ from ...journal.proto import events_pb2 as ev
 from . import consumers, splits, tasks, workers
 from .base import Apply, Command, Decide, Decision
 from .consumers import left
+from .iterations import collected
+from .places import listed
 from .splits import lost_leases
-from .state import State
+from .state import Place, State
 
 MAX_CUT_IDS = 10**12
 """More ids than a repair can have cut off, even if the journal was corrupt at its beginning."""
@@ -23,12 +25,15 @@ class ElectLeader(Command, frozen=True, kw_only=True):
 
     After a repair that cut events off: → LeaseLost …, ConsumerLeft …, WorkerLost … first. Nobody
     who worked with the journal goes on, and no id that may have been given out is given again.
+    With another list of workers than before: → ConsumerLeft …, IterationCollected … first, of those
+    that were being divided among them.
     """
 
     term: int
     address: str
     version: str
     journal_id: str  # used if the journal has none yet
+    worker_addresses: tuple[str, ...] = ()  # for static sharding
 
 
 def _elect_leader(state: State, command: ElectLeader) -> Decision:
@@ -41,7 +46,11 @@ def _elect_leader(state: State, command: ElectLeader) -> Decision:
         journal_id=journal_id,
         next_id=_first_id(state, journal_id) if state.cut or not state.journal_id else 0,
     )
+    places = listed(state, command.worker_addresses)
+    elected.places.extend(ev.Place(configured=p.configured, address=p.address) for p in places)
     events = _dismissals(state) if state.cut else []
+    if places is not state.places:
+        events += _undivided(state, dismissed=state.cut)
     return Decision([*events, ev.Event(leader_elected=elected)], elected)
 
 
@@ -56,6 +65,18 @@ def _dismissals(state: State) -> list[ev.Event]:
             for i in state.workers
         ),
     ]
+
+
+def _undivided(state: State, dismissed: bool) -> list[ev.Event]:
+    """Ends what was being divided among a list of workers that is not any more."""
+    events = []
+    for iteration in state.iterations.values():
+        if state.jobs[iteration.job_id].is_static and not iteration.finished:
+            if not dismissed:
+                reason = "the dispatcher has another list of workers"
+                events += [left(i, reason) for i in sorted(iteration.consumers)]
+            events += collected(state, iteration)
+    return events
 
 
 def _first_id(state: State, journal_id: str) -> int:
@@ -75,6 +96,7 @@ def _leader_elected(state: State, event: ev.LeaderElected) -> None:
             state.predecessors.append(state.journal_id)
             tasks.forget_lost(state, lambda _: True)
     state.cut = other and event.after_repair and event.format >= 2
+    state.places = [Place(place.configured, place.address) for place in event.places]
     state.next_id = max(state.next_id, event.next_id)
     state.term = event.term
     state.leader = event.address

@@ -6,6 +6,7 @@ from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument
 from . import tasks
 from .base import Apply, Command, Decide, Decision, Ids, taken
+from .places import find_place, has_work
 from .splits import lost_leases
 from .state import MAX_DEPARTED, State, Worker
 
@@ -13,7 +14,8 @@ from .state import MAX_DEPARTED, State, Worker
 class RegisterWorker(Command, frozen=True, kw_only=True):
     """→ (WorkerLost of an earlier process there,) WorkerRegistered, TaskCreated …
 
-    It gets a task of each iteration that somebody reads, and those that it had before it was lost.
+    It gets a task of each iteration that somebody reads, and those that it had before it was lost;
+    under static sharding of its place's shard only, unless that has been read.
     Answers the worker's id. A worker that is registered stays as it is.
     """
 
@@ -51,6 +53,8 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
                 f"another worker process has taken the address {command.address}: give each "
                 "worker a host, port and address of its own"
             )
+    place = find_place(state, command.address, command.stock)
+    if known is not None:
         events += _lost(state, known, "another process took its address", ids)
     finished = {event.iteration_finished.iteration_id for event in events}
     registered = ev.WorkerRegistered(
@@ -61,6 +65,7 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
         transfer_servers=command.transfer_servers,
         stock=command.stock,
         replaced_uid=known.uid if known is not None else 0,
+        place=place,
     )
     events.append(ev.Event(worker_registered=registered))
     lost = [x.task for x in state.lost_tasks.values() if x.uid == command.uid]
@@ -68,9 +73,13 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
         if iteration.finished or iteration.iteration_id in finished:
             continue
         number, worker_id = iteration.iteration_id, registered.worker_id
-        mine = [task for task in lost if task.iteration_id == number]  # which the process still has
+        job = state.jobs[iteration.job_id]
+        works = has_work(job, iteration, place)
+        # The process still has them. Of another shard than its place's, it begins anew.
+        mine = [task for task in lost if task.iteration_id == number]
+        mine = [t for t in mine if t.shard in (None, place) and (works or t.completed)]
         events += [tasks.created(task.task_id, number, worker_id, task.sweeps) for task in mine]
-        if not mine and iteration.consumers:  # or when somebody joins
+        if not mine and works and iteration.consumers:  # or when somebody joins
             events.append(tasks.created(ids.new(), number, worker_id))
     return Decision(events, registered.worker_id)
 
@@ -87,6 +96,8 @@ def _worker_registered(state: State, event: ev.WorkerRegistered) -> None:
         event.replaced_uid,
     )
     state.worker_at[event.address] = worker_id
+    if event.HasField("place"):
+        state.places[event.place].address = event.address
     if event.replaced_uid:  # which is refused from now on
         tasks.forget_lost(state, lambda lost: lost.uid == event.replaced_uid)
 
@@ -106,7 +117,8 @@ def _lost(
     others = [w for w in state.workers if w != worker.worker_id]
     for task_id in sorted(worker.tasks):
         iteration = state.iterations[state.tasks[task_id].iteration_id]
-        events += tasks.what_follows(iteration, iteration.completed_tasks > 0, others, ids)
+        seen_the_end = tasks.seen_the_end(state, iteration, iteration.completed_tasks > 0)
+        events += tasks.what_follows(iteration, seen_the_end, others, ids)
     return events
 
 

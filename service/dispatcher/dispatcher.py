@@ -96,6 +96,7 @@ class Dispatcher:
             address=address,
             version=version("forebay"),
             journal_id=uuid.uuid4().hex,
+            worker_addresses=options.workers,
         )
         try:
             await self.execute(elect)

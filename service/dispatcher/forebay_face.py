@@ -230,6 +230,8 @@ class ForebayFace:
                         dataset_id=job.dataset_id,
                         sharding=ev.Sharding.Name(job.sharding),
                         num_sources=len(iteration.ledgers),
+                        num_shards=len(state.places) if task.shard is not None else 0,
+                        shard=task.shard or 0,
                     )
                 )
             await dispatcher.settled()  # within the poll, which may break meanwhile

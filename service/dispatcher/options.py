@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
+from ..errors import InvalidArgument
 from ..options import Option, ServerOptions
+
+DEPLOYMENT_MODES = ("COLOCATED", "REMOTE", "HYBRID")
+
+
+def _workers(given: str | Iterable[str]) -> tuple[str, ...]:
+    addresses = given.split(",") if isinstance(given, str) else list(given)
+    if addresses == [""]:
+        return ()
+    for place, address in enumerate(addresses):
+        if not isinstance(address, str) or not address.strip():
+            raise InvalidArgument(
+                f"the list of workers has no address at place {place}: {given!r}; give each worker "
+                "HOST:PORT, HOST or HOST:%port%"
+            )
+    return tuple(address.strip() for address in addresses)
+
+
+def _deployment_mode(name: str) -> str:
+    if name.upper() not in ("", *DEPLOYMENT_MODES):
+        raise InvalidArgument(
+            f"deployment_mode={name!r} must be one of {list(DEPLOYMENT_MODES)}, or left out"
+        )
+    return name.upper()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +58,22 @@ class DispatcherOptions(ServerOptions):
     allow_volatile: Annotated[
         bool, Option("Use a Redis whose settings can lose acknowledged events.")
     ] = False
+    workers: Annotated[
+        tuple[str, ...],
+        Option(
+            "The workers, all of them, as a fixed list that static sharding divides a dataset "
+            "among: HOST:PORT, HOST or HOST:%port% each, comma-separated. Others are refused.",
+            convert=_workers,
+        ),
+    ] = ()
+    deployment_mode: Annotated[
+        str,
+        Option(
+            "What tf.data service's own clients are told: with COLOCATED, each reads static "
+            "shards from the worker in its own process only. COLOCATED, REMOTE or HYBRID.",
+            convert=_deployment_mode,
+        ),
+    ] = ""
     job_gc_check_interval_ms: Annotated[
         int, Option("How often it looks for iterations that nobody reads.", least=1)
     ] = 60_000

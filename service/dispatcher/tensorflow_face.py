@@ -59,6 +59,8 @@ class TensorFlowFace:
         self._evaluate = evaluate
         self._evaluations = asyncio.Semaphore(MAX_EVALUATIONS)
         self._sources: dict[str, Sequence[ev.SplitSource]] = {}  # of the datasets in the state
+        mode = dispatcher.options.deployment_mode or "UNSPECIFIED"
+        self._deployment_mode = f"DEPLOYMENT_MODE_{mode}"
         self._pusher = TaskPusher(dispatcher, self._task_def)
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
@@ -199,7 +201,9 @@ class TensorFlowFace:
             )
         self._dispatcher.attendance.saw(consumer.consumer_id)
         iteration = state.iterations[consumer.iteration_id]
-        response = pb.ClientHeartbeatResponse(iteration_finished=iteration.finished)
+        response = pb.ClientHeartbeatResponse(
+            iteration_finished=iteration.finished, deployment_mode=self._deployment_mode
+        )
         for task_id in iteration.tasks:  # completed ones too: a client drops what is missing
             worker = state.workers[state.tasks[task_id].worker_id]
             response.task_info.add(
@@ -287,6 +291,8 @@ class TensorFlowFace:
                 sharding_policy=job.sharding  # type: ignore[arg-type]
             ),
             use_cross_trainer_cache=job.cross_trainer_cache,
+            num_workers=len(state.places) if task.shard is not None else 0,
+            worker_index=task.shard or 0,
         )
         definition.dataset_def.CopyFrom(await self._dataset_def(state.datasets[job.dataset_id]))
         return definition
@@ -326,7 +332,8 @@ class TensorFlowFace:
     async def get_data_service_config(
         self, _: pb.GetDataServiceConfigRequest
     ) -> pb.GetDataServiceConfigResponse:
-        return pb.GetDataServiceConfigResponse(config=pb.DataServiceConfig())
+        config = pb.DataServiceConfig(deployment_mode=self._deployment_mode)
+        return pb.GetDataServiceConfigResponse(config=config)
 
     async def refuse_snapshot(self, _: object) -> None:
         raise Unimplemented(

@@ -14,11 +14,12 @@ from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
 from ..errors import Unimplemented
 from ..proto import tf_service_pb2 as tf
-from .splits import SplitFeed, SplitRange
+from .splits import Shard, SplitFeed, SplitRange
 
 __all__ = [
     "Pipeline",
     "Run",
+    "Shard",
     "SplitFeed",
     "SplitRange",
     "load",
@@ -84,10 +85,14 @@ def load() -> None:
     from .tf_data import pipeline, stock_elements  # noqa: F401
 
 
-def open_pipeline(definition: ev.DatasetDefinition, graph: bytes) -> Pipeline:
-    """The pipeline of a dataset, whose graph was registered with this definition.
+def open_pipeline(
+    definition: ev.DatasetDefinition, graph: bytes, shard: Shard | None = None
+) -> Pipeline:
+    """The pipeline of a dataset, whose graph was registered with this definition; of a `shard`
+    of it, for long runs without a feed.
 
-    Raises Unimplemented if this worker does not know its kind.
+    Raises Unimplemented if this worker does not know its kind, InvalidArgument if the dataset does
+    not say what is to be sharded.
     """
     if definition.WhichOneof("kind") != "tf_data_graph":
         raise Unimplemented(
@@ -97,6 +102,10 @@ def open_pipeline(definition: ev.DatasetDefinition, graph: bytes) -> Pipeline:
     from .tf_data.element_specs import decode_metadata, without_extension_types
     from .tf_data.pipeline import TfDataPipeline
 
+    if shard is not None:
+        from .tf_data.sharding import sharded
+
+        graph = sharded(graph, shard)
     metadata = decode_metadata(definition)
     if metadata.raw:
         return TfDataPipeline(graph, definition.sources)

@@ -1,12 +1,15 @@
-"""Between a pipeline and whoever leases for it: where a task's splits come from."""
+"""Which part of a dataset a task reads: a shard, or splits, and where these come from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ...journal.proto import events_pb2 as ev
+
+SHARD_HINT = -1
+"""For `Dataset.shard(SHARD_HINT, …)` under ShardingPolicy.HINT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,14 @@ class SplitRange:
     first: int
     count: int
     pass_number: int
+
+
+class Shard(NamedTuple):
+    """Number `number` of the parts that static sharding divides a dataset into, `of` them."""
+
+    sharding: ev.Sharding
+    number: int
+    of: int
 
 
 class SplitFeed(Protocol):

@@ -194,18 +194,22 @@ class WorkerHeartbeatResponse(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("task_id", "iteration_id", "dataset_id", "sharding", "num_sources")
+    __slots__ = ("task_id", "iteration_id", "dataset_id", "sharding", "num_sources", "num_shards", "shard")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     SHARDING_FIELD_NUMBER: _ClassVar[int]
     NUM_SOURCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     iteration_id: int
     dataset_id: str
     sharding: _events_pb2.Sharding
     num_sources: int
-    def __init__(self, task_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., num_sources: _Optional[int] = ...) -> None: ...
+    num_shards: int
+    shard: int
+    def __init__(self, task_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., num_sources: _Optional[int] = ..., num_shards: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class LeaseSplitsRequest(_message.Message):
     __slots__ = ("request", "task_id", "source", "pass_number", "want", "begun", "returned", "known", "or_later")

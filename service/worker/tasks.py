@@ -10,7 +10,7 @@ from .. import malloc, pipelines
 from ..connections.dispatcher_client import DispatcherClient
 from ..delivery import OutputCancelled, TaskFailed, TaskOutput, TaskUnknown
 from ..errors import ForebayError, NotFound, PipelineError, Unavailable, status_of
-from ..pipelines import Pipeline, Run
+from ..pipelines import Pipeline, Run, Shard
 from ..proto import forebay_pb2 as pb
 from .leases import LeaseFeed
 from .observer import Observer, Undelivered
@@ -25,8 +25,10 @@ class Pipelines:
         pipelines.load()
 
     def open(self, task: pb.Task, definition: ev.DatasetDefinition, graph: bytes) -> Pipeline:
-        """A task's dataset. Raises Unimplemented if this worker does not know its kind."""
-        return pipelines.open_pipeline(definition, graph)
+        """A task's dataset, or its shard of it. Raises as `pipelines.open_pipeline`."""
+        is_shard = task.num_shards > 0
+        shard = Shard(task.sharding, task.shard, task.num_shards) if is_shard else None
+        return pipelines.open_pipeline(definition, graph, shard)
 
 
 class TaskRunner:

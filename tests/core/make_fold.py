@@ -48,8 +48,13 @@ class Cluster:
         self.events.append(event)
         apply(self.state, event)
 
-    def elect(self, term: int) -> None:
-        self.do(c.ElectLeader(term=term, address=f"d:{term}", version="1", journal_id="golden"))
+    def elect(self, term: int, *workers: str) -> None:
+        self.do(
+            c.ElectLeader(
+                term=term, address=f"d:{term}", version="1", journal_id="golden",
+                worker_addresses=workers,
+            )
+        )  # fmt: skip
 
     def worker(self, uid: int, address: str = "") -> int:
         where = address or f"w:{uid}"
@@ -146,7 +151,31 @@ def repaired(cluster: Cluster) -> None:
     cluster.join(cluster.job("plain", "shared"), 1, "later")
 
 
-LIVES: dict[str, Callable[[Cluster], None]] = {"live": live, "repaired": repaired}
+def divided(cluster: Cluster) -> None:
+    """Static sharding, before and after a change of the list of workers."""
+    live(cluster)
+    for worker_id in list(cluster.state.workers):
+        cluster.do(c.LoseWorker(worker_id=worker_id, reason="it said goodbye", left=True))
+    cluster.elect(3, "h:%port%", "h:%port%", "h:1")
+    ends = cluster.worker(31, "h:1")
+    read = cluster.join(cluster.job("plain", "divided", ev.FILE), caller="d")
+    goes, stays = cluster.worker(32, "h:2"), cluster.worker(33, "h:3")
+    for worker_id in (ends, stays):
+        cluster.do(c.CompleteTask(task_id=cluster.task(worker_id)))
+    cluster.do(c.LoseWorker(worker_id=goes, reason="no sign of life"))
+    cluster.do(c.CompleteTask(task_id=cluster.task(cluster.worker(34, "h:4"))))
+    cluster.leave(read.consumer_id)
+    cluster.join(cluster.job("plain", "again", ev.HINT), caller="e")
+    cluster.elect(4, "h:3", "h:1")
+    cluster.join(cluster.job("plain", "again", ev.HINT), caller="f")
+    cluster.do(c.CompleteTask(task_id=cluster.task(stays)))
+
+
+LIVES: dict[str, Callable[[Cluster], None]] = {
+    "live": live,
+    "repaired": repaired,
+    "divided": divided,
+}
 
 
 def write(cluster: Cluster, folder: Path) -> None:

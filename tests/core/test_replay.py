@@ -15,6 +15,7 @@ from forebay.service.core import lifecycles, ranges
 from forebay.service.core.base import Decision
 from forebay.service.core.encoding import decode_state, encode_state
 from forebay.service.core.machine import apply, decide
+from forebay.service.core.places import place_of
 from forebay.service.core.state import State
 from forebay.service.core.status import status
 from forebay.service.errors import ForebayError
@@ -80,6 +81,8 @@ class Dispatcher(RuleBasedStateMachine):
             assert self.twin == self.live
             if event.HasField("splits_leased"):
                 self.count(event.splits_leased)
+            if event.HasField("iteration_finished"):
+                self.was_read(event.iteration_finished.iteration_id)
             if event.HasField("lease_returned"):
                 self.uncount(event.lease_returned)
         self.last = (command, decision.answer)
@@ -93,6 +96,11 @@ class Dispatcher(RuleBasedStateMachine):
                 self.handed_out[leased.iteration_id, 3, leased.pass_number, number] += 1
             assert self.handed_out[key] == 1, f"split {key} was leased twice"
         self.leases[leased.lease_id] = leased
+
+    def was_read(self, iteration_id: int) -> None:
+        iteration = self.live.iterations[iteration_id]
+        if self.live.jobs[iteration.job_id].is_static:
+            assert iteration.shards_read == set(range(len(self.live.places)))
 
     def uncount(self, returned: ev.LeaseReturned) -> None:
         leased = self.leases[returned.lease_id]
@@ -119,12 +127,17 @@ class Dispatcher(RuleBasedStateMachine):
         self.run(c.RegisterDataset(dataset_id="whole", definition=ev.DatasetDefinition(
             unsplittable="node x of op Y yields no splits")))  # fmt: skip
 
-    @rule()
-    def restart(self) -> None:
+    @rule(workers=st.sampled_from([None, (), ("w",), ("w", "w:3"), ("w:%port%",) * 2]))
+    def restart(self, workers: tuple[str, ...] | None) -> None:
         self.twin = decode_state(encode_state(self.live))
         assert self.twin == self.live
         term = self.live.term + 1
-        self.run(c.ElectLeader(term=term, address="b:1", version="0", journal_id="other"))
+        if workers is None:  # as before
+            workers = tuple(place.configured for place in self.live.places)
+        elect = c.ElectLeader(
+            term=term, address="b:1", version="0", journal_id="other", worker_addresses=workers
+        )
+        self.run(elect)
         assert self.live.journal_id == "j"
 
     @rule(dataset=st.sampled_from(["", "d", "e"]), metadata=st.sampled_from([b"m", b"n"]))
@@ -141,7 +154,7 @@ class Dispatcher(RuleBasedStateMachine):
     @rule(
         name=st.sampled_from(["", "x", "y"]),
         dataset=st.sampled_from(["d", "d", "whole", "unknown"]),
-        sharding=st.sampled_from([ev.OFF, ev.DYNAMIC, ev.DYNAMIC, ev.DYNAMIC, ev.FILE]),
+        sharding=st.sampled_from([ev.OFF, ev.DYNAMIC, ev.DYNAMIC, ev.FILE, ev.HINT]),
     )
     def job(self, name: str, dataset: str, sharding: int) -> None:
         self.run(
@@ -167,7 +180,9 @@ class Dispatcher(RuleBasedStateMachine):
 
     @rule(address=st.sampled_from(["w:1", "w:2", "w:3", ""]), uid=st.integers(1, 2))
     def worker(self, address: str, uid: int) -> None:
+        places = {w: place_of(self.live, w) for w in self.live.worker_at if w != address}
         self.run(c.RegisterWorker(address=address, uid=uid, stock=uid == 1))
+        assert {w: place_of(self.live, w) for w in places} == places, "a place was taken away"
 
     @rule(worker=st.integers(0, 50))
     def lose(self, worker: int) -> None:
@@ -237,7 +252,20 @@ class Dispatcher(RuleBasedStateMachine):
             assert state.worker_at[worker.address] == worker.worker_id
             mine = {t.task_id for t in state.tasks.values() if t.worker_id == worker.worker_id}
             assert worker.tasks == {i for i in mine if not state.tasks[i].completed}
+        there = [place.address for place in state.places if place.address]
+        assert len(set(there)) == len(there)
         for iteration in state.iterations.values():
+            shards = [t.shard for t in state.tasks.values()
+                      if t.iteration_id == iteration.iteration_id and not t.completed]  # fmt: skip
+            if state.jobs[iteration.job_id].is_static and not iteration.finished:
+                assert len(set(shards)) == len(shards), "two tasks read one shard"
+                assert set(shards) <= set(range(len(state.places)))
+                for task_id in iteration.tasks:
+                    task = state.tasks[task_id]
+                    assert task.shard == place_of(state, state.workers[task.worker_id].address)
+                if iteration.consumers:
+                    known = {place_of(state, w.address) for w in state.workers.values()} - {None}
+                    assert known <= set(shards) | iteration.shards_read
             running = [i for i in iteration.tasks if not state.tasks[i].completed]
             assert iteration.running_tasks == len(running)
             assert not (iteration.finished and running)

@@ -112,7 +112,7 @@ def test_jobs_that_do_not_fit(client: DispatcherClient) -> None:
     dataset_id = register(client, unsplittable="node n of op Generator yields no splits")
     with pytest.raises(Unimplemented, match="node n of op Generator"):
         job(client, dataset_id, sharding=ev.DYNAMIC)
-    with pytest.raises(Unimplemented, match="FILE"):
+    with pytest.raises(NotFound, match=r"not in the workers list.*worker_addresses"):
         job(client, dataset_id, sharding=ev.FILE)
     assert job(client, dataset_id, job_name="j") == job(client, dataset_id, job_name="j")
     other = register(client, sources=[ev.SplitSource(count=1)])

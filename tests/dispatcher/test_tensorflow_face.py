@@ -153,7 +153,6 @@ class TestStock:
     @pytest.mark.parametrize(
         ("sharding", "options", "message"),
         [
-            (service.ShardingPolicy.DATA, {}, "static sharding.*DYNAMIC"),
             (service.ShardingPolicy.OFF, {"num_consumers": 2, "consumer_index": 0}, "coordinated"),
         ],
     )

@@ -21,6 +21,7 @@ PACK_BYTES = 64 << 10
 MAX_PACK_ELEMENTS = 1024
 
 _DATASETS = {
+    "AutoShardDataset",
     "CacheDataset",
     "ConcatenateDataset",
     "FlatMapDataset",

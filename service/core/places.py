@@ -1,0 +1,104 @@
+"""Places: the fixed list of workers that static sharding divides a dataset among.
+
+A place is an address as it was configured, and its number in the list is a shard's. `host:port` is
+for that worker alone; `host` and `host:%port%` (or `host:%port_name%`) are for any of that host. No
+two workers have a place at the same time. Who was there last finds it again, as long as nobody else
+has taken it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from ..errors import FailedPrecondition, NotFound, Unavailable
+from .state import STATIC, Iteration, Job, Place, State
+
+_URL = re.compile(r"(.*):([a-zA-Z0-9_]+|%port(?:_[a-zA-Z0-9_]+)?%)", re.DOTALL)
+
+
+def place_of(state: State, address: str) -> int | None:
+    """The place that the worker at an address has, or had last; None if it has none."""
+    return next((i for i, place in enumerate(state.places) if place.address == address), None)
+
+
+def find_place(state: State, address: str, stock: bool) -> int | None:
+    """The place for a worker that comes; None if there is no list.
+
+    Raises FailedPrecondition if there is none for its address. If others have all of them, the same
+    for TensorFlow's workers, and Unavailable for ours: they ask again, and one of these may be dead
+    already.
+    """
+    if not state.places:
+        return None
+    fitting = [i for i, place in enumerate(state.places) if _fits(place.configured, address)]
+    if not fitting:
+        raise FailedPrecondition(
+            f"{_failed(state.places, address)} The worker's address is not configured: start it "
+            "with an address of the list, or the dispatcher with a list that has it"
+        )
+    holders = {i: state.places[i].address for i in fitting}
+    free = [i for i in fitting if holders[i] == address or holders[i] not in state.worker_at]
+    if not free:
+        raise (FailedPrecondition if stock else Unavailable)(
+            f"{_failed(state.places, address)} For each of its places other workers are already "
+            f"running at the configured host: {', '.join(holders.values())}. A worker that was "
+            "restarted finds its place at once if it has the address and port that it had"
+        )
+    # Its own, one for it alone, one that nobody has had.
+    return min(free, key=lambda i: (
+        holders[i] != address, state.places[i].configured != address, holders[i] != "", i
+    ))  # fmt: skip
+
+
+def listed(state: State, addresses: Sequence[str]) -> list[Place]:
+    """The places that a dispatcher with this list has. If it is another one than before, the
+    workers that are known take theirs in the order in which they came."""
+    if [place.configured for place in state.places] == list(addresses):
+        return state.places
+    places = [Place(address) for address in addresses]
+    waiting = [worker.address for worker in state.workers.values()]
+    for exact in (True, False):
+        for address in list(waiting):
+            for place in places:
+                fits = place.configured == address if exact else _fits(place.configured, address)
+                if fits and not place.address:
+                    place.address = address
+                    waiting.remove(address)
+                    break
+    return places
+
+
+def require_list(state: State, sharding: int) -> None:
+    """Raises NotFound for a job that is to be divided among nobody."""
+    if sharding in STATIC and not state.places:
+        worker = next((worker.address for worker in state.workers.values()), "of any address")
+        raise NotFound(
+            f"Failed to shard dataset in tf.data service: Worker {worker} is not in the workers "
+            "list. The list is empty: start the dispatcher with the addresses of its workers "
+            "(worker_addresses, or --workers)"
+        )
+
+
+def has_work(job: Job, iteration: Iteration | None, place: int | None) -> bool:
+    """Whether the worker at a place can have another task of an iteration, which may be yet to
+    begin: under static sharding, unless it has no shard, or that has been read."""
+    if not job.is_static:
+        return True
+    return place is not None and (iteration is None or place not in iteration.shards_read)
+
+
+def _fits(configured: str, address: str) -> bool:
+    if configured == address:
+        return True
+    mine, theirs = _URL.fullmatch(configured), _URL.fullmatch(address)
+    if theirs is None or (mine is not None and not mine[2].startswith("%")):
+        return False
+    return (configured if mine is None else mine[1]) == theirs[1]
+
+
+def _failed(places: Iterable[Place], address: str) -> str:
+    configured = ", ".join(place.configured for place in places)
+    return (
+        f"Failed to assign an index for worker {address}. Configured workers list: [{configured}]."
+    )

@@ -1,0 +1,74 @@
+"""A dataset's graph as one worker of a fixed list runs it: the shard of it that is this worker's.
+
+What TensorFlow's own workers read of it follows from a rewrite of the graph (`auto_shard.cc`),
+which adds a `shard` behind the files, or at the end, or at `shard(SHARD_HINT, …)`. Its op
+`AutoShardDataset` makes the same one, when the pipeline is made.
+"""
+
+from __future__ import annotations
+
+from tensorflow.core.framework import dataset_options_pb2
+
+from ....journal.proto import events_pb2 as ev
+from ...errors import InvalidArgument
+from ...proto import graph_pb2 as pb
+from ..splits import SHARD_HINT, Shard
+from .graphs import Graph
+
+NUM_REPLICAS = 1  # as TensorFlow's workers say it; others are for `tf.distribute`
+
+_POLICIES = {  # AutoShardPolicy of dataset_options.proto; its AUTO is ours FILE_OR_DATA
+    ev.FILE: dataset_options_pb2.AutoShardPolicy.FILE,
+    ev.DATA: dataset_options_pb2.AutoShardPolicy.DATA,
+    ev.FILE_OR_DATA: dataset_options_pb2.AutoShardPolicy.AUTO,
+    ev.HINT: dataset_options_pb2.AutoShardPolicy.HINT,
+}
+
+
+def sharded(graph: bytes, shard: Shard) -> bytes:
+    """The graph of a shard's elements.
+
+    What does not fit the policy, files that are fewer than shards for instance, is TensorFlow's
+    error once it runs. Raises InvalidArgument for HINT without a hint, InvalidGraph.
+    """
+    parsed = Graph(graph)
+    proto = parsed.proto
+    if shard.sharding == ev.HINT and not any(_has_hint(parsed, node) for node in proto.node):
+        raise InvalidArgument(
+            "the dataset is to be sharded by HINT, and has no hint, so each worker would read all "
+            "of it: put .shard(SHARD_HINT, SHARD_HINT) where it is to be divided, outside of the "
+            "functions of interleave and flat_map, or use another ShardingPolicy"
+        )
+    for node in proto.node:
+        if node.op == "OptionsDataset":  # whose policy the op prefers; TensorFlow's workers do not
+            options = dataset_options_pb2.Options.FromString(node.attr["serialized_options"].s)
+            options.distribute_options.ClearField("auto_shard_policy")
+            node.attr["serialized_options"].s = options.SerializeToString()
+    names = [f"forebay/{name}" for name in ("num_workers", "index")]
+    for name, number in zip(names, (shard.of, shard.number), strict=True):
+        constant = proto.node.add(name=name, op="Const")
+        constant.attr["dtype"].type = _INT64
+        value = pb.TensorProto(dtype=_INT64, tensor_shape=pb.TensorShape(), int64_val=[number])
+        constant.attr["value"].tensor.CopyFrom(value)
+    whole = parsed.result.input[0]
+    node = proto.node.add(name="forebay/shard", op="AutoShardDataset", input=[whole, *names])
+    node.attr["auto_shard_policy"].i = _POLICIES[shard.sharding]
+    node.attr["num_replicas"].i = NUM_REPLICAS
+    attrs = parsed.dataset.attr
+    types = "output_types" if "output_types" in attrs else "Toutput_types"
+    node.attr["output_types"].CopyFrom(attrs[types])
+    node.attr["output_shapes"].CopyFrom(attrs["output_shapes"])
+    parsed.result.input[:] = [node.name]
+    return proto.SerializeToString()
+
+
+_INT64 = 9  # of types.proto
+
+
+def _has_hint(graph: Graph, node: pb.NodeDef) -> bool:
+    if node.op != "ShardDataset":
+        return False
+    count = graph.producer(node.input[1])
+    tensor = count.attr["value"].tensor
+    content = int.from_bytes(tensor.tensor_content, "little", signed=True)
+    return count.op == "Const" and SHARD_HINT in (*tensor.int64_val, content)
