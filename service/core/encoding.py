@@ -78,7 +78,16 @@ def _rename(fields: dict[str, Any], **names: str) -> None:
             fields[new] = fields.pop(old)
 
 
-EARLIER = {"unnamed": _providers_to_ledgers, "b2931630d57eaaaf": _providers_to_ledgers}
+def _as_it_is(state: Any) -> Any:
+    """What has been added since has its default."""
+    return state
+
+
+EARLIER = {
+    "unnamed": _providers_to_ledgers,
+    "b2931630d57eaaaf": _providers_to_ledgers,
+    "5bba8a9e19ddf821": _as_it_is,
+}
 """Schemas of which a snapshot is read as well, and what makes a state of today's fields of it.
 
 All that they lack may have its default. Without the schema before it here, no dispatcher could

@@ -29,12 +29,10 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
         raise NotFound(
             f"Dataset id {command.dataset_id} not found; register it with this dispatcher first"
         )
-    if command.sharding not in (ev.OFF, ev.DYNAMIC) or command.num_consumers is not None:
-        what = (
-            f"static sharding ({_sharding(command.sharding)})"
-            if command.num_consumers is None
-            else "a coordinated read (num_consumers)"
-        )
+    if command.num_consumers is not None:
+        _check_coordinated(command, command.num_consumers)
+    if command.sharding not in (ev.OFF, ev.DYNAMIC):
+        what = f"static sharding ({_sharding(command.sharding)})"
         raise Unimplemented(f"this version does not do {what}; use sharding OFF or DYNAMIC")
     if command.sharding == ev.DYNAMIC and (why := dataset.definition.unsplittable):
         raise Unimplemented(f"dataset {command.dataset_id} cannot be sharded dynamically: {why}")
@@ -48,6 +46,25 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
         target_workers=command.target_workers,
     )
     return Decision([ev.Event(job_created=created)], created.job_id)
+
+
+def _check_coordinated(command: GetOrCreateJob, num_consumers: int) -> None:
+    if num_consumers < 1:
+        raise InvalidArgument(f"num_consumers={num_consumers} must be at least 1")
+    wrong = {
+        "a job without a name; set job_name, by which the consumers find each other": (
+            not command.name
+        ),
+        "the cross-trainer cache; leave out one of them": command.cross_trainer_cache,
+        'target_workers "LOCAL"; all consumers have to read from the same workers': (
+            _targets(command.target_workers) == "LOCAL"
+        ),
+    }
+    for what, found in wrong.items():
+        if found:
+            raise InvalidArgument(
+                f"a coordinated read (num_consumers={num_consumers}) does not go with {what}"
+            )
 
 
 def _require_same_parameters(job: Job, command: GetOrCreateJob) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument
-from . import tasks
-from .base import Apply, Command, Decide, Decision, Ids, taken
+from . import rounds, tasks
+from .base import Apply, Command, Decide, Decision, Ids, is_coordinated, taken
 from .splits import lost_leases
 from .state import MAX_DEPARTED, State, Worker
 
@@ -14,7 +14,8 @@ class RegisterWorker(Command, frozen=True, kw_only=True):
     """→ (WorkerLost of an earlier process there,) WorkerRegistered, TaskCreated …
 
     It gets a task of each iteration that somebody reads, and those that it had before it was lost.
-    Answers the worker's id. A worker that is registered stays as it is.
+    Answers the worker's id. A worker that is registered stays as it is, but for coordinated reads
+    that it has no task of: TaskProposed.
     """
 
     address: str
@@ -45,7 +46,8 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
     known = state.workers.get(state.worker_at.get(command.address, 0))
     if known is not None:
         if known.uid == command.uid:
-            return Decision([], known.worker_id)
+            proposed = rounds.propose_where_absent(state, known.worker_id, ids)
+            return Decision(proposed, known.worker_id)
         if known.replaced_uid == command.uid:
             raise FailedPrecondition(
                 f"another worker process has taken the address {command.address}: give each "
@@ -68,6 +70,9 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
         if iteration.finished or iteration.iteration_id in finished:
             continue
         number, worker_id = iteration.iteration_id, registered.worker_id
+        if is_coordinated(state, iteration):
+            events += rounds.tasks_of_new_worker(state, iteration, known, registered, ids)
+            continue
         mine = [task for task in lost if task.iteration_id == number]  # which the process still has
         events += [tasks.created(task.task_id, number, worker_id, task.sweeps) for task in mine]
         if not mine and iteration.consumers:  # or when somebody joins
@@ -106,6 +111,8 @@ def _lost(
     others = [w for w in state.workers if w != worker.worker_id]
     for task_id in sorted(worker.tasks):
         iteration = state.iterations[state.tasks[task_id].iteration_id]
+        if is_coordinated(state, iteration):
+            continue  # it has no end
         events += tasks.what_follows(iteration, iteration.completed_tasks > 0, others, ids)
     return events
 
@@ -117,7 +124,7 @@ def _worker_lost(state: State, event: ev.WorkerLost) -> None:
     if event.left:
         state.departed.append(worker.uid)
         del state.departed[:-MAX_DEPARTED]
-    tasks.lose(state, worker.worker_id, worker.uid, not (event.left or event.for_good))
+    tasks.lose(state, worker, not (event.left or event.for_good))
 
 
 DECIDE: Decide = {RegisterWorker: _register_worker, LoseWorker: _lose_worker}

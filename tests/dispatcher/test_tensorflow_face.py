@@ -154,7 +154,6 @@ class TestStock:
         ("sharding", "options", "message"),
         [
             (service.ShardingPolicy.DATA, {}, "static sharding.*DYNAMIC"),
-            (service.ShardingPolicy.OFF, {"num_consumers": 2, "consumer_index": 0}, "coordinated"),
         ],
     )
     def test_what_this_version_does_not_do(
