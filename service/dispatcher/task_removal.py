@@ -3,6 +3,10 @@
 A consumer that asks cannot reach the task's worker, has no element of it in this round, and does
 nothing else until it is answered. So while all of them ask, none has an element, and none will. Who
 asks is not state: after a change of dispatchers they ask again. That the task is removed is.
+
+If they ask in different rounds, some have an element that the others lack. They wait for the
+worker, which makes up for it once it is back. If it was given up, they are told: to go on would be
+to give the consumers elements of different rounds in the same step.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ class _Vote:
     """Consumers that wait for each other, to remove a task in one round."""
 
     round: int
+    torn: str = ""  # why its consumers cannot go on
     asking: collections.Counter[int] = field(default_factory=collections.Counter)
     removed: asyncio.Future[bool] = field(default_factory=_future)
 
@@ -65,15 +70,21 @@ class TaskRemovals:
                 f"{num_consumers} consumers: 0 to {num_consumers - 1}"
             )
         vote = self._votes.get(task_id)
-        if vote is None:
+        if vote is None or (vote.torn and task.orphan is None):
             vote = self._votes[task_id] = _Vote(round_)
         if vote.round != round_:
-            self._end(task_id, vote, removed=False)
-            log.warning(
-                "task %d is not removed: its consumers are at it in the rounds %d and %d, so they "
-                "wait for its worker", task_id, vote.round, round_,
-            )  # fmt: skip
-            return False
+            if task.orphan is None:
+                self._end(task_id, vote, removed=False)
+                return False
+            vote.torn = vote.torn or (
+                f"the worker at {task.orphan.address} was lost within a round: some consumers have "
+                f"its element of round {min(vote.round, round_)}, and others do not, so they would "
+                "be out of step. Start all consumers again"
+            )
+            log.error("task %d: %s", task_id, vote.torn)
+            self._wake(vote, removed=False)
+        if vote.torn:
+            raise FailedPrecondition(vote.torn)
         vote.asking[consumer_index] += 1
         if len(vote.asking) == num_consumers:
             try:
@@ -83,16 +94,22 @@ class TaskRemovals:
             return True
         try:
             # Shielded, since the others wait for the same.
-            return await asyncio.wait_for(asyncio.shield(vote.removed), PATIENCE_S)
+            removed = await asyncio.wait_for(asyncio.shield(vote.removed), PATIENCE_S)
         except TimeoutError:
             return False
         finally:
             vote.asking -= collections.Counter([consumer_index])
-            if not vote.asking:
+            if not (vote.asking or vote.torn):
                 self._end(task_id, vote, removed=False)
+        if vote.torn:
+            raise FailedPrecondition(vote.torn)
+        return removed
 
     def _end(self, task_id: int, vote: _Vote, *, removed: bool) -> None:
         if self._votes.get(task_id) is vote:
             del self._votes[task_id]
+        self._wake(vote, removed=removed)
+
+    def _wake(self, vote: _Vote, *, removed: bool) -> None:
         if not vote.removed.done():
             vote.removed.set_result(removed)

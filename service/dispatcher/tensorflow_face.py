@@ -199,6 +199,9 @@ class TensorFlowFace:
                 "was given up after too long a silence, or belongs to another dispatcher"
             )
         self._dispatcher.attendance.saw(consumer.consumer_id)
+        barrier = state.iterations[consumer.iteration_id].barrier
+        if barrier is not None:  # who starts with a task that its worker lacks asks to remove it
+            await self._pusher.wait_until_pushed(barrier.tasks)
         if request.HasField("current_round"):
             blocked = request.blocked_round if request.HasField("blocked_round") else None
             await self._dispatcher.execute(

@@ -41,25 +41,25 @@ class Rounds(Given):
         self.when(
             c.ReportRound(consumer_id=consumer_id, current_round=current, blocked_round=blocked)
         )
-        return self.then  # type: ignore[return-value]
+        return self.then
 
     def restart(self) -> None:
         """The dispatcher begins anew, from a snapshot."""
         self.state = decode_state(encode_state(self.state))
 
     @property
-    def iteration(self) -> Iteration:  # type: ignore[override]
+    def read(self) -> Iteration:
         (iteration,) = self.state.iterations.values()
         return iteration
 
     @property
     def target(self) -> int | None:
-        barrier = self.iteration.barrier
+        barrier = self.read.barrier
         return None if barrier is None else barrier.target_round
 
     @property
     def starting_rounds(self) -> list[int]:
-        return [self.state.tasks[task_id].starting_round for task_id in self.iteration.tasks]
+        return [self.state.tasks[task_id].starting_round for task_id in self.read.tasks]
 
 
 def test_the_workers_that_are_there_begin_with_round_0() -> None:
@@ -83,7 +83,7 @@ def test_a_worker_joins_at_a_round_that_no_consumer_has_begun() -> None:
     new = rounds.worker(2)
     assert rounds.then == ["worker_registered", "task_proposed"]
     task_id = rounds.task_of(new)  # which the worker may prepare
-    assert task_id not in rounds.iteration.tasks
+    assert task_id not in rounds.read.tasks
     assert rounds.target == 0
     assert rounds.report(a, 5) == ["round_targeted"]
     assert rounds.target == 6
@@ -97,7 +97,7 @@ def test_a_worker_joins_at_a_round_that_no_consumer_has_begun() -> None:
     assert rounds.target == 13
     assert rounds.report(b, 12, blocked=13) == ["consumer_blocked", "task_started"]
     assert rounds.starting_rounds == [0, 13]
-    assert rounds.iteration.tasks[1] == task_id
+    assert rounds.read.tasks[1] == task_id
     assert rounds.target is None
 
 
@@ -178,14 +178,14 @@ def test_a_lost_worker_stays_listed_until_all_do_without_it() -> None:
     task_id, others = rounds.task_of(lost), rounds.task_of(other)
     rounds.when(c.LoseWorker(worker_id=lost, reason="r"))
     assert rounds.then == ["worker_lost"]
-    assert rounds.iteration.tasks == [task_id, others]
+    assert rounds.read.tasks == [task_id, others]
     orphan = rounds.state.tasks[task_id].orphan
     assert orphan is not None
     assert (orphan.address, orphan.uid) == ("w:1", 1)
     rounds.restart()
     rounds.when(c.RemoveTask(task_id=task_id, round=7))
     assert rounds.then == ["task_removed"]
-    assert rounds.iteration.tasks == [others]
+    assert rounds.read.tasks == [others]
     rounds.when(c.RemoveTask(task_id=task_id, round=7))
     assert rounds.then == []
     rounds.report(a, 7)
@@ -198,7 +198,7 @@ def test_a_worker_that_comes_to_the_address_goes_on(lost_before: bool) -> None:
     rounds = Rounds(sharding=ev.DYNAMIC)
     first, _ = rounds.worker(1), rounds.worker(2)
     rounds.join()
-    task_id, tasks = rounds.task_of(first), list(rounds.iteration.tasks)
+    task_id, tasks = rounds.task_of(first), list(rounds.read.tasks)
     lease = rounds.lease(task_id, 5)
     assert lease is not None
     if lost_before:
@@ -209,7 +209,7 @@ def test_a_worker_that_comes_to_the_address_goes_on(lost_before: bool) -> None:
         assert list(rounds.state.leases) == [lease.lease_id]
     second = rounds.when(c.RegisterWorker(address="w:1", uid=9))
     assert rounds.then == ["lease_lost", "worker_lost", "worker_registered", "task_created"]
-    assert rounds.iteration.tasks == tasks
+    assert rounds.read.tasks == tasks
     assert rounds.task_of(second) == task_id
     assert not rounds.state.leases
     assert rounds.lease(task_id, 5).first == 5  # type: ignore[union-attr]
@@ -250,7 +250,7 @@ def test_consumers_that_all_died_begin_anew_with_round_0(sharding: int) -> None:
     begun = ["iteration_created"] if sharding == ev.OFF else []
     assert rounds.then == [*begun, "task_created", "task_created", "consumer_joined"]
     assert rounds.starting_rounds == [0, 0]
-    assert not {task_id, pending} & set(rounds.iteration.tasks)
+    assert not {task_id, pending} & set(rounds.read.tasks)
     if sharding == ev.DYNAMIC:
         assert rounds.lease(rounds.task_of(first), 5).first == 5  # type: ignore[union-attr]
 
@@ -376,7 +376,7 @@ class Clients(RuleBasedStateMachine):
         if consumer.answer is not None:
             return
         self.rounds.report(consumer.consumer_id, consumer.round, consumer.limit)
-        iteration = self.rounds.iteration
+        iteration = self.rounds.read
         listed = {i: self.rounds.state.tasks[i].starting_round for i in iteration.tasks}
         if not lost:
             consumer.answer = (self.rounds.target or None, listed)
@@ -387,7 +387,7 @@ class Clients(RuleBasedStateMachine):
             self.consumers[number].hear()
 
     @rule(number=st.integers(0, NUMBER - 1), steps=st.integers(1, 5))
-    def read(self, number: int, steps: int) -> None:
+    def go_on(self, number: int, steps: int) -> None:
         """As far as workers let it: they give a round's elements once all have asked for them."""
         for _ in range(steps):
             consumer = self.consumers[number]
