@@ -34,7 +34,7 @@ FILE_OR_DATA: Sharding
 HINT: Sharding
 
 class Event(_message.Message):
-    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_begun", "lease_returned", "lease_lost", "pass_started", "iteration_paused")
+    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_begun", "lease_returned", "lease_lost", "pass_started", "iteration_paused", "consumer_began", "task_proposed", "round_targeted", "consumer_blocked", "task_started", "task_removed")
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     LEADER_ELECTED_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,12 @@ class Event(_message.Message):
     LEASE_LOST_FIELD_NUMBER: _ClassVar[int]
     PASS_STARTED_FIELD_NUMBER: _ClassVar[int]
     ITERATION_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_BEGAN_FIELD_NUMBER: _ClassVar[int]
+    TASK_PROPOSED_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TARGETED_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_BLOCKED_FIELD_NUMBER: _ClassVar[int]
+    TASK_STARTED_FIELD_NUMBER: _ClassVar[int]
+    TASK_REMOVED_FIELD_NUMBER: _ClassVar[int]
     time_ms: int
     request: Request
     leader_elected: LeaderElected
@@ -77,7 +83,13 @@ class Event(_message.Message):
     lease_lost: LeaseLost
     pass_started: PassStarted
     iteration_paused: IterationPaused
-    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_begun: _Optional[_Union[LeaseBegun, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., pass_started: _Optional[_Union[PassStarted, _Mapping]] = ..., iteration_paused: _Optional[_Union[IterationPaused, _Mapping]] = ...) -> None: ...
+    consumer_began: ConsumerBegan
+    task_proposed: TaskProposed
+    round_targeted: RoundTargeted
+    consumer_blocked: ConsumerBlocked
+    task_started: TaskStarted
+    task_removed: TaskRemoved
+    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_begun: _Optional[_Union[LeaseBegun, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., pass_started: _Optional[_Union[PassStarted, _Mapping]] = ..., iteration_paused: _Optional[_Union[IterationPaused, _Mapping]] = ..., consumer_began: _Optional[_Union[ConsumerBegan, _Mapping]] = ..., task_proposed: _Optional[_Union[TaskProposed, _Mapping]] = ..., round_targeted: _Optional[_Union[RoundTargeted, _Mapping]] = ..., consumer_blocked: _Optional[_Union[ConsumerBlocked, _Mapping]] = ..., task_started: _Optional[_Union[TaskStarted, _Mapping]] = ..., task_removed: _Optional[_Union[TaskRemoved, _Mapping]] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("caller", "number")
@@ -254,6 +266,52 @@ class ConsumerLeft(_message.Message):
     consumer_id: int
     reason: str
     def __init__(self, consumer_id: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ConsumerBegan(_message.Message):
+    __slots__ = ("consumer_id",)
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    consumer_id: int
+    def __init__(self, consumer_id: _Optional[int] = ...) -> None: ...
+
+class TaskProposed(_message.Message):
+    __slots__ = ("task_id", "iteration_id", "worker_id")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    iteration_id: int
+    worker_id: int
+    def __init__(self, task_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., worker_id: _Optional[int] = ...) -> None: ...
+
+class RoundTargeted(_message.Message):
+    __slots__ = ("iteration_id", "target_round")
+    ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    TARGET_ROUND_FIELD_NUMBER: _ClassVar[int]
+    iteration_id: int
+    target_round: int
+    def __init__(self, iteration_id: _Optional[int] = ..., target_round: _Optional[int] = ...) -> None: ...
+
+class ConsumerBlocked(_message.Message):
+    __slots__ = ("consumer_id",)
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    consumer_id: int
+    def __init__(self, consumer_id: _Optional[int] = ...) -> None: ...
+
+class TaskStarted(_message.Message):
+    __slots__ = ("task_id", "starting_round")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    STARTING_ROUND_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    starting_round: int
+    def __init__(self, task_id: _Optional[int] = ..., starting_round: _Optional[int] = ...) -> None: ...
+
+class TaskRemoved(_message.Message):
+    __slots__ = ("task_id", "round")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    round: int
+    def __init__(self, task_id: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
 
 class TransferServer(_message.Message):
     __slots__ = ("protocol", "address", "compatibility_info", "fall_back_to_grpc_at_client_creation_time", "fall_back_to_grpc_at_get_element_time")

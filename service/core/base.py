@@ -1,8 +1,9 @@
 """What the topics of the core share: commands, decisions, and who is who in the state.
 
-A topic (datasets.py, jobs.py, iterations.py, consumers.py, workers.py, tasks.py, splits.py,
-terms.py) holds its commands, what each of them leads to, and what its events change, side by side.
-Topics import this file and each other, in one direction; machine.py puts them together.
+A topic (datasets.py, jobs.py, iterations.py, consumers.py, workers.py, tasks.py, rounds.py,
+splits.py, terms.py) holds its commands, what each of them leads to, and what its events change,
+side by side. Topics import this file and each other, in one direction; machine.py puts them
+together.
 """
 
 from __future__ import annotations
@@ -72,6 +73,11 @@ def find_iteration(state: State, iteration_id: int) -> Iteration:
             "state; read the dataset again"
         )
     return iteration
+
+
+def is_coordinated(state: State, iteration: Iteration) -> bool:
+    """Whether its consumers read in rounds (rounds.py)."""
+    return state.jobs[iteration.job_id].num_consumers is not None
 
 
 def find_task(state: State, task_id: int) -> Task | None:

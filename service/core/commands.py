@@ -5,6 +5,7 @@ from .consumers import JoinIteration, LeaveIteration
 from .datasets import DecideCompression, RegisterDataset
 from .iterations import CollectIteration
 from .jobs import GetOrCreateJob
+from .rounds import RemoveTask, ReportRound
 from .splits import GetSplit, LeaseSplits
 from .tasks import CompleteTask
 from .terms import ElectLeader
@@ -24,4 +25,6 @@ __all__ = [
     "LoseWorker",
     "RegisterDataset",
     "RegisterWorker",
+    "RemoveTask",
+    "ReportRound",
 ]

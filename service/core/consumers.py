@@ -5,8 +5,8 @@ from __future__ import annotations
 from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument, NotFound
 from . import tasks
-from .base import Apply, Command, Decide, Decision, Ids, taken
-from .iterations import collected, forget_tasks_nobody_reads
+from .base import Apply, Command, Decide, Decision, Ids, is_coordinated, taken
+from .iterations import collected, forget_tasks_nobody_reads, let_go
 from .places import has_work, place_of, require_list
 from .state import Consumer, State
 
@@ -15,7 +15,8 @@ class JoinIteration(Command, frozen=True, kw_only=True):
     """→ (IterationCreated,) TaskCreated …, ConsumerJoined. Answers the ConsumerJoined event.
 
     Each worker that has no task of the iteration gets one, if that has not finished; under static
-    sharding, if the shard of its place has not been read.
+    sharding, if the shard of its place has not been read. In a coordinated read that others have
+    joined before it comes to that at the worker's next heartbeat.
     """
 
     job_id: int
@@ -25,6 +26,7 @@ class JoinIteration(Command, frozen=True, kw_only=True):
 class LeaveIteration(Command, frozen=True, kw_only=True):
     """→ ConsumerLeft, and IterationCollected if the job has no name and nobody is left.
 
+    If nobody is left of a coordinated read, its tasks end: those that come back begin with round 0.
     A consumer that is not known has left already.
     """
 
@@ -55,7 +57,8 @@ def _join_iteration(state: State, command: JoinIteration) -> Decision:
     else:
         iteration_id = iteration.iteration_id
         having = {state.tasks[task_id].worker_id for task_id in iteration.tasks}
-    if iteration is None or not iteration.finished:
+    in_midst = iteration is not None and iteration.consumers and is_coordinated(state, iteration)
+    if iteration is None or not (iteration.finished or in_midst):
         events += [
             tasks.created(ids.new(), iteration_id, worker_id)
             for worker_id, worker in state.workers.items()
@@ -76,8 +79,12 @@ def _leave_iteration(state: State, command: LeaveIteration) -> Decision:
         return Decision([], None)
     events = [left(command.consumer_id, command.reason)]
     iteration = state.iterations[state.consumers[command.consumer_id].iteration_id]
-    if len(iteration.consumers) == 1 and not state.jobs[iteration.job_id].name:
+    if len(iteration.consumers) > 1:
+        return Decision(events, None)
+    if not state.jobs[iteration.job_id].name:
         events += collected(state, iteration)  # nobody can find it again
+    elif is_coordinated(state, iteration):
+        events += let_go(state, iteration)
     return Decision(events, None)
 
 
@@ -90,6 +97,8 @@ def _consumer_left(state: State, event: ev.ConsumerLeft) -> None:
     consumer = state.consumers.pop(event.consumer_id)
     iteration = state.iterations[consumer.iteration_id]
     iteration.consumers.discard(consumer.consumer_id)
+    if iteration.barrier is not None:
+        iteration.barrier.blocked.discard(consumer.consumer_id)
     iteration.idle_since_ms = state.time_ms
     forget_tasks_nobody_reads(state, iteration)
 

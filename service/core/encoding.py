@@ -79,10 +79,15 @@ def _rename(fields: dict[str, Any], **names: str) -> None:
             fields[new] = fields.pop(old)
 
 
+def _as_it_is(state: Any) -> Any:
+    """What has been added since has its default."""
+    return state
+
+
 EARLIER: dict[str, Callable[[Any], Any]] = {
     "unnamed": _providers_to_ledgers,
     "b2931630d57eaaaf": _providers_to_ledgers,
-    "5bba8a9e19ddf821": lambda state: state,
+    "5bba8a9e19ddf821": _as_it_is,
 }
 """Schemas of which a snapshot is read as well, and what makes a state of today's fields of it.
 

@@ -25,19 +25,23 @@ def _collect_iteration(state: State, command: CollectIteration) -> Decision:
             f"iteration {iteration.iteration_id} has {len(iteration.consumers)} consumers; "
             "only an iteration that nobody reads is collected"
         )
-    if not iteration.ledgers:
-        return Decision(collected(state, iteration), None)
-    if not iteration.tasks:
+    if iteration.ledgers and not iteration.all_tasks:
         return Decision([], None)
+    return Decision(let_go(state, iteration), None)
+
+
+def let_go(state: State, iteration: Iteration) -> list[ev.Event]:
+    """Its tasks end. It goes as a whole, unless its splits must not be given out again."""
+    if not iteration.ledgers:
+        return collected(state, iteration)
     paused = ev.IterationPaused(iteration_id=iteration.iteration_id)
-    events = [*lost_leases(state, iteration.tasks), ev.Event(iteration_paused=paused)]
-    return Decision(events, None)
+    return [*lost_leases(state, iteration.all_tasks), ev.Event(iteration_paused=paused)]
 
 
 def collected(state: State, iteration: Iteration) -> list[ev.Event]:
     """The iteration goes, with all that it has."""
     event = ev.IterationCollected(iteration_id=iteration.iteration_id)
-    return [*lost_leases(state, iteration.tasks), ev.Event(iteration_collected=event)]
+    return [*lost_leases(state, iteration.all_tasks), ev.Event(iteration_collected=event)]
 
 
 def _iteration_created(state: State, event: ev.IterationCreated) -> None:

@@ -31,7 +31,7 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
             f"Dataset id {command.dataset_id} not found; register it with this dispatcher first"
         )
     if command.num_consumers is not None:
-        raise Unimplemented("this version does not do coordinated reads; leave num_consumers out")
+        _check_coordinated(command, command.num_consumers)
     if command.sharding not in ev.Sharding.values():
         raise InvalidArgument(
             f"{_sharding(command.sharding)} is no sharding; use one of {ev.Sharding.keys()}"
@@ -49,6 +49,28 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
         target_workers=command.target_workers,
     )
     return Decision([ev.Event(job_created=created)], created.job_id)
+
+
+def _check_coordinated(command: GetOrCreateJob, num_consumers: int) -> None:
+    if num_consumers < 1:
+        raise InvalidArgument(f"num_consumers={num_consumers} must be at least 1")
+    wrong = {
+        "a job without a name; set job_name, by which the consumers find each other": (
+            not command.name
+        ),
+        "the cross-trainer cache; leave out one of them": command.cross_trainer_cache,
+        f"static sharding ({_sharding(command.sharding)}); use OFF or DYNAMIC": (
+            command.sharding not in (ev.OFF, ev.DYNAMIC)
+        ),
+        'target_workers "LOCAL"; all consumers have to read from the same workers': (
+            _targets(command.target_workers) == "LOCAL"
+        ),
+    }
+    for what, found in wrong.items():
+        if found:
+            raise InvalidArgument(
+                f"a coordinated read (num_consumers={num_consumers}) does not go with {what}"
+            )
 
 
 def _require_same_parameters(job: Job, command: GetOrCreateJob) -> None:

@@ -14,6 +14,7 @@ from .state import State
 ABSENT = "absent"  # not made yet, or over and forgotten
 LEASED, LOST = "leased", "lost"
 RUNNING, COMPLETED, COMPLETED_LOST = "running", "completed", "completed and lost"
+PENDING, ORPHANED = "pending", "orphaned"  # only in coordinated reads (rounds.py)
 WAITING, FINISHED = "waiting", "finished"
 EITHER = "waiting or running"  # as its tasks say
 
@@ -28,14 +29,23 @@ LEASE: Table = {
 }
 
 TASK: Table = {
-    "task_created": {ABSENT: RUNNING, LOST: RUNNING, COMPLETED_LOST: COMPLETED},
-    "splits_leased": {RUNNING: RUNNING},
+    "task_created": {
+        ABSENT: RUNNING, LOST: RUNNING, COMPLETED_LOST: COMPLETED, ORPHANED: RUNNING,
+    },
+    "task_proposed": {ABSENT: PENDING},
+    "task_started": {PENDING: RUNNING},
+    "task_removed": {RUNNING: ABSENT, ORPHANED: ABSENT},
+    "splits_leased": {RUNNING: RUNNING, PENDING: PENDING},
     "task_completed": {RUNNING: COMPLETED},
-}  # With its worker it is lost; with its iteration, or a worker that said goodbye, absent.
+}  # fmt: skip
+# With its worker it is lost; with its iteration, or a worker that said goodbye, absent. In a
+# coordinated read it is orphaned with its worker once it is running, and absent if it is pending.
 
 ITERATION: Table = {
     "iteration_created": {ABSENT: WAITING},
     "task_created": {WAITING: EITHER, RUNNING: RUNNING},
+    "task_proposed": {WAITING: WAITING, RUNNING: RUNNING},
+    "round_targeted": {WAITING: WAITING, RUNNING: RUNNING},
     "splits_leased": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},
     "pass_started": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},
     "consumer_joined": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},
@@ -60,8 +70,13 @@ def lease_state(state: State, lease_id: int) -> str:
 
 
 def task_state(state: State, task_id: int) -> str:
-    """Running, completed, absent, or lost from either."""
+    """Running, completed, absent, or lost from either; pending or orphaned."""
     if (task := state.tasks.get(task_id)) is not None:
+        if task.orphan is not None:
+            return ORPHANED
+        barrier = state.iterations[task.iteration_id].barrier
+        if barrier is not None and task_id in barrier.tasks:
+            return PENDING
         return COMPLETED if task.completed else RUNNING
     if (lost := state.lost_tasks.get(task_id)) is not None:
         return COMPLETED_LOST if lost.task.completed else LOST

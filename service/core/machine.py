@@ -15,11 +15,22 @@ from typing import Any
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument
-from . import consumers, datasets, iterations, jobs, lifecycles, splits, tasks, terms, workers
+from . import (
+    consumers,
+    datasets,
+    iterations,
+    jobs,
+    lifecycles,
+    rounds,
+    splits,
+    tasks,
+    terms,
+    workers,
+)
 from .base import Apply, Command, Decide, Decision
 from .state import MAX_ANSWERS, Answer, State
 
-TOPICS = (terms, datasets, jobs, iterations, consumers, workers, tasks, splits)
+TOPICS = (terms, datasets, jobs, iterations, consumers, workers, tasks, rounds, splits)
 
 DECIDE: Decide = {command: how for topic in TOPICS for command, how in topic.DECIDE.items()}
 APPLY: Apply = {kind: how for topic in TOPICS for kind, how in topic.APPLY.items()}

@@ -77,13 +77,22 @@ class Lease(Struct):
         return self.first + self.count
 
 
+class Barrier(Struct):
+    """Tasks that are pending until all consumers of a coordinated read stop before one round."""
+
+    tasks: list[int] = []
+    target_round: int = 0  # 0: none is chosen yet
+    targets: int = 0  # how many were
+    blocked: set[int] = set()  # consumers that do not begin the target round; it only grows
+
+
 class Iteration(Struct):
     iteration_id: int
     job_id: int
     epoch: int
     ledgers: list[Ledger]  # one a source; empty unless the job's sharding is DYNAMIC
     leased_singly: bool | None = None  # zipped sources: by GetSplit, or (False) together; None: yet
-    tasks: list[int] = []  # of workers that are not lost
+    tasks: list[int] = []  # that consumers know: not pending, nor lost but for orphaned ones
     consumers: set[int] = set()
     running_tasks: int = 0  # of those
     completed_tasks: int = 0  # also of workers that were lost since
@@ -91,6 +100,20 @@ class Iteration(Struct):
     finished: bool = False  # every task has ended and no further one will begin
     idle_since_ms: int = 0  # when the last consumer left
     version: int = 1  # grows with every change that a consumer wants to hear of
+    barrier: Barrier | None = None  # None: no task is pending
+
+    @property
+    def all_tasks(self) -> list[int]:
+        """The pending ones, too."""
+        return self.tasks if self.barrier is None else self.tasks + self.barrier.tasks
+
+
+class Orphan(Struct):
+    """Where consumers of a coordinated read ask for a task whose worker is lost, until all of them
+    do without it, or a worker comes to the address."""
+
+    address: str
+    uid: int  # of the process that is lost
 
 
 class Task(Struct):
@@ -102,6 +125,8 @@ class Task(Struct):
     completed: bool = False
     leases: list[int] = []
     lost: list[Lease] = []  # its worker may come back for them
+    starting_round: int = 0  # in a coordinated read: the first one in which it is asked
+    orphan: Orphan | None = None
 
 
 class LostTask(Struct):
@@ -114,6 +139,7 @@ class LostTask(Struct):
 class Consumer(Struct):
     consumer_id: int
     iteration_id: int
+    began: bool = False  # to read, in a coordinated read
 
 
 class Worker(Struct):

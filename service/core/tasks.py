@@ -5,16 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...journal.proto import events_pb2 as ev
-from .base import Apply, Command, Decide, Decision, Ids, find_task, taken
+from .base import Apply, Command, Decide, Decision, Ids, find_task, is_coordinated, taken
 from .places import place_of
 from .splits import lease_begun, ledger_of
-from .state import MAX_LOST_TASKS, Iteration, LostTask, State, Task, lease_caller
+from .state import (
+    MAX_LOST_TASKS,
+    Iteration,
+    LostTask,
+    Orphan,
+    State,
+    Task,
+    Worker,
+    lease_caller,
+)
 
 
 class CompleteTask(Command, frozen=True, kw_only=True):
     """→ LeaseBegun …, TaskCompleted, (IterationFinished or TaskCreated).
 
-    Unknown tasks are ignored.
+    Unknown tasks are ignored, and those of coordinated reads, which have no end.
     """
 
     task_id: int
@@ -24,9 +33,11 @@ def _complete_task(state: State, command: CompleteTask) -> Decision:
     task = find_task(state, command.task_id)
     if task is None or task.completed:
         return Decision([], None)
+    iteration = state.iterations[task.iteration_id]
+    if is_coordinated(state, iteration):
+        return Decision([], None)
     events = [lease_begun(lease_id) for lease_id in task.leases]
     events.append(ev.Event(task_completed=ev.TaskCompleted(task_id=task.task_id)))
-    iteration = state.iterations[task.iteration_id]
     workers = None if task.sweeps else list(state.workers)  # it swept what it could
     seen = seen_the_end(state, iteration, True, task)
     return Decision([*events, *what_follows(iteration, seen, workers, Ids(state))], None)
@@ -72,6 +83,9 @@ def created(task_id: int, iteration_id: int, worker_id: int, sweeps: bool = Fals
 
 def _task_created(state: State, event: ev.TaskCreated) -> None:
     task_id = taken(state, event.task_id)
+    if task_id in state.tasks:
+        _adopt(state, state.tasks[task_id], state.workers[event.worker_id])
+        return
     if (lost := state.lost_tasks.pop(task_id, None)) is not None:
         task = lost.task
         _find_leases(state, task)
@@ -89,6 +103,20 @@ def _task_created(state: State, event: ev.TaskCreated) -> None:
     iteration.running_tasks += 1
     worker = state.workers[event.worker_id]
     worker.tasks.add(task_id)
+    worker.version += 1
+
+
+def _adopt(state: State, task: Task, worker: Worker) -> None:
+    """A worker has come to the address where consumers ask for the task."""
+    assert task.orphan is not None
+    if worker.uid == task.orphan.uid:
+        _find_leases(state, task)
+    else:
+        task.lost = []
+        _forget_answers(state, task)
+    task.worker_id, task.orphan = worker.worker_id, None
+    state.iterations[task.iteration_id].version += 1
+    worker.tasks.add(task.task_id)
     worker.version += 1
 
 
@@ -114,16 +142,24 @@ def _task_completed(state: State, event: ev.TaskCompleted) -> None:
     _forget_answers(state, task)
 
 
-def lose(state: State, worker_id: int, uid: int, comes_back: bool) -> None:
+def lose(state: State, worker: Worker, comes_back: bool) -> None:
     """The tasks of a worker that is lost: kept, with their leases, if it may come back."""
-    for task_id in [t.task_id for t in state.tasks.values() if t.worker_id == worker_id]:
-        task = state.tasks.pop(task_id)
+    lost = [t.task_id for t in state.tasks.values() if t.worker_id == worker.worker_id]
+    for task_id in lost:
+        task = state.tasks[task_id]
         iteration = state.iterations[task.iteration_id]
+        iteration.version += 1
+        if is_coordinated(state, iteration):
+            if task_id in iteration.tasks:  # consumers ask for it at its place in each round
+                task.orphan = Orphan(worker.address, worker.uid)
+            else:
+                remove(state, task)
+            continue
+        del state.tasks[task_id]
         iteration.tasks.remove(task_id)
         iteration.running_tasks -= not task.completed
-        iteration.version += 1
         if comes_back and not iteration.finished:
-            state.lost_tasks[task_id] = LostTask(uid, task)
+            state.lost_tasks[task_id] = LostTask(worker.uid, task)
         else:
             _forget_answers(state, task)
     if len(state.lost_tasks) > MAX_LOST_TASKS:
@@ -141,17 +177,40 @@ def forget_lost(state: State, which: Callable[[LostTask], bool]) -> None:
 def forget(state: State, iteration: Iteration) -> None:
     """All of the iteration's tasks: its workers need not run them any more."""
     forget_lost(state, lambda lost: lost.task.iteration_id == iteration.iteration_id)
-    for task_id in iteration.tasks:
+    for task_id in iteration.all_tasks:
         task = state.tasks.pop(task_id)
         _take_from_worker(state, task)
         _forget_answers(state, task)
     iteration.tasks.clear()
+    iteration.barrier = None
     iteration.running_tasks = 0
 
 
+def remove(state: State, task: Task) -> None:
+    """A running or pending task of a coordinated read goes, and the others go on."""
+    iteration = state.iterations[task.iteration_id]
+    if task.task_id in iteration.tasks:
+        iteration.tasks.remove(task.task_id)
+        iteration.running_tasks -= 1
+    else:
+        no_longer_pending(iteration, task.task_id)
+    iteration.version += 1
+    del state.tasks[task.task_id]
+    _take_from_worker(state, task)
+    _forget_answers(state, task)
+
+
+def no_longer_pending(iteration: Iteration, task_id: int) -> None:
+    """Consumers go on once none is."""
+    assert iteration.barrier is not None
+    iteration.barrier.tasks.remove(task_id)
+    if not iteration.barrier.tasks:
+        iteration.barrier = None
+
+
 def _take_from_worker(state: State, task: Task) -> None:
-    worker = state.workers[task.worker_id]
-    if task.task_id in worker.tasks:
+    worker = state.workers.get(task.worker_id)
+    if worker is not None and task.task_id in worker.tasks:
         worker.tasks.discard(task.task_id)
         worker.version += 1
 

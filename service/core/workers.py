@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument
-from . import tasks
-from .base import Apply, Command, Decide, Decision, Ids, taken
+from . import rounds, tasks
+from .base import Apply, Command, Decide, Decision, Ids, is_coordinated, taken
 from .places import find_place, has_work
 from .splits import lost_leases
 from .state import MAX_DEPARTED, State, Worker
@@ -16,7 +16,8 @@ class RegisterWorker(Command, frozen=True, kw_only=True):
 
     It gets a task of each iteration that somebody reads, and those that it had before it was lost;
     under static sharding of its place's shard only, unless that has been read.
-    Answers the worker's id. A worker that is registered stays as it is.
+    Answers the worker's id. A worker that is registered stays as it is, but for coordinated reads
+    that it has no task of: TaskProposed.
     """
 
     address: str
@@ -47,7 +48,8 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
     known = state.workers.get(state.worker_at.get(command.address, 0))
     if known is not None:
         if known.uid == command.uid:
-            return Decision([], known.worker_id)
+            proposed = rounds.propose_where_absent(state, known.worker_id, ids)
+            return Decision(proposed, known.worker_id)
         if known.replaced_uid == command.uid:
             raise FailedPrecondition(
                 f"another worker process has taken the address {command.address}: give each "
@@ -73,6 +75,9 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
         if iteration.finished or iteration.iteration_id in finished:
             continue
         number, worker_id = iteration.iteration_id, registered.worker_id
+        if is_coordinated(state, iteration):
+            events += rounds.tasks_of_new_worker(state, iteration, known, registered, ids)
+            continue
         job = state.jobs[iteration.job_id]
         works = has_work(job, iteration, place)
         # The process still has them. Of another shard than its place's, it begins anew.
@@ -117,6 +122,8 @@ def _lost(
     others = [w for w in state.workers if w != worker.worker_id]
     for task_id in sorted(worker.tasks):
         iteration = state.iterations[state.tasks[task_id].iteration_id]
+        if is_coordinated(state, iteration):
+            continue  # it has no end
         seen_the_end = tasks.seen_the_end(state, iteration, iteration.completed_tasks > 0)
         events += tasks.what_follows(iteration, seen_the_end, others, ids)
     return events
@@ -129,7 +136,7 @@ def _worker_lost(state: State, event: ev.WorkerLost) -> None:
     if event.left:
         state.departed.append(worker.uid)
         del state.departed[:-MAX_DEPARTED]
-    tasks.lose(state, worker.worker_id, worker.uid, not (event.left or event.for_good))
+    tasks.lose(state, worker, not (event.left or event.for_good))
 
 
 DECIDE: Decide = {RegisterWorker: _register_worker, LoseWorker: _lose_worker}

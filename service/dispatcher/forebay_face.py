@@ -14,7 +14,7 @@ from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core.state import Iteration, lease_caller
 from ..core.status import status
-from ..errors import InvalidArgument, NotFound, Unavailable
+from ..errors import InvalidArgument, NotFound, Unavailable, Unimplemented
 from ..pipelines.definitions import sanitize
 from ..proto import forebay_pb2 as pb
 from .answering import Function, answering
@@ -124,6 +124,12 @@ class ForebayFace:
         )
 
     async def join_iteration(self, request: pb.JoinIterationRequest) -> pb.JoinIterationResponse:
+        job = self._dispatcher.state.jobs.get(request.job_id)
+        if job is not None and job.num_consumers is not None:
+            raise Unimplemented(
+                f"job {job.name} is a coordinated read of {job.num_consumers} consumers, which "
+                "Forebay's consumers cannot take part in yet; read it with tf.data service's"
+            )
         joined: ev.ConsumerJoined = await self._dispatcher.execute(
             c.JoinIteration(
                 request=_numbered(request.request),

@@ -61,11 +61,12 @@ class TaskPusher:
         await asyncio.wait(self._pushers)
 
     def _see(self, event: ev.Event) -> None:
-        if event.HasField("task_created"):
-            created = event.task_created
-            worker = self._dispatcher.state.workers.get(created.worker_id)
-            if worker is not None and worker.stock:
-                self._add(created.task_id)
+        for kind in ("task_created", "task_proposed"):
+            if event.HasField(kind):
+                task = getattr(event, kind)
+                worker = self._dispatcher.state.workers.get(task.worker_id)
+                if worker is not None and worker.stock:
+                    self._add(task.task_id)
 
     def _add(self, task_id: int) -> None:
         if task_id not in self._unpushed and not self._waiting.full():

@@ -19,7 +19,6 @@ from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core.state import Dataset, Worker
 from ..errors import (
-    FailedPrecondition,
     ForebayError,
     InvalidArgument,
     NotFound,
@@ -31,6 +30,7 @@ from ..proto import tf_service_pb2 as pb
 from .answering import Function, answering
 from .dispatcher import Dispatcher
 from .task_pusher import TaskPusher
+from .task_removal import TaskRemovals
 
 SERVICE = "tensorflow.data.DispatcherService"
 PROTOCOL_VERSION = 9
@@ -62,6 +62,7 @@ class TensorFlowFace:
         mode = dispatcher.options.deployment_mode or "UNSPECIFIED"
         self._deployment_mode = f"DEPLOYMENT_MODE_{mode}"
         self._pusher = TaskPusher(dispatcher, self._task_def)
+        self._removals = TaskRemovals(dispatcher)
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """For `grpc.aio.Server.add_generic_rpc_handlers`."""
@@ -200,31 +201,50 @@ class TensorFlowFace:
                 "was given up after too long a silence, or belongs to another dispatcher"
             )
         self._dispatcher.attendance.saw(consumer.consumer_id)
-        iteration = state.iterations[consumer.iteration_id]
+        barrier = state.iterations[consumer.iteration_id].barrier
+        if barrier is not None:  # who starts with a task that its worker lacks asks to remove it
+            await self._pusher.wait_until_pushed(barrier.tasks)
+        if request.HasField("current_round"):
+            blocked = request.blocked_round if request.HasField("blocked_round") else None
+            await self._dispatcher.execute(
+                c.ReportRound(
+                    consumer_id=consumer.consumer_id,
+                    current_round=request.current_round,
+                    blocked_round=blocked,
+                )
+            )
+        iteration = state.iterations.get(consumer.iteration_id)
+        if iteration is None:
+            raise Unavailable(f"iteration {consumer.iteration_id} has just ended; ask again")
         response = pb.ClientHeartbeatResponse(
             iteration_finished=iteration.finished, deployment_mode=self._deployment_mode
         )
+        # A consumer that is told of no round to stop before goes on: with the tasks that are listed
+        # in the same answer.
+        if iteration.barrier is not None and iteration.barrier.target_round:
+            response.block_round = iteration.barrier.target_round
         for task_id in iteration.tasks:  # completed ones too: a client drops what is missing
-            worker = state.workers[state.tasks[task_id].worker_id]
-            response.task_info.add(
+            task = state.tasks[task_id]
+            info = response.task_info.add(
                 task_id=task_id,
                 iteration_id=iteration.iteration_id,
-                worker_address=worker.address,
-                worker_uid=worker.uid,
-                worker_tags=worker.tags,
-                transfer_servers=_transfer_servers(worker),
+                starting_round=task.starting_round,
             )
+            if task.orphan is not None:
+                info.worker_address, info.worker_uid = task.orphan.address, task.orphan.uid
+                info.transfer_servers.append(_grpc_server(task.orphan.address))
+                continue
+            worker = state.workers[task.worker_id]
+            info.worker_address, info.worker_uid = worker.address, worker.uid
+            info.worker_tags.extend(worker.tags)
+            info.transfer_servers.extend(_transfer_servers(worker))
         return response
 
     async def maybe_remove_task(
         self, request: pb.MaybeRemoveTaskRequest
     ) -> pb.MaybeRemoveTaskResponse:
-        known = request.task_id in self._dispatcher.state.tasks
-        if known:
-            raise FailedPrecondition(
-                f"task {request.task_id} belongs to no coordinated read, so no round removes it"
-            )
-        return pb.MaybeRemoveTaskResponse(removed=True)
+        removed = await self._removals.ask(request.task_id, request.consumer_index, request.round)
+        return pb.MaybeRemoveTaskResponse(removed=removed)
 
     # -- workers and tasks -----------------------------------------------------------------------
 
@@ -293,6 +313,7 @@ class TensorFlowFace:
             use_cross_trainer_cache=job.cross_trainer_cache,
             num_workers=len(state.places) if task.shard is not None else 0,
             worker_index=task.shard or 0,
+            num_consumers=job.num_consumers,
         )
         definition.dataset_def.CopyFrom(await self._dataset_def(state.datasets[job.dataset_id]))
         return definition
@@ -369,4 +390,8 @@ def _transfer_servers(worker: Worker) -> list[pb.DataTransferServerInfo]:
     if worker.stock:
         return [pb.DataTransferServerInfo.FromString(data) for data in worker.transfer_servers]
     # Ours has TensorFlow's GetElement too; its own data connections would say nothing to it.
-    return [pb.DataTransferServerInfo(protocol="grpc", address=worker.address)]
+    return [_grpc_server(worker.address)]
+
+
+def _grpc_server(address: str) -> pb.DataTransferServerInfo:
+    return pb.DataTransferServerInfo(protocol="grpc", address=address)

@@ -50,7 +50,11 @@ class ElementFace:
 
     def get_element(self, request: pb.GetElementRequest) -> pb.GetElementResponse:
         if request.HasField("consumer_index"):
-            raise Unimplemented("coordinated reads are not in this version")
+            raise Unimplemented(
+                "Forebay's workers have no coordinated reads yet, which consumer "
+                f"{request.consumer_index} asks for: leave consumer_index and num_consumers out, "
+                "or have only tf.data service's own workers"
+            )
         if request.trainer_id:
             raise Unimplemented(
                 f"Forebay's workers have no cross-trainer cache yet, which the trainer "

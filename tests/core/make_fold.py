@@ -66,8 +66,17 @@ class Cluster:
     def task(self, worker_id: int) -> int:
         return max(self.state.workers[worker_id].tasks)
 
-    def job(self, dataset: str, name: str = "", sharding: int = ev.DYNAMIC) -> int:
-        job_id: int = self.do(c.GetOrCreateJob(dataset_id=dataset, name=name, sharding=sharding))
+    def job(
+        self,
+        dataset: str,
+        name: str = "",
+        sharding: int = ev.DYNAMIC,
+        num_consumers: int | None = None,
+    ) -> int:
+        command = c.GetOrCreateJob(
+            dataset_id=dataset, name=name, sharding=sharding, num_consumers=num_consumers
+        )
+        job_id: int = self.do(command)
         return job_id
 
     def join(self, job_id: int, epoch: int = 0, caller: str = "t") -> ev.ConsumerJoined:
@@ -171,10 +180,49 @@ def divided(cluster: Cluster) -> None:
     cluster.do(c.CompleteTask(task_id=cluster.task(stays)))
 
 
+def coordinated(cluster: Cluster) -> None:
+    """Coordinated reads: workers that join, are lost, come back and are done without."""
+    live(cluster)
+    one, two = cluster.worker(11), cluster.worker(12)
+    job = cluster.job("plain", "rounds", num_consumers=2)
+    consumers = [cluster.join(job, caller=f"r{i}").consumer_id for i in range(2)]
+
+    def report(index: int, current: int, blocked: int | None = None) -> None:
+        cluster.do(
+            c.ReportRound(
+                consumer_id=consumers[index], current_round=current, blocked_round=blocked
+            )
+        )
+
+    first, second = cluster.task(one), cluster.task(two)
+    cluster.worker(13)
+    report(0, 3)
+    report(1, 6)
+    report(0, 4, 8)
+    cluster.elect(3)
+    report(1, 7, 8)
+    cluster.do(c.LoseWorker(worker_id=one, reason="no sign of life"))
+    cluster.do(c.RemoveTask(task_id=first, round=9))
+    cluster.do(c.LoseWorker(worker_id=two, reason="no sign of life"))
+    cluster.worker(14, "w:12")
+    assert cluster.state.tasks[second].starting_round == 0
+    cluster.worker(15, "w:13")
+    late = cluster.worker(16)
+    report(1, 20)
+    cluster.do(c.LoseWorker(worker_id=late, reason="it said goodbye", left=True))
+    cluster.worker(17)
+    report(1, 21)
+    report(0, 20, 22)
+    cluster.leave(consumers[1])
+    other = cluster.join(cluster.job("plain", "whole rounds", ev.OFF, num_consumers=1), caller="o")
+    cluster.leave(other.consumer_id)
+
+
 LIVES: dict[str, Callable[[Cluster], None]] = {
     "live": live,
     "repaired": repaired,
     "divided": divided,
+    "coordinated": coordinated,
 }
 
 

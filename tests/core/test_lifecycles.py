@@ -25,6 +25,9 @@ def cluster_with_one_in_each_state() -> tuple[Cluster, dict[str, dict[str, int]]
     finished = cluster.join(cluster.job("d", "finished"), caller="a")
     for worker_id in workers:
         cluster.do(c.CompleteTask(task_id=cluster.task(worker_id)))
+    cluster.join(cluster.job("d", "rounds", num_consumers=1), caller="r")
+    pending = cluster.task(cluster.worker(5))
+    orphaned = cluster.task(workers[2])
     running = cluster.join(cluster.job("d", "running"), caller="b")
     tasks = [cluster.task(worker_id) for worker_id in workers]
     leases = [cluster.lease(task_id, 3, 1).lease_id for task_id in tasks]
@@ -40,6 +43,7 @@ def cluster_with_one_in_each_state() -> tuple[Cluster, dict[str, dict[str, int]]
         "task": {
             "running": tasks[0], "completed": tasks[1], "lost": tasks[2],
             "completed and lost": tasks[3], "absent": 10**9,
+            "pending": pending, "orphaned": orphaned,
         },
         "iteration": {
             "running": running.iteration_id, "waiting": waiting.iteration_id,

@@ -155,13 +155,41 @@ class Dispatcher(RuleBasedStateMachine):
         name=st.sampled_from(["", "x", "y"]),
         dataset=st.sampled_from(["d", "d", "whole", "unknown"]),
         sharding=st.sampled_from([ev.OFF, ev.DYNAMIC, ev.DYNAMIC, ev.FILE, ev.HINT]),
+        num_consumers=st.sampled_from([None, None, 0, 1, 2]),
     )
-    def job(self, name: str, dataset: str, sharding: int) -> None:
+    def job(self, name: str, dataset: str, sharding: int, num_consumers: int | None) -> None:
         self.run(
             c.GetOrCreateJob(
-                request=self.numbered("t"), dataset_id=dataset, name=name, sharding=sharding
+                request=self.numbered("t"),
+                dataset_id=dataset,
+                name=name,
+                sharding=sharding,
+                num_consumers=num_consumers,
             )
         )
+
+    @rule(
+        consumer=st.integers(0, 50),
+        current=st.integers(-1, 9),
+        blocked=st.sampled_from([None, *range(9)]),
+    )
+    def report_round(self, consumer: int, current: int, blocked: int | None) -> None:
+        """Any, also such as no consumer would send."""
+        self.run(
+            c.ReportRound(
+                consumer_id=self.pick(self.live.consumers, consumer),
+                current_round=current,
+                blocked_round=blocked,
+            )
+        )
+
+    @rule(task=st.integers(0, 50), number=st.integers(0, 9))
+    def remove_task(self, task: int, number: int) -> None:
+        task_id = self.pick(self.live.tasks, task)
+        known = self.live.tasks.get(task_id)
+        job_id = self.live.iterations[known.iteration_id].job_id if known is not None else 0
+        if known is None or self.live.jobs[job_id].num_consumers is not None:
+            self.run(c.RemoveTask(task_id=task_id, round=number))
 
     @rule(job=st.integers(0, 50), epoch=st.integers(-1, 2), caller=st.sampled_from("ab"))
     def join(self, job: int, epoch: int, caller: str) -> None:
@@ -251,6 +279,7 @@ class Dispatcher(RuleBasedStateMachine):
         for worker in state.workers.values():
             assert state.worker_at[worker.address] == worker.worker_id
             mine = {t.task_id for t in state.tasks.values() if t.worker_id == worker.worker_id}
+            assert not any(state.tasks[i].orphan for i in mine)
             assert worker.tasks == {i for i in mine if not state.tasks[i].completed}
         there = [place.address for place in state.places if place.address]
         assert len(set(there)) == len(there)
@@ -269,6 +298,14 @@ class Dispatcher(RuleBasedStateMachine):
             running = [i for i in iteration.tasks if not state.tasks[i].completed]
             assert iteration.running_tasks == len(running)
             assert not (iteration.finished and running)
+            known = {
+                t.task_id for t in state.tasks.values() if t.iteration_id == iteration.iteration_id
+            }
+            assert known == set(iteration.all_tasks)
+            assert len(known) == len(iteration.all_tasks)
+            if iteration.barrier is not None:
+                assert iteration.barrier.tasks
+                assert iteration.barrier.blocked <= iteration.consumers
             for number, ledger in enumerate(iteration.ledgers):
                 leased = [
                     (lease.first, lease.first + lease.count)

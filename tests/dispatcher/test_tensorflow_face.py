@@ -150,18 +150,11 @@ class TestStock:
         with pytest.raises(tf.errors.InvalidArgumentError, match="no"):
             read(distributed(dispatcher, dataset))
 
-    @pytest.mark.parametrize(
-        ("sharding", "options", "message"),
-        [
-            (service.ShardingPolicy.OFF, {"num_consumers": 2, "consumer_index": 0}, "coordinated"),
-        ],
-    )
-    def test_what_this_version_does_not_do(
-        self, dispatcher: DispatcherProcess, sharding: str, options: dict[str, int], message: str
-    ) -> None:
+    def test_coordinated_reads_of_shards_are_refused(self, dispatcher: DispatcherProcess) -> None:
         dataset = tf.data.Dataset.range(10).repeat()
-        with pytest.raises(tf.errors.UnimplementedError, match=message):
-            next(iter(distributed(dispatcher, dataset, sharding, job_name="no", **options)))
+        how = {"job_name": "no", "num_consumers": 2, "consumer_index": 0}
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"static sharding.*DYNAMIC"):
+            next(iter(distributed(dispatcher, dataset, service.ShardingPolicy.DATA, **how)))
 
     def test_a_source_that_cannot_be_split(
         self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path

@@ -1,0 +1,207 @@
+"""Coordinated reads: in each round, every consumer gets an element of every task, or none does.
+
+Consumers count rounds by themselves, and visit their tasks in the same order in each. So all that
+has to be decided is which round is the first, and which the last, of each task, in such a way that
+all consumers agree. That of TensorFlow's tf.data service, whose clients take part in this:
+
+A task that joins is *pending*. The round that it shall start in is chosen, past that of whoever
+speaks first, and told to all consumers, who stop before it (they are *blocked*). One that has begun
+it already makes it a later one, further and further away. Once all are blocked, and there are as
+many as the job wants, all pending tasks start in that round, and the consumers go on. Who is
+blocked stays so until it is told of a later round, or of none, so that each step may be lost, be
+delayed, or be followed by a dispatcher's end.
+
+A task goes when all consumers ask for its removal in the same round, so none has an element of it.
+If its worker is lost, it is *orphaned* until then: it stays listed, at the same address, so that no
+consumer leaves it out earlier than another. A worker that comes there goes on with it.
+"""
+
+from __future__ import annotations
+
+from ...journal.proto import events_pb2 as ev
+from ..errors import FailedPrecondition, InvalidArgument, NotFound
+from . import tasks
+from .base import Apply, Command, Decide, Decision, Ids, is_coordinated, taken
+from .splits import lost_leases
+from .state import Barrier, Consumer, Iteration, State, Task, Worker
+
+MAX_ROUND = 1 << 60
+MAX_STEP_LOG2 = 20
+"""How far the target round is moved away at most: some million rounds."""
+
+
+class ReportRound(Command, frozen=True, kw_only=True):
+    """Where a consumer is.
+
+    → (ConsumerBegan,) RoundTargeted, or (ConsumerBlocked,) TaskStarted …
+    """
+
+    consumer_id: int
+    current_round: int  # that it is in, or will begin next
+    blocked_round: int | None = None  # that it does not begin
+
+
+class RemoveTask(Command, frozen=True, kw_only=True):
+    """All consumers are at this task in this round, and do not get its element. → LeaseLost …,
+    TaskRemoved. One that is not known was removed already.
+    """
+
+    task_id: int
+    round: int
+
+
+def _report_round(state: State, command: ReportRound) -> Decision:
+    consumer = state.consumers.get(command.consumer_id)
+    if consumer is None:
+        raise NotFound(f"Consumer id {command.consumer_id} not found: it left, or was given up")
+    current, blocked = command.current_round, command.blocked_round
+    if not (0 <= current <= MAX_ROUND and (blocked is None or 0 <= blocked <= MAX_ROUND)):
+        raise InvalidArgument(
+            f"consumer {consumer.consumer_id} reports round {current} and to be blocked before "
+            f"{blocked}; rounds are from 0 to {MAX_ROUND}"
+        )
+    iteration = state.iterations[consumer.iteration_id]
+    if not is_coordinated(state, iteration):
+        return Decision([], None)
+    events = []
+    if not consumer.began:
+        began = ev.ConsumerBegan(consumer_id=consumer.consumer_id)
+        events.append(ev.Event(consumer_began=began))
+    barrier = iteration.barrier
+    if barrier is None:
+        return Decision(events, None)
+    if consumer.consumer_id in barrier.blocked:
+        return Decision([*events, *_start_if_all_are_blocked(state, iteration, consumer)], None)
+    if blocked is not None and blocked <= barrier.target_round:
+        stopped = ev.ConsumerBlocked(consumer_id=consumer.consumer_id)
+        events.append(ev.Event(consumer_blocked=stopped))
+        events += _start_if_all_are_blocked(state, iteration, consumer)
+    elif current >= barrier.target_round:
+        targeted = ev.RoundTargeted(
+            iteration_id=iteration.iteration_id,
+            target_round=current + (1 << min(barrier.targets, MAX_STEP_LOG2)),
+        )
+        events.append(ev.Event(round_targeted=targeted))
+    return Decision(events, None)
+
+
+def _start_if_all_are_blocked(
+    state: State, iteration: Iteration, another: Consumer
+) -> list[ev.Event]:
+    barrier = iteration.barrier
+    assert barrier is not None
+    blocked = barrier.blocked | {another.consumer_id}
+    begun = {i for i in iteration.consumers if state.consumers[i].began}
+    wanted = state.jobs[iteration.job_id].num_consumers
+    assert wanted is not None
+    if not begun <= blocked or len(blocked) < wanted:
+        return []
+    return [
+        ev.Event(task_started=ev.TaskStarted(task_id=task_id, starting_round=barrier.target_round))
+        for task_id in barrier.tasks
+    ]
+
+
+def _remove_task(state: State, command: RemoveTask) -> Decision:
+    task = state.tasks.get(command.task_id)
+    if task is None:
+        return Decision([], None)
+    if task.task_id not in state.iterations[task.iteration_id].tasks:
+        raise FailedPrecondition(
+            f"task {task.task_id} is pending: no consumer can have asked for its elements"
+        )
+    removed = ev.TaskRemoved(task_id=task.task_id, round=command.round)
+    return Decision([*lost_leases(state, [task.task_id]), ev.Event(task_removed=removed)], None)
+
+
+def tasks_of_new_worker(
+    state: State,
+    iteration: Iteration,
+    replaced: Worker | None,
+    worker: ev.WorkerRegistered,
+    ids: Ids,
+) -> list[ev.Event]:
+    """Those that consumers ask for at its address, or a new one."""
+
+    def is_there(task: Task) -> bool:
+        if replaced is not None and task.worker_id == replaced.worker_id:
+            return True
+        return task.orphan is not None and task.orphan.address == worker.address
+
+    mine = [task_id for task_id in iteration.tasks if is_there(state.tasks[task_id])]
+    if not mine and iteration.consumers:
+        return [_proposed(ids.new(), iteration.iteration_id, worker.worker_id)]
+    return [tasks.created(task_id, iteration.iteration_id, worker.worker_id) for task_id in mine]
+
+
+def propose_where_absent(state: State, worker_id: int, ids: Ids) -> list[ev.Event]:
+    """A task for a worker that lives, of each read in which consumers have done without it."""
+    events = []
+    for iteration in state.iterations.values():
+        if is_coordinated(state, iteration) and iteration.consumers:
+            having = {state.tasks[task_id].worker_id for task_id in iteration.all_tasks}
+            if worker_id not in having:
+                events.append(_proposed(ids.new(), iteration.iteration_id, worker_id))
+    return events
+
+
+def _proposed(task_id: int, iteration_id: int, worker_id: int) -> ev.Event:
+    proposed = ev.TaskProposed(task_id=task_id, iteration_id=iteration_id, worker_id=worker_id)
+    return ev.Event(task_proposed=proposed)
+
+
+def _consumer_began(state: State, event: ev.ConsumerBegan) -> None:
+    state.consumers[event.consumer_id].began = True
+
+
+def _task_proposed(state: State, event: ev.TaskProposed) -> None:
+    task_id = taken(state, event.task_id)
+    state.tasks[task_id] = Task(task_id, event.iteration_id, event.worker_id)
+    iteration = state.iterations[event.iteration_id]
+    if iteration.barrier is None:
+        iteration.barrier = Barrier()
+    iteration.barrier.tasks.append(task_id)
+    iteration.version += 1
+    worker = state.workers[event.worker_id]
+    worker.tasks.add(task_id)
+    worker.version += 1
+
+
+def _round_targeted(state: State, event: ev.RoundTargeted) -> None:
+    iteration = state.iterations[event.iteration_id]
+    barrier = iteration.barrier
+    assert barrier is not None
+    barrier.target_round = event.target_round
+    barrier.targets += 1
+    iteration.version += 1
+
+
+def _consumer_blocked(state: State, event: ev.ConsumerBlocked) -> None:
+    barrier = state.iterations[state.consumers[event.consumer_id].iteration_id].barrier
+    assert barrier is not None
+    barrier.blocked.add(event.consumer_id)
+
+
+def _task_started(state: State, event: ev.TaskStarted) -> None:
+    task = state.tasks[event.task_id]
+    task.starting_round = event.starting_round
+    iteration = state.iterations[task.iteration_id]
+    tasks.no_longer_pending(iteration, task.task_id)
+    iteration.tasks.append(task.task_id)
+    iteration.running_tasks += 1
+    iteration.version += 1
+
+
+def _task_removed(state: State, event: ev.TaskRemoved) -> None:
+    tasks.remove(state, state.tasks[event.task_id])
+
+
+DECIDE: Decide = {ReportRound: _report_round, RemoveTask: _remove_task}
+APPLY: Apply = {
+    "consumer_began": _consumer_began,
+    "task_proposed": _task_proposed,
+    "round_targeted": _round_targeted,
+    "consumer_blocked": _consumer_blocked,
+    "task_started": _task_started,
+    "task_removed": _task_removed,
+}

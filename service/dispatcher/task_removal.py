@@ -1,0 +1,115 @@
+"""Whether a task of a coordinated read goes: only if all consumers ask for it in the same round.
+
+A consumer that asks cannot reach the task's worker, has no element of it in this round, and does
+nothing else until it is answered. So while all of them ask, none has an element, and none will. Who
+asks is not state: after a change of dispatchers they ask again. That the task is removed is.
+
+If they ask in different rounds, some have an element that the others lack. They wait for the
+worker, which makes up for it once it is back. If it was given up, they are told: to go on would be
+to give the consumers elements of different rounds in the same step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+from dataclasses import dataclass, field
+
+from ..core import commands as c
+from ..core.base import is_coordinated
+from ..errors import FailedPrecondition, InvalidArgument
+from .dispatcher import Dispatcher
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 10.0
+"""How long a consumer waits for the others before it tries to reach the worker again."""
+
+
+def _future() -> asyncio.Future[bool]:
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(eq=False)
+class _Vote:
+    """Consumers that wait for each other, to remove a task in one round."""
+
+    round: int
+    torn: str = ""  # why its consumers cannot go on
+    asking: collections.Counter[int] = field(default_factory=collections.Counter)
+    removed: asyncio.Future[bool] = field(default_factory=_future)
+
+
+class TaskRemovals:
+    """Of all tasks. Everything runs on the dispatcher's event loop."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._votes: dict[int, _Vote] = {}  # by task
+
+    async def ask(self, task_id: int, consumer_index: int, round_: int) -> bool:
+        """Wait for the other consumers; whether the task is removed now.
+
+        Not, if they do not come in time, or one asks in another round. Raises InvalidArgument,
+        FailedPrecondition, Unavailable.
+        """
+        state = self._dispatcher.state
+        task = state.tasks.get(task_id)
+        if task is None:
+            return True
+        iteration = state.iterations[task.iteration_id]
+        if not is_coordinated(state, iteration):
+            raise FailedPrecondition(
+                f"task {task_id} belongs to no coordinated read, so no round removes it"
+            )
+        num_consumers = state.jobs[iteration.job_id].num_consumers or 0
+        if not 0 <= consumer_index < num_consumers:
+            raise InvalidArgument(
+                f"consumer index {consumer_index} asks to remove task {task_id}, and its job has "
+                f"{num_consumers} consumers: 0 to {num_consumers - 1}"
+            )
+        vote = self._votes.get(task_id)
+        if vote is None or (vote.torn and task.orphan is None):
+            vote = self._votes[task_id] = _Vote(round_)
+        if vote.round != round_:
+            if task.orphan is None:
+                self._end(task_id, vote, removed=False)
+                return False
+            vote.torn = vote.torn or (
+                f"the worker at {task.orphan.address} was lost within a round: some consumers have "
+                f"its element of round {min(vote.round, round_)}, and others do not, so they would "
+                "be out of step. Start all consumers again"
+            )
+            log.error("task %d: %s", task_id, vote.torn)
+            self._wake(vote, removed=False)
+        if vote.torn:
+            raise FailedPrecondition(vote.torn)
+        vote.asking[consumer_index] += 1
+        if len(vote.asking) == num_consumers:
+            try:
+                await self._dispatcher.execute(c.RemoveTask(task_id=task_id, round=round_))
+            finally:  # decided, though this consumer may be gone before it is durable
+                self._end(task_id, vote, removed=task_id not in state.tasks)
+            return True
+        try:
+            # Shielded, since the others wait for the same.
+            removed = await asyncio.wait_for(asyncio.shield(vote.removed), PATIENCE_S)
+        except TimeoutError:
+            return False
+        finally:
+            vote.asking -= collections.Counter([consumer_index])
+            if not (vote.asking or vote.torn):
+                self._end(task_id, vote, removed=False)
+        if vote.torn:
+            raise FailedPrecondition(vote.torn)
+        return removed
+
+    def _end(self, task_id: int, vote: _Vote, *, removed: bool) -> None:
+        if self._votes.get(task_id) is vote:
+            del self._votes[task_id]
+        self._wake(vote, removed=removed)
+
+    def _wake(self, vote: _Vote, *, removed: bool) -> None:
+        if not vote.removed.done():
+            vote.removed.set_result(removed)

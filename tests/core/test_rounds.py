@@ -1,0 +1,428 @@
+"""Coordinated reads: tasks join and go at a round on which all consumers agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import commands as c
+from forebay.service.core.encoding import decode_state, encode_state
+from forebay.service.core.state import Iteration
+from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound
+
+from .given import Given
+
+
+class Rounds(Given):
+    """A coordinated read."""
+
+    def __init__(self, num_consumers: int = 2, sharding: int = ev.OFF) -> None:
+        super().__init__()
+        self.job_id = self.when(
+            c.GetOrCreateJob(
+                dataset_id="d", name="rounds", sharding=sharding, num_consumers=num_consumers
+            )
+        )
+
+    def join(self) -> int:
+        joined: ev.ConsumerJoined = self.when(c.JoinIteration(job_id=self.job_id, epoch=0))
+        return joined.consumer_id
+
+    def leave(self, consumer_id: int) -> None:
+        self.when(c.LeaveIteration(consumer_id=consumer_id, reason="r"))
+
+    def report(self, consumer_id: int, current: int, blocked: int | None = None) -> list[str]:
+        self.when(
+            c.ReportRound(consumer_id=consumer_id, current_round=current, blocked_round=blocked)
+        )
+        return self.then
+
+    def restart(self) -> None:
+        """The dispatcher begins anew, from a snapshot."""
+        self.state = decode_state(encode_state(self.state))
+
+    @property
+    def read(self) -> Iteration:
+        (iteration,) = self.state.iterations.values()
+        return iteration
+
+    @property
+    def target(self) -> int | None:
+        barrier = self.read.barrier
+        return None if barrier is None else barrier.target_round
+
+    @property
+    def starting_rounds(self) -> list[int]:
+        return [self.state.tasks[task_id].starting_round for task_id in self.read.tasks]
+
+
+def test_the_workers_that_are_there_begin_with_round_0() -> None:
+    rounds = Rounds()
+    rounds.worker(1), rounds.worker(2)
+    rounds.join()
+    assert rounds.then == [
+        "iteration_created", "task_created", "task_created", "consumer_joined",
+    ]  # fmt: skip
+    rounds.join()
+    assert rounds.then == ["consumer_joined"]
+    assert rounds.starting_rounds == [0, 0]
+
+
+def test_a_worker_joins_at_a_round_that_no_consumer_has_begun() -> None:
+    rounds = Rounds()
+    rounds.worker(1)
+    a, b = rounds.join(), rounds.join()
+    assert rounds.report(a, 3) == ["consumer_began"]
+    assert rounds.report(a, 4) == []
+    new = rounds.worker(2)
+    assert rounds.then == ["worker_registered", "task_proposed"]
+    task_id = rounds.task_of(new)  # which the worker may prepare
+    assert task_id not in rounds.read.tasks
+    assert rounds.target == 0
+    assert rounds.report(a, 5) == ["round_targeted"]
+    assert rounds.target == 6
+    rounds.restart()
+    assert rounds.report(b, 7) == ["consumer_began", "round_targeted"]
+    assert rounds.target == 9
+    assert rounds.report(a, 6, blocked=6) == ["consumer_blocked"]  # it has not heard of 9 yet
+    rounds.restart()
+    assert rounds.report(a, 9, blocked=9) == []  # nor begins it: it waits there
+    assert rounds.report(b, 9) == ["round_targeted"]  # it heard of 9 too late
+    assert rounds.target == 13
+    assert rounds.report(b, 12, blocked=13) == ["consumer_blocked", "task_started"]
+    assert rounds.starting_rounds == [0, 13]
+    assert rounds.read.tasks[1] == task_id
+    assert rounds.target is None
+
+
+def test_all_workers_that_join_meanwhile_start_in_the_same_round() -> None:
+    rounds = Rounds(num_consumers=1)
+    a = rounds.join()
+    rounds.worker(1)
+    rounds.report(a, 0)
+    rounds.worker(2)
+    assert rounds.report(a, 1, blocked=1) == ["consumer_blocked", "task_started", "task_started"]
+    assert rounds.starting_rounds == [1, 1]
+
+
+def test_a_round_waits_for_as_many_consumers_as_the_job_has() -> None:
+    rounds = Rounds(num_consumers=2)
+    a = rounds.join()
+    rounds.worker(1)
+    rounds.report(a, 0)
+    assert rounds.report(a, 1, blocked=1) == ["consumer_blocked"]
+    b = rounds.join()
+    assert rounds.report(a, 1, blocked=1) == []
+    assert rounds.report(b, 0) == ["consumer_began"]
+    assert rounds.report(b, 0, blocked=1) == ["consumer_blocked", "task_started"]
+
+
+def test_a_consumer_that_came_back_does_not_stand_for_another() -> None:
+    rounds = Rounds(num_consumers=2)
+    rounds.worker(1)
+    a, b = rounds.join(), rounds.join()
+    rounds.report(a, 3), rounds.report(b, 3)
+    rounds.worker(2)
+    rounds.report(a, 3)
+    rounds.report(a, 4, blocked=4)
+    again = rounds.join()  # of a, which was killed
+    rounds.report(again, 0)
+    assert rounds.report(again, 0, blocked=4) == ["consumer_blocked"]
+    idle = rounds.join()  # that never reads
+    rounds.leave(a)
+    assert rounds.report(b, 4, blocked=4) == ["consumer_blocked", "task_started"]
+    rounds.leave(idle)
+
+
+def test_who_is_waited_for_may_leave() -> None:
+    rounds = Rounds(num_consumers=2)
+    rounds.worker(1)
+    a, b, more = rounds.join(), rounds.join(), rounds.join()
+    for consumer in (a, b, more):
+        rounds.report(consumer, 1)
+    rounds.worker(2)
+    rounds.report(a, 1)
+    rounds.report(a, 2, blocked=2)
+    assert rounds.report(b, 2, blocked=2) == ["consumer_blocked"]
+    rounds.leave(more)
+    assert rounds.report(a, 2, blocked=2) == ["task_started"]
+
+
+def test_a_lost_worker_that_was_pending_holds_up_nobody() -> None:
+    rounds = Rounds(num_consumers=2)
+    rounds.worker(1)
+    a, b = rounds.join(), rounds.join()
+    late = rounds.worker(2)
+    rounds.report(a, 5)
+    rounds.report(a, 6, blocked=6)
+    rounds.when(c.LoseWorker(worker_id=late, reason="r"))
+    assert rounds.then == ["worker_lost"]
+    assert rounds.target is None
+    rounds.worker(2)  # once more: and who was blocked then need not be now
+    assert rounds.then == ["worker_registered", "task_proposed"]
+    assert rounds.report(b, 6) == ["consumer_began", "round_targeted"]
+    assert rounds.report(b, 6, blocked=7) == ["consumer_blocked"]
+    assert rounds.report(a, 8) == ["round_targeted"]
+
+
+def test_a_lost_worker_stays_listed_until_all_do_without_it() -> None:
+    rounds = Rounds()
+    lost, other = rounds.worker(1), rounds.worker(2)
+    a, _ = rounds.join(), rounds.join()
+    task_id, others = rounds.task_of(lost), rounds.task_of(other)
+    rounds.when(c.LoseWorker(worker_id=lost, reason="r"))
+    assert rounds.then == ["worker_lost"]
+    assert rounds.read.tasks == [task_id, others]
+    orphan = rounds.state.tasks[task_id].orphan
+    assert orphan is not None
+    assert (orphan.address, orphan.uid) == ("w:1", 1)
+    rounds.restart()
+    rounds.when(c.RemoveTask(task_id=task_id, round=7))
+    assert rounds.then == ["task_removed"]
+    assert rounds.read.tasks == [others]
+    rounds.when(c.RemoveTask(task_id=task_id, round=7))
+    assert rounds.then == []
+    rounds.report(a, 7)
+    rounds.worker(1)
+    assert rounds.then == ["worker_registered", "task_proposed"]
+
+
+@pytest.mark.parametrize("lost_before", [True, False])
+def test_a_worker_that_comes_to_the_address_goes_on(lost_before: bool) -> None:
+    rounds = Rounds(sharding=ev.DYNAMIC)
+    first, _ = rounds.worker(1), rounds.worker(2)
+    rounds.join()
+    task_id, tasks = rounds.task_of(first), list(rounds.read.tasks)
+    lease = rounds.lease(task_id, 5)
+    assert lease is not None
+    if lost_before:
+        rounds.when(c.LoseWorker(worker_id=first, reason="r"))
+        assert rounds.then == ["lease_lost", "worker_lost"]
+        assert rounds.worker(1)  # the same process
+        assert rounds.then == ["worker_registered", "task_created"]
+        assert list(rounds.state.leases) == [lease.lease_id]
+    second = rounds.when(c.RegisterWorker(address="w:1", uid=9))
+    assert rounds.then == ["lease_lost", "worker_lost", "worker_registered", "task_created"]
+    assert rounds.read.tasks == tasks
+    assert rounds.task_of(second) == task_id
+    assert not rounds.state.leases
+    assert rounds.lease(task_id, 5).first == 5  # type: ignore[union-attr]
+
+
+def test_a_worker_that_consumers_cannot_reach_gets_another_task() -> None:
+    rounds = Rounds()
+    worker_id = rounds.worker(1)
+    rounds.join()
+    rounds.when(c.RemoveTask(task_id=rounds.task_of(worker_id), round=7))
+    assert rounds.state.workers[worker_id].tasks == set()
+    assert rounds.worker(1) == worker_id
+    assert rounds.then == ["task_proposed"]
+    rounds.worker(1)
+    assert rounds.then == []
+    with pytest.raises(FailedPrecondition, match="pending"):
+        rounds.when(c.RemoveTask(task_id=rounds.task_of(worker_id), round=7))
+
+
+@pytest.mark.parametrize("sharding", [ev.OFF, ev.DYNAMIC])
+def test_consumers_that_all_died_begin_anew_with_round_0(sharding: int) -> None:
+    rounds = Rounds(sharding=sharding)
+    first = rounds.worker(1)
+    a, b = rounds.join(), rounds.join()
+    task_id = rounds.task_of(first)
+    rounds.lease(task_id, 5) if sharding == ev.DYNAMIC else None
+    rounds.report(a, 30)
+    late, lost = rounds.worker(2), rounds.worker(3)
+    pending = rounds.task_of(late)
+    rounds.when(c.LoseWorker(worker_id=lost, reason="r"))
+    rounds.leave(a)
+    assert rounds.then == ["consumer_left"]
+    rounds.leave(b)
+    over = ["iteration_collected"] if sharding == ev.OFF else ["lease_lost", "iteration_paused"]
+    assert rounds.then == ["consumer_left", *over]
+    assert not (rounds.state.tasks or rounds.state.leases)
+    rounds.join()
+    begun = ["iteration_created"] if sharding == ev.OFF else []
+    assert rounds.then == [*begun, "task_created", "task_created", "consumer_joined"]
+    assert rounds.starting_rounds == [0, 0]
+    assert not {task_id, pending} & set(rounds.read.tasks)
+    if sharding == ev.DYNAMIC:
+        assert rounds.lease(rounds.task_of(first), 5).first == 5  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_consumers": 0}, "num_consumers=0 must be at least 1"),
+        ({"num_consumers": -2}, "num_consumers=-2 must be at least 1"),
+        ({"name": ""}, "without a name; set job_name"),
+        ({"cross_trainer_cache": True}, "cross-trainer cache; leave out one of them"),
+        ({"target_workers": 3}, 'target_workers "LOCAL"'),
+    ],
+)
+def test_what_a_coordinated_read_does_not_go_with(fields: dict[str, Any], message: str) -> None:
+    wanted = {"dataset_id": "d", "name": "n", "sharding": ev.OFF, "num_consumers": 2}
+    with pytest.raises(InvalidArgument, match=message):
+        Given().when(c.GetOrCreateJob(**{**wanted, **fields}))
+
+
+def test_another_number_of_consumers_is_another_job() -> None:
+    rounds = Rounds(num_consumers=2)
+    for number, got in ((3, "3"), (None, "None")):
+        again = c.GetOrCreateJob(
+            dataset_id="d", name="rounds", sharding=ev.OFF, num_consumers=number
+        )
+        with pytest.raises(InvalidArgument, match=f"number of consumers: <2>; got <{got}>"):
+            rounds.when(again)
+
+
+@pytest.mark.parametrize("reported", [(-1, None), (1 << 62, None), (1, -1), (1, 1 << 62)])
+def test_rounds_that_are_none(reported: tuple[int, int | None]) -> None:
+    rounds = Rounds()
+    consumer = rounds.join()
+    with pytest.raises(InvalidArgument, match="rounds are from 0"):
+        rounds.report(consumer, *reported)
+    with pytest.raises(NotFound, match="Consumer id 9999"):
+        rounds.report(9999, 1)
+
+
+def test_tasks_of_a_coordinated_read_have_no_end() -> None:
+    rounds = Rounds()
+    worker_id = rounds.worker(1)
+    rounds.join()
+    rounds.when(c.CompleteTask(task_id=rounds.task_of(worker_id)))
+    assert rounds.then == []
+
+
+# -- any order of events: what consumers do by themselves, as TensorFlow's do ------------------
+
+
+@dataclass
+class Consumer:
+    """A client of TensorFlow's: its tasks in order, each with its first round; where it is."""
+
+    consumer_id: int
+    tasks: dict[int, int] = field(default_factory=dict)
+    round: int = 0
+    visited: set[int] = field(default_factory=set)  # in this round
+    limit: int | None = None
+    answer: tuple[int | None, dict[int, int]] | None = None  # on its way
+    took: list[tuple[int, int]] = field(default_factory=list)  # (round, task)
+
+    def take(self, task_id: int) -> None:
+        self.took.append((self.round, task_id))
+        self.visited.add(task_id)
+
+    def next_task(self) -> int | None:
+        """The one to visit next; None if it must not go on."""
+        for _ in range(100):  # or all are removed, and it counts rounds until it is told of more
+            if self.limit is not None and self.round >= self.limit:
+                return None
+            for task_id, first in self.tasks.items():
+                if task_id not in self.visited and first <= self.round:
+                    return task_id
+            if not self.tasks:
+                return None
+            self.round, self.visited = self.round + 1, set()
+        return None
+
+    def hear(self) -> None:
+        assert self.answer is not None
+        block, listed = self.answer
+        if block is None:
+            self.limit = None
+        elif self.limit != block and self.round < block:
+            self.limit = block
+        self.tasks = {i: first for i, first in self.tasks.items() if i in listed}
+        for task_id, first in listed.items():
+            if task_id not in self.tasks:
+                assert self.round <= first, "it has passed the starting round"
+                assert self.round < first or not self.visited
+                self.tasks[task_id] = first
+        self.answer = None
+
+
+class Clients(RuleBasedStateMachine):
+    """Consumers, workers that come and go, answers that are lost, dispatchers that begin anew."""
+
+    NUMBER = 3
+
+    @initialize(workers=st.integers(0, 2))
+    def begin(self, workers: int) -> None:
+        self.rounds = Rounds(self.NUMBER)
+        for number in range(workers):
+            self.rounds.worker(number)
+        self.consumers = [Consumer(self.rounds.join()) for _ in range(self.NUMBER)]
+
+    @rule(number=st.integers(0, 3))
+    def worker_beats(self, number: int) -> None:
+        self.rounds.worker(number)
+
+    @rule(number=st.integers(0, 3))
+    def worker_is_lost(self, number: int) -> None:
+        worker_id = self.rounds.state.worker_at.get(f"w:{number}")
+        if worker_id is not None:
+            self.rounds.when(c.LoseWorker(worker_id=worker_id, reason="r"))
+
+    @rule(number=st.integers(0, NUMBER - 1), lost=st.booleans())
+    def beat(self, number: int, lost: bool) -> None:
+        """Asks, and is answered; it hears of it later, or never."""
+        consumer = self.consumers[number]
+        if consumer.answer is not None:
+            return
+        self.rounds.report(consumer.consumer_id, consumer.round, consumer.limit)
+        iteration = self.rounds.read
+        listed = {i: self.rounds.state.tasks[i].starting_round for i in iteration.tasks}
+        if not lost:
+            consumer.answer = (self.rounds.target or None, listed)
+
+    @rule(number=st.integers(0, NUMBER - 1))
+    def hear(self, number: int) -> None:
+        if self.consumers[number].answer is not None:
+            self.consumers[number].hear()
+
+    @rule(number=st.integers(0, NUMBER - 1), steps=st.integers(1, 5))
+    def go_on(self, number: int, steps: int) -> None:
+        """As far as workers let it: they give a round's elements once all have asked for them."""
+        for _ in range(steps):
+            consumer = self.consumers[number]
+            task_id = consumer.next_task()
+            if task_id is None or self.leads_by(consumer, task_id) > 0:
+                return
+            consumer.take(task_id)
+
+    def leads_by(self, consumer: Consumer, task_id: int) -> int:
+        """How many times it took of the task more often than the slowest."""
+        slowest = min(sum(i == task_id for _, i in x.took) for x in self.consumers)
+        return sum(i == task_id for _, i in consumer.took) - slowest
+
+    @precondition(lambda self: hasattr(self, "consumers"))
+    @rule()
+    def remove(self) -> None:
+        """All are at one task, in one round, and do not get its element."""
+        at = {(x.next_task(), x.round) for x in self.consumers}
+        if len(at) == 1 and (task_id := next(iter(at))[0]) is not None:
+            self.rounds.when(c.RemoveTask(task_id=task_id, round=self.consumers[0].round))
+            for consumer in self.consumers:
+                consumer.visited.add(task_id)
+                consumer.tasks[task_id] = 1 << 40  # until it hears that it is listed no more
+
+    @rule()
+    def restart(self) -> None:
+        self.rounds.restart()
+
+    @invariant()
+    def all_take_the_same(self) -> None:
+        if hasattr(self, "consumers"):
+            takes = [x.took for x in self.consumers]
+            shortest = min(map(len, takes))
+            assert all(took[:shortest] == takes[0][:shortest] for took in takes)
+
+
+TestClients = Clients.TestCase
+TestClients.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

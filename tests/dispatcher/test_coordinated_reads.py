@@ -1,0 +1,227 @@
+"""Coordinated reads: TensorFlow's own consumers and workers, and the protocol by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import pathlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+import tensorflow as tf
+from tensorflow.data.experimental import service
+from tensorflow.python.data.experimental.ops import data_service_ops
+
+from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.service.errors import Unimplemented
+from forebay.service.proto import forebay_pb2 as forebay
+
+from ..stock import GRAPH, DispatcherProcess, call, stock_workers
+
+NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
+    with DispatcherProcess(tmp_path_factory.mktemp("journal"), worker_timeout_ms=-1) as running:
+        yield running
+
+
+# -- stock consumers, stock workers --------------------------------------------------------------
+
+
+def consumers(dispatcher: DispatcherProcess, number: int) -> list[Any]:
+    """Iterators. Each worker's first round is 0 … number − 1, and the next goes on from there."""
+    dataset = tf.data.Dataset.range(1 << 60).repeat()
+    name = f"job {next(NUMBERS)}"
+    return [
+        iter(
+            dataset.apply(
+                data_service_ops._distribute(  # which has the option for a faster heartbeat
+                    service.ShardingPolicy.OFF, dispatcher.target, job_name=name,
+                    consumer_index=index, num_consumers=number, task_refresh_interval_hint_ms=20,
+                )
+            )
+        )
+        for index in range(number)
+    ]  # fmt: skip
+
+
+def read_until(iterators: list[Any], workers: int) -> list[tuple[int, ...]]:
+    """What each consumer got in each step, until so many workers have begun in it."""
+    first = tuple(range(len(iterators)))
+    steps: list[tuple[int, ...]] = []
+    with ThreadPoolExecutor(len(iterators)) as pool:
+        while steps.count(first) < workers:
+            steps.append(tuple(int(x) for x in pool.map(next, iterators)))
+    return steps
+
+
+def test_workers_join_and_are_killed_and_the_dispatcher_begins_anew(tmp_path: pathlib.Path) -> None:
+    with (
+        DispatcherProcess(tmp_path, worker_timeout_ms=1000) as dispatcher,
+        stock_workers(dispatcher, 1, heartbeat_interval_ms=100),
+    ):
+        three, alone = consumers(dispatcher, 3), consumers(dispatcher, 1)
+        steps = read_until(three, 1)
+        with stock_workers(dispatcher, 2, heartbeat_interval_ms=100) as killed:
+            dispatcher.kill_and_restart()
+            steps += read_until(three, 2)
+            three.clear()
+            read_until(alone, 2)
+            killed.kill()  # one consumer alone is within no round with another
+            left = [int(next(alone[0])) for _ in range(100)]
+        alone.clear()
+    assert all(numbers == (numbers[0], numbers[0] + 1, numbers[0] + 2) for numbers in steps)
+    assert left[-10:] == [*range(left[-10], left[-10] + 10)]
+
+
+# -- the protocol by hand ------------------------------------------------------------------------
+
+
+class Read:
+    """A coordinated read of two consumers, and a worker of which there is no process."""
+
+    def __init__(self, dispatcher: DispatcherProcess) -> None:
+        self.dispatcher = dispatcher
+        number = next(NUMBERS)
+        dataset_id = self.call(
+            "GetOrRegisterDataset", dataset={"graph": GRAPH}, dataset_id=f"by hand {number}"
+        ).dataset_id
+        self.address = "w1:1"
+        self.worker(self.address, 1)
+        self.job_id = self.call(
+            "GetOrCreateJob", dataset_id=dataset_id, job_name=f"by hand {number}", num_consumers=2
+        ).job_id
+        self.clients = [self.join(), self.join()]
+        (info,) = self.beat(0, 0).task_info
+        self.task_id = info.task_id
+
+    def call(self, method: str, **fields: Any) -> Any:
+        return call(self.dispatcher, method, fields)
+
+    def worker(self, address: str, uid: int, *current: int) -> Any:
+        return self.call(
+            "WorkerHeartbeat", worker_address=address, worker_uid=uid, current_tasks=current
+        )
+
+    def join(self) -> int:
+        client: int = self.call("GetOrCreateIteration", job_id=self.job_id).iteration_client_id
+        return client
+
+    def beat(self, index: int, current: int, blocked: int | None = None) -> Any:
+        fields = {} if blocked is None else {"blocked_round": blocked}
+        return self.call(
+            "ClientHeartbeat",
+            iteration_client_id=self.clients[index],
+            current_round=current,
+            **fields,
+        )
+
+    def remove(self, index: int, number: int) -> bool:
+        removed: bool = self.call(
+            "MaybeRemoveTask", task_id=self.task_id, consumer_index=index, round=number
+        ).removed
+        return removed
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as running:
+        yield running
+
+
+def test_each_step_of_joining_outlives_the_dispatcher(tmp_path: pathlib.Path) -> None:
+    with DispatcherProcess(tmp_path, worker_timeout_ms=-1) as dispatcher:
+        read = Read(dispatcher)
+        uid = next(NUMBERS)
+        (definition,) = [
+            task for task in read.worker("w2:1", uid).new_tasks if task.task_id != read.task_id
+        ]
+        assert definition.num_consumers == 2
+        asked: list[Callable[[], Any]] = [
+            lambda: read.beat(0, 4),
+            lambda: read.beat(1, 5),
+            lambda: read.beat(0, 5, 7),
+            lambda: read.beat(1, 5, 7),
+            lambda: read.beat(0, 7, 7),
+        ]
+        answers = []
+        for number, ask in enumerate(asked):
+            answers.append(ask())
+            if number in (1, 2):  # a target is chosen; one consumer has stopped
+                dispatcher.kill_and_restart()
+        blocks = [a.block_round if a.HasField("block_round") else None for a in answers]
+        assert blocks == [5, 7, 7, None, None]
+        starting = [[task.starting_round for task in a.task_info] for a in answers]
+        assert starting == [[0]] * 3 + [[0, 7]] * 2
+        assert answers[-1].task_info[1].task_id == definition.task_id
+        assert not read.worker("w2:1", uid, definition.task_id).tasks_to_delete
+
+
+def test_a_task_goes_when_all_ask_in_the_same_round(
+    dispatcher: DispatcherProcess, pool: ThreadPoolExecutor
+) -> None:
+    read = Read(dispatcher)
+    assert list(pool.map(read.remove, (0, 1), (7, 7))) == [True, True]
+    assert read.remove(0, 9)  # it has gone
+    assert not read.beat(0, 8).task_info
+
+
+def test_a_task_stays_if_they_ask_in_different_rounds(
+    dispatcher: DispatcherProcess, pool: ThreadPoolExecutor
+) -> None:
+    read = Read(dispatcher)
+    assert list(pool.map(read.remove, (0, 1), (7, 8))) == [False, False]
+    assert list(pool.map(read.remove, (0, 0), (7, 8))) == [False, False]  # nor one alone
+    assert read.beat(0, 8).task_info
+
+
+def test_a_removal_outlives_the_dispatcher(
+    dispatcher: DispatcherProcess, pool: ThreadPoolExecutor
+) -> None:
+    read = Read(dispatcher)
+    pool.submit(read.remove, 0, 7)
+    dispatcher.kill_and_restart()  # and a stock consumer asks again
+    assert list(pool.map(read.remove, (0, 1), (7, 7))) == [True, True]
+    dispatcher.kill_and_restart()
+    assert read.remove(1, 7)
+
+
+def test_consumers_of_forebay_are_refused(dispatcher: DispatcherProcess) -> None:
+    read = Read(dispatcher)
+    client = DispatcherClient(dispatcher.target)
+    with contextlib.closing(client), pytest.raises(Unimplemented, match="read of 2 consumers"):
+        request = forebay.JoinIterationRequest(job_id=read.job_id)
+        client.call_numbered(request, forebay.JoinIterationResponse)
+
+
+def test_who_cannot_ask_for_a_removal(dispatcher: DispatcherProcess) -> None:
+    read = Read(dispatcher)
+    for index in (-1, 2):
+        with pytest.raises(grpc.RpcError, match=f"consumer index {index} .* 0 to 1") as error:
+            read.remove(index, 7)
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_consumers_of_a_worker_that_was_lost_within_a_round_are_told(
+    tmp_path: pathlib.Path, pool: ThreadPoolExecutor
+) -> None:
+    with DispatcherProcess(tmp_path, worker_timeout_ms=2000) as dispatcher:
+        read = Read(dispatcher)
+        while read.call("GetWorkers").workers:
+            pass
+        (info,) = read.beat(0, 3).task_info
+        assert info.task_id == read.task_id  # for all consumers, though its worker is lost
+        assert info.worker_address == read.address
+        assert [s.address for s in info.transfer_servers] == [read.address]
+        asked = [pool.submit(read.remove, 0, 7), pool.submit(read.remove, 1, 8)]
+        for error in [waiting.exception() for waiting in asked]:
+            assert isinstance(error, grpc.RpcError)
+            assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert "lost within a round" in str(error.details())
+        with pytest.raises(grpc.RpcError, match="round 7"):  # whenever the others come
+            read.remove(0, 8)
