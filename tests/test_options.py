@@ -119,6 +119,13 @@ def test_what_is_said_of_it(command: str, declared: Declared) -> None:
     assert declared.option.help in shown
 
 
+@pytest.mark.parametrize("mode", ["colocated", "DEPLOYMENT_MODE_COLOCATED", 1])
+def test_deployment_modes_may_be_tensorflows(mode: Any) -> None:
+    given: list[Any] = [mode, None, "UNSPECIFIED", 0, ""]
+    understood = [DispatcherOptions(deployment_mode=m).deployment_mode for m in given]
+    assert understood == ["COLOCATED", "", "", "", ""]
+
+
 def test_values_that_make_no_sense() -> None:
     wrongs: list[tuple[dict[str, Any], str]] = [
         ({"port": 65536}, "port=65536 is out of range; give 0 to 65535"),

@@ -25,12 +25,17 @@ def _workers(given: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(address.strip() for address in addresses)
 
 
-def _deployment_mode(name: str) -> str:
-    if name.upper() not in ("", *DEPLOYMENT_MODES):
+def _deployment_mode(mode: str | int) -> str:
+    """By its name, short or as TensorFlow's enumeration has it, or its number there."""
+    names = ("", *DEPLOYMENT_MODES)
+    if isinstance(mode, int) and not isinstance(mode, bool) and 0 <= mode < len(names):
+        return names[mode]
+    name = str(mode).upper().removeprefix("DEPLOYMENT_MODE_").removeprefix("UNSPECIFIED")
+    if name not in names:
         raise InvalidArgument(
-            f"deployment_mode={name!r} must be one of {list(DEPLOYMENT_MODES)}, or left out"
+            f"deployment_mode={mode!r} must be one of {list(DEPLOYMENT_MODES)}, or left out"
         )
-    return name.upper()
+    return name
 
 
 @dataclass(frozen=True, kw_only=True)
