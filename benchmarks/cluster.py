@@ -110,6 +110,10 @@ class Cluster:
             reader.ask(question)
         return together([reader.reading() for reader in self._readers])
 
+    def worker_rss_mb(self) -> float:
+        """The workers' resident memory, in units of 10⁶ bytes."""
+        return sum(worker.rss_mb() for worker in self._workers)
+
     def close(self) -> None:
         self._stack.close()
 

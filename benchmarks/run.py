@@ -17,6 +17,7 @@ from ..service.errors import ForebayError, InvalidArgument
 from . import elements
 from .contents import FILE_CASES
 from .curves import elements_curve, splits_curve
+from .epochs import epochs
 from .failover import failover, redis_cut
 from .first_element import first_element
 from .fleet import fleet
@@ -58,6 +59,7 @@ ROWS: dict[str, Row] = {
     "leases": leases,
     "get_split": get_split,
     "memory": memory,
+    "epochs": epochs,
     "redis": redis,
     "redis_restart": redis_restart,
     "failover": failover,

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import compression_ops
-from tensorflow.python.data.ops import dataset_ops, map_op
+from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.data.util import nest
 from tensorflow.python.data.util.structure import to_tensor_list
 from tensorflow.python.framework import ops
@@ -31,8 +31,15 @@ from ..pipelines.tf_data.element_specs import (
     options_for,
     plain,
     restore,
-    until_stopped,
     without_extension_types,
+)
+from ..pipelines.tf_data.transformations import (
+    flat_mapped,
+    mapped,
+    nothing_of,
+    once,
+    unbatched,
+    until_stopped,
 )
 
 SLICED_BYTES = 4 << 10  # elements that are worth a slice of their block instead of a copy
@@ -173,36 +180,31 @@ def _built(number: Any, element_spec: Any, compressed: bool, cardinality: int, o
         # As tf.data itself keeps composites inside, so that the element_spec is exactly it.
         return tuple(to_tensor_list(element_spec, restore(element_spec, tensors)))
 
-    @plain
     def elements(count: Tensor, *parts: Tensor) -> Any:
         own = rows(count, parts)
 
-        @plain
         def element(row: Tensor) -> Any:
             tensors = [c.element(r, row) for c, r in zip(columns, own, strict=True)]
             if compressed:
                 return compression_ops.uncompress(tensors[0], element_spec)
             return finished(*tensors)
 
-        # Without inter-op parallelism the function runs in the calling thread, 10 × faster.
-        return map_op._MapDataset(
-            tf.data.Dataset.range(count), element, use_inter_op_parallelism=False
-        )
+        return mapped(tf.data.Dataset.range(count), element)
 
     said = cardinality == tf.data.UNKNOWN_CARDINALITY
     if _are_ready(columns, compressed):
         stacked = _from_generator(arrays, number, signature, stacks)
         if sum(column.least_bytes for column in columns) >= SLICED_BYTES:
-            built = stacked.flat_map(plain(lambda *s: tf.data.Dataset.from_tensor_slices(s)))
+            built = flat_mapped(stacked, lambda *s: tf.data.Dataset.from_tensor_slices(s))
         elif cardinality == tf.data.INFINITE_CARDINALITY:
             # Said of blocks it costs elements nothing, and unbatch passes it on.
-            built, said = _with_cardinality(stacked, cardinality).unbatch(), True
+            built, said = unbatched(_with_cardinality(stacked, cardinality)), True
         else:
-            built = stacked.unbatch()
+            built = unbatched(stacked)
         if not all(isinstance(leaf, tf.TensorSpec) for leaf in nest.flatten(element_spec)):
-            built = map_op._MapDataset(built, plain(finished), use_inter_op_parallelism=False)
+            built = mapped(built, finished)
     else:
-        built = _from_generator(arrays, number, signature).flat_map(elements)
+        built = flat_mapped(_from_generator(arrays, number, signature), elements)
     built = built.with_options(options)
     return built if said else _with_cardinality(built, cardinality)
 
@@ -216,8 +218,7 @@ def _with_cardinality(dataset: Any, cardinality: int) -> Any:
     if cardinality == tf.data.INFINITE_CARDINALITY:
         # TensorFlow says it of some that end, too. An assertion would fail then; concatenated with
         # what is said to be infinite, and is empty, the dataset may end.
-        nothing = dataset.take(0).filter(plain(lambda *_: tf.constant(False))).repeat()
-        return dataset.concatenate(nothing)
+        return dataset.concatenate(nothing_of(dataset).repeat())
     return dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
 
 
@@ -231,6 +232,16 @@ class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
 
     def _inputs(self) -> list[Any]:
         return [self._built]  # whose options a trace takes for ours
+
+    def __iter__(self) -> Any:
+        # Of this very dataset, with nothing behind it that tf.data's rewriting, some 5 ms, could
+        # make faster.
+        options = tf.data.Options()
+        options.experimental_optimization.apply_default_optimizations = False
+        return iter(self._as_iterated().with_options(options))
+
+    def _as_iterated(self) -> Any:
+        return self.prefetch(tf.data.AUTOTUNE)  # as tf.data would
 
     def repeat(self, count: Any = None, name: str | None = None) -> Any:
         """As of any dataset; without end, it goes on after an iteration without elements, too.
@@ -249,12 +260,9 @@ class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
 class _ReadyElements(_Elements):
     """Elements that only have to be cut out of their block: eager loops take them at once."""
 
-    def __iter__(self) -> Any:
-        # Of this very dataset, with nothing behind it. tf.data would put a prefetch at the end,
-        # which only hands one element after another to another thread.
-        options = tf.data.Options()
-        options.experimental_optimization.inject_prefetch = False
-        return iter(self.with_options(options))
+    def _as_iterated(self) -> Any:
+        # tf.data's prefetch would only hand one element after another to another thread.
+        return self
 
 
 def _from_generator(
@@ -267,41 +275,51 @@ def _from_generator(
 
     TensorFlow's own only opens and closes the generator of an iteration.
     """
-    generators: dict[int, Iterator[tuple[Any, ...]]] = {}  # of the iterations under way
+    generators: dict[int, Generator[tuple[Any, ...], None, None]] = {}  # of what is under way
     iterations = itertools.count()
 
-    def opened(number: Any) -> Iterator[int]:
+    def begin(number: Any) -> Any:
         malloc.keep_large_buffers()  # only now: TensorFlow set its own when it made this iterator
         iteration = next(iterations)
-        with closing(generate(int(number))) as generator:
-            generators[iteration] = generator
-            try:
-                yield iteration
-            finally:
-                del generators[iteration]
+        generators[iteration] = generate(int(number))
+        return np.int64(iteration)
 
-    @plain
-    def tuples(iteration: Tensor) -> Any:
-        def one() -> tuple[Tensor, ...]:
-            found = tf.numpy_function(
-                lambda iteration: next(generators[int(iteration)]),
-                [iteration],
-                [spec.dtype for spec in signature],
-            )
-            # In tf.data's debug mode, a single one comes as it is.
-            tensors = found if isinstance(found, list | tuple) else [found]
-            for tensor, spec in zip(tensors, signature, strict=True):
-                tensor.set_shape(spec.shape)
-            return then(*tensors) if then is not None else tuple(tensors)
+    def end(iteration: Any) -> Any:
+        generators.pop(int(iteration)).close()
+        return np.int64(0)
 
-        return until_stopped(one)
+    def one(iteration: Tensor) -> tuple[Tensor, ...]:
+        found = tf.numpy_function(
+            lambda iteration: next(generators[int(iteration)]),
+            [iteration],
+            [spec.dtype for spec in signature],
+        )
+        # In tf.data's debug mode, a single one comes as it is.
+        tensors = found if isinstance(found, list | tuple) else [found]
+        for tensor, spec in zip(tensors, signature, strict=True):
+            tensor.set_shape(spec.shape)
+        return then(*tensors) if then is not None else tuple(tensors)
 
-    under_way = tf.data.Dataset.from_generator(
-        opened, args=(number,), output_signature=tf.TensorSpec([], tf.int64)
-    )
-    # Said, because TensorFlow's sharding by files takes two flat_maps in a row over one tensor
-    # for a list of files, and would leave all but the first trainer without elements.
-    return _with_cardinality(under_way, 1).flat_map(tuples)
+    def items(number: Tensor) -> Any:
+        under_way = once(_python(begin), _python(end), number)
+        return flat_mapped(under_way, lambda iteration: until_stopped(lambda: one(iteration)))
+
+    # In a function, as alone TensorFlow could not serialize it; and of a range, because its
+    # sharding by files takes two flat_maps in a row over one tensor for a list of files, and
+    # would leave all but the first trainer without elements.
+    number = tf.convert_to_tensor(number, tf.int64)
+    return flat_mapped(tf.data.Dataset.range(number, number + 1), items)
+
+
+def _python(function: Callable[[Any], Any]) -> Callable[[Tensor], Tensor]:
+    """A function of an int64 that Python is called for; it returns another."""
+
+    def call(number: Tensor) -> Tensor:
+        found = tf.numpy_function(function, [number], tf.int64)
+        found.set_shape([])
+        return found
+
+    return call
 
 
 def as_registered(dataset: Any) -> Any:

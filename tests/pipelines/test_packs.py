@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pathlib
 import threading
+import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -21,6 +24,7 @@ from forebay.service.pipelines.tf_data.packs import (
     elements_per_pack,
 )
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
+from forebay.service.pipelines.tf_data.run import TfDataRun
 
 from .pipelines import OneSource
 
@@ -125,3 +129,20 @@ def test_variants_are_never_packed() -> None:
     blocks = list(TfDataPipeline(graph_of(dataset)).run(None).blocks())
     assert sum(block.count for block in blocks) == 4
     assert elements_per_pack([tf.TensorSpec([], tf.variant)]) == 1
+
+
+def test_the_first_element_travels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for it does not wait for others to be copied, however many there are by then."""
+    ready = TfDataRun._ready
+
+    def ready_with_several(run: TfDataRun) -> int:
+        while (found := ready(run)) < 2:
+            time.sleep(0.001)
+        return found
+
+    monkeypatch.setattr(TfDataRun, "_ready", ready_with_several)
+    images = Dataset.from_tensors(np.zeros((224, 224, 3), np.uint8)).repeat()
+    run = TfDataPipeline(graph_of(images), element_spec=images.element_spec).run(None)
+    with closing(run.blocks()) as blocks:
+        assert next(blocks).count == 1
+        assert next(blocks).count > 1

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import tensorflow as tf
 from tensorflow.core.protobuf import data_service_pb2, struct_pb2
-from tensorflow.python.data.ops import map_op
 from tensorflow.python.data.util import nest
 from tensorflow.python.framework.extension_type import ExtensionTypeSpec
 from tensorflow.python.saved_model import nested_structure_coder
@@ -114,21 +113,6 @@ def plain(function: Callable[P, R]) -> Callable[P, R]:
     """Marks a function that TensorFlow shall trace as it is, without AutoGraph."""
     marked: Callable[P, R] = tf.autograph.experimental.do_not_convert(function)
     return marked
-
-
-def until_stopped(function: Callable[[], tuple[Tensor, ...]]) -> Any:
-    """A dataset of what a function returns, call by call, until Python in it raises StopIteration.
-
-    An item takes a third of what one of `from_generator` does. Python waits in the thread that
-    asks, and takes none of TensorFlow's own from others. After an error it is asked again.
-    """
-    endless = tf.data.Dataset.range(tf.int64.max)
-    return map_op._MapDataset(
-        endless,
-        plain(lambda _: function()),
-        use_inter_op_parallelism=False,
-        preserve_cardinality=False,
-    )
 
 
 class Carrier(NamedTuple):

@@ -23,15 +23,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import function_pb2
-from tensorflow.python.data.ops import dataset_ops, structured_function
-from tensorflow.python.data.util import structure
-from tensorflow.python.ops import gen_dataset_ops
+from tensorflow.python.data.ops import dataset_ops
 
 from ....journal.proto import events_pb2 as ev
 from ....journal.splits import ENDLESS, source_size
 from ...proto import graph_pb2 as pb
 from ..splits import SplitFeed, SplitRange
-from .element_specs import plain, until_stopped
 from .graphs import Graph
 from .imports import (
     ImportedGraph,
@@ -43,6 +40,7 @@ from .imports import (
 from .packs import calls_functions
 from .split_sources import NotSplittable, SourceNode, SourceWalk, require_splittable
 from .state import State, state_of
+from .transformations import Traced, opened, traced, until_stopped
 
 Dataset = Any
 Tensor = Any
@@ -316,7 +314,7 @@ class _FedSources:
         self.names = names
         self._first = first
         self._callbacks = callbacks
-        self._traced: dict[Any, tuple[Any, list[int]]] = {}
+        self._traced: dict[Any, tuple[Traced, list[int]]] = {}
 
     def dataset(self, node: pb.NodeDef, operands: list[Tensor], source: Tensor) -> Tensor:
         """The variant of a dataset of a source's splits that are leased."""
@@ -329,10 +327,10 @@ class _FedSources:
 
         specs, inputs = output_specs(node), [*operands, source]
         alike = (node.op, specs, *[(t.dtype, str(t.shape)) for t in inputs])
-        opened = tf.data.Dataset.range(number, number + 1)
-        opened = self._flat_map(opened, "leases", leases, [])
+        numbers = tf.data.Dataset.range(number, number + 1)
+        leased = self._flat_map(numbers, "leases", leases, [])
         expand = expansion(node, operands, source, specs)
-        return self._flat_map(opened, alike, expand, inputs)._variant_tensor
+        return self._flat_map(leased, alike, expand, inputs)._variant_tensor
 
     def _flat_map(
         self, dataset: Dataset, alike: Any, function: Callable[..., Dataset], inputs: list[Tensor]
@@ -340,22 +338,12 @@ class _FedSources:
         """`dataset.flat_map(function)`, where the function refers to some of the inputs. What is
         `alike` differs only in these."""
         if alike not in self._traced:
-            traced = structured_function.StructuredFunctionWrapper(
-                plain(function), "Dataset.flat_map()", dataset=dataset
-            )
+            made = traced(function, dataset.element_spec)
             places = {id(tensor): place for place, tensor in enumerate(inputs)}
-            own = [places[id(tensor)] for tensor in traced.function.captured_inputs]
-            self._traced[alike] = traced, own
-        traced, own = self._traced[alike]
-        spec = traced.output_structure._element_spec
-        variant = gen_dataset_ops.flat_map_dataset(
-            dataset._variant_tensor,
-            [inputs[place] for place in own],
-            f=traced.function,
-            output_types=structure.get_flat_tensor_types(spec),
-            output_shapes=structure.get_flat_tensor_shapes(spec),
-        )
-        return dataset_ops._VariantDataset(variant, spec)
+            own = [places[id(tensor)] for tensor in made.function.captured_inputs]
+            self._traced[alike] = made, own
+        made, own = self._traced[alike]
+        return opened(dataset, made, [inputs[place] for place in own])
 
 
 def _integers(

@@ -76,14 +76,11 @@ class TfDataRun:
             if self._cancelled.is_set():
                 return
             driver = self._source.begin(self._queues)
-            first = True
-            while not self._cancelled.is_set():
-                stacked = self._take(linger_s=0 if first else LINGER_S)
-                if stacked is None:
-                    break
+            stacked = self._dequeue(1)  # the first one travels alone: somebody waits for it
+            while stacked is not None and not self._cancelled.is_set():
                 for block in self._cut(stacked):
                     yield self._placed(block)
-                first = False
+                stacked = self._take()
             complete = driver.error is None and not self._cancelled.is_set()
             if driver.error is not None and not self._cancelled.is_set():
                 raise driver.error
@@ -104,7 +101,7 @@ class TfDataRun:
         self._index += block.count
         return placed
 
-    def _take(self, linger_s: float) -> list[Tensor] | None:
+    def _take(self) -> list[Tensor] | None:
         """What the queue has, stacked; at least one element. None at the end."""
         if self._trace.alone:
             return self._dequeue(1)
@@ -113,7 +110,7 @@ class TfDataRun:
             head = self._dequeue(1)
             if head is None:
                 return None
-        give_up = time.monotonic() + linger_s
+        give_up = time.monotonic() + LINGER_S
         while not self._full() and time.monotonic() < give_up:
             time.sleep(POLL_S)
         want = min(self._ready(), self._trace.most)

@@ -18,16 +18,17 @@ from typing import Any, Protocol, TypeVar, cast
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.data.experimental.ops import compression_ops
-from tensorflow.python.data.ops import dataset_ops, map_op
+from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.eager import context, execute
 
 from ..splits import SplitFeed
 from .bundles import BundleGraph
 from .columns import column
-from .element_specs import component_specs, flatten, options_for, plain, until_stopped
+from .element_specs import component_specs, flatten, options_for, plain
 from .feeds import LoadedGraph, TracedGraph
 from .packs import elements_per_pack
 from .queues import OwnedQueue, Queue, QueueSpec
+from .transformations import drained, flat_mapped, mapped, until_stopped
 
 LARGE_BYTES = 4 << 20  # an element of this size travels alone, and is not copied into a block
 MAX_BLOCK_ELEMENTS = 8192
@@ -137,8 +138,7 @@ class Trace:
             spec, opened = self._graph.component_specs, spec
         dataset = dataset_ops._VariantDataset(variant, spec)
         if opened is not None:
-            uncompress = plain(lambda e: compression_ops.uncompress(e, opened))
-            dataset = map_op._MapDataset(dataset, uncompress, use_inter_op_parallelism=False)
+            dataset = mapped(dataset, lambda e: compression_ops.uncompress(e, opened))
         return dataset
 
     def _queued(self, dataset: Any, handles: Sequence[Tensor]) -> Any:
@@ -147,7 +147,6 @@ class Trace:
         if self._pack > 1:
             dataset = dataset.batch(self._pack)
 
-        @plain
         def enqueue(*element: Any) -> Tensor:
             whole = element if type(dataset.element_spec) is tuple else element[0]
             spec = self._element_spec
@@ -159,10 +158,9 @@ class Trace:
                 quanta = tf.minimum(parts[-1] // QUANTUM_BYTES, self.quanta)
                 budget[0].enqueue_many([tf.zeros([quanta], tf.bool)])
             queue.enqueue(parts or [True])
-            return tf.constant(0)
+            return tf.constant(0, tf.int64)
 
-        # Without inter-op parallelism the function runs in the driving thread, 10 × faster.
-        return map_op._MapDataset(dataset, enqueue, use_inter_op_parallelism=False)
+        return mapped(dataset, enqueue)
 
     def _reduced(self, fed: Any, stop: Tensor, end: Tensor, options: Any) -> Tensor:
         """Drives a dataset of zeros until its end, or until `stop` is closed."""
@@ -172,7 +170,7 @@ class Trace:
         fed = fed.concatenate(dataset_ops._VariantDataset(end, fed.element_spec))
         options = options.merge(self._options)
         options.experimental_optimization.inject_prefetch = False  # the queue is one
-        return fed.with_options(options).reduce(0, _keep)
+        return drained(fed.with_options(options))
 
     def close(self) -> None:
         """Free what TensorFlow holds of it. Idempotent. No run may use it any more."""
@@ -220,19 +218,16 @@ class BundleTrace(Trace):
             first, count, key, start = map(tf.identity, parts)
             dataset = self._elements(graph.dataset(first, count, key)._variant_tensor).skip(start)
 
-            @plain
             def close(_: Tensor) -> Tensor:
                 Queue(self._queues[0], handles[0]).close()
-                return tf.constant(0)
+                return tf.constant(0, tf.int64)
 
-            one = tf.data.Dataset.range(1)
-            closed = map_op._MapDataset(one, close, use_inter_op_parallelism=False)
+            closed = mapped(tf.data.Dataset.range(1), close)
             return self._queued(dataset, handles).concatenate(closed)
 
         def drive(end: Tensor, stop: Tensor, requests: Tensor) -> Tensor:
             asked = until_stopped(lambda: tuple(Queue(self._requests, requests).dequeue()))
-            fed = asked.flat_map(plain(bundle))
-            return self._reduced(fed, stop, end, graph.options)
+            return self._reduced(flat_mapped(asked, bundle), stop, end, graph.options)
 
         inputs = [tf.TensorSpec([], tf.variant), *[tf.TensorSpec([], tf.resource)] * 2]
         self._trace(drive, *inputs)
@@ -277,23 +272,17 @@ def _config_of(place: int) -> bytes:
     return serialized
 
 
-@plain
-def _keep(state: Tensor, _: Tensor) -> Tensor:
-    return state
-
-
 @functools.cache
 def _end_of() -> Any:
     @plain
     def end(handle: Tensor) -> Tensor:
         stop = Queue(STOP, handle)
 
-        @plain
         def let_go(_: Tensor) -> Tensor:
             stop.enqueue([True])
-            return tf.constant(0)
+            return tf.constant(0, tf.int64)
 
-        return tf.data.Dataset.range(1).map(let_go).batch(1)._variant_tensor
+        return mapped(tf.data.Dataset.range(1), let_go).batch(1)._variant_tensor
 
     function = tf.function(end, autograph=False)
     return function.get_concrete_function(tf.TensorSpec([], tf.resource))

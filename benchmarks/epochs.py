@@ -1,0 +1,39 @@
+"""Row `epochs`: what thousands of short epochs of one dataset leave behind in a worker's memory."""
+
+from __future__ import annotations
+
+import contextlib
+
+from .cluster import SIDES, Cluster
+from .results import Better, Result
+from .setting import Setting
+
+ELEMENTS = 10
+WARM_UP = 100  # epochs, in which what is made once is made
+
+
+def epochs(setting: Setting) -> list[Result]:
+    """Of ours alone, each a job of its own. One round: it takes minutes."""
+    count = 20 if setting.quick else 5_000
+    with contextlib.closing(Cluster(SIDES["ours"], setting, setting.directory("epochs"))) as ours:
+        ours.grow(workers=1, readers=1)
+        ours.wait_until_ready()
+        before = _after(ours, 2 if setting.quick else WARM_UP)
+        grown = _after(ours, count) - before
+    return [
+        Result(
+            row="epochs",
+            what=f"a worker's memory grows by, in {count:,} epochs of {ELEMENTS} elements",
+            unit="MB",
+            better=Better.LESS,
+            ours=[grown],
+            peer=[],
+            required=50,
+        )
+    ]
+
+
+def _after(cluster: Cluster, count: int) -> float:
+    for _ in range(count):
+        cluster.measure("scalars", size=ELEMENTS, seconds=60)
+    return cluster.worker_rss_mb()
