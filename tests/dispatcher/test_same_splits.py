@@ -96,7 +96,8 @@ class Client:
         return getattr(pb, f"{method}Response").FromString(answer)
 
     def _raw(self, method: str, request: bytes) -> bytes:
-        send = self._channel.unary_unary(f"/tensorflow.data.DispatcherService/{method}")
+        path = f"/tensorflow.data.DispatcherService/{method}"
+        send = self._channel.unary_unary(path, None, None)
         answer: bytes = send(request, timeout=60, wait_for_ready=True)
         return answer
 

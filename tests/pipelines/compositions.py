@@ -115,7 +115,7 @@ OTHER_STEPS = [
 ]
 
 FIRST_STEPS = [  # on a source that can be read at random
-    "apply(global_shuffle)",
+    "apply(lambda d: global_shuffle(d, 1))",
 ]
 
 ENDLESS_STEPS = [
@@ -186,14 +186,14 @@ class Compositions:
     def _composed(self, depth: int, sources: list[str], steps: list[str], joins: list[str]) -> str:
         if depth == 0:
             return self.filled(self._random.choice(sources))
-        below = lambda: self._composed(depth - 1, sources, steps, joins)  # noqa: E731
+        first, second = (self._composed(depth - 1, sources, steps, joins) for _ in "ab")
         if self._random.random() < 0.3:
-            return self.filled(self._random.choice(joins), a=below(), b=below())
-        return f"{below()}.{self.filled(self._random.choice(steps))}"
+            return self.filled(self._random.choice(joins), a=first, b=second)
+        return f"{first}.{self.filled(self._random.choice(steps))}"
 
 
 def write_files(directory: pathlib.Path) -> None:
-    """What the sources read: text, records, and records of two bytes; nine numbers each."""
+    """What the sources read: text, records, and records of two bytes; four numbers each."""
     for i, name in enumerate("ab"):
         numbers = [f"{n:02}" for n in range(10 * i, 10 * i + 4)]
         (directory / f"{name}.txt").write_text("\n".join(numbers))
@@ -215,15 +215,25 @@ def build(expression: str) -> Dataset:
         "slices": tf.data.Dataset.from_tensor_slices,
         "list_files": tf.data.Dataset.list_files,
         "zipped": tf.data.Dataset.zip,
-        "whole": lambda value: tf.cast(value, tf.int64),
+        "whole": whole,
         "paired": lambda a, b: 100 * a + b,
-        "number": lambda text: tf.strings.to_number(text, tf.int64),
+        "number": number,
         "text": tf.data.TextLineDataset,
         "records": tf.data.TFRecordDataset,
         "fixed": tf.data.FixedLengthRecordDataset,
         "extra": tf.data.experimental,
         "csv": tf.data.experimental.make_csv_dataset,
         "unordered": unordered,
-        "global_shuffle": lambda d: global_shuffle_op._global_shuffle(d, 1),
+        "global_shuffle": global_shuffle_op._global_shuffle,
     }
     return eval(expression, names)
+
+
+def whole(value: Any) -> Any:
+    """As an int64."""
+    return tf.cast(value, tf.int64)
+
+
+def number(text: Any) -> Any:
+    """The int64 that a text says."""
+    return tf.strings.to_number(text, tf.int64)
