@@ -192,7 +192,7 @@ SOURCES = [
     *compositions.ENDLESS_SOURCES,
 ]
 STEPS = [
-    *compositions.FIRST_STEPS,
+    *compositions.PARTICULAR_STEPS,
     *compositions.EXACT_STEPS,
     *compositions.OTHER_STEPS,
     *compositions.ENDLESS_STEPS,

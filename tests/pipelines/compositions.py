@@ -111,10 +111,10 @@ OTHER_STEPS = [
     "group_by_window(lambda i: i % 2, lambda _, w: w.batch(4), 4).map(tf.reduce_sum)",
     "bucket_by_sequence_length(lambda i: 1, [2], [2, 2]).map(tf.reduce_sum)",
     "rejection_resample(lambda i: i % 2, [0.5, 0.5], [0.5, 0.5], seed=1).map(lambda _, i: i)",
-    "apply(extra.assert_cardinality({m}))",
 ]
 
-FIRST_STEPS = [  # on a source that can be read at random
+PARTICULAR_STEPS = [  # which some inputs make fail
+    "apply(extra.assert_cardinality({m}))",
     "apply(lambda d: global_shuffle(d, 1))",
 ]
 

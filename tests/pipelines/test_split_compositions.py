@@ -10,6 +10,7 @@ import contextlib
 import os
 import pathlib
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -36,6 +37,8 @@ SEED = int(os.environ.get("FOREBAY_SEED", "1"))
 PIPELINES = int(os.environ.get("FOREBAY_PIPELINES", "10"))
 PAUSE_S = 0.002
 TOO_MANY = 2000
+RANDOM = re.compile("shuffle(?!=False)|seed|unordered")
+"""Whose elements may differ from run to run where a pipeline is cut."""
 
 
 class Cluster:
@@ -117,10 +120,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return directory
 
 
-def in_process(expression: str) -> list[int] | None:
-    """The pipeline's elements here; None if it is random which these are, or has too many."""
-    once, again = ([int(x) for x in build(expression).take(TOO_MANY)] for _ in range(2))
-    return once if sorted(once) == sorted(again) and len(once) < TOO_MANY else None
+def in_process(expression: str) -> Counter[int] | None:
+    """The pipeline's elements here; None if they are too many."""
+    here = Counter(map(int, build(expression).take(TOO_MANY)))
+    return here if here.total() < TOO_MANY else None
 
 
 def test_several_workers_give_each_element_once(files: pathlib.Path) -> None:
@@ -129,17 +132,19 @@ def test_several_workers_give_each_element_once(files: pathlib.Path) -> None:
         expression = made_up.exact(2 + number % 3)
         if (here := in_process(expression)) is not None:
             got = Cluster(expression, 2 + number % 2).read()
-            assert counted(got) == Counter(here), expression
+            assert counted(got) == here, expression
 
 
 def test_one_worker_gives_whatever_pipeline_there_is(files: pathlib.Path) -> None:
     made_up = Compositions(SEED, files)
-    for number in range(PIPELINES):
+    for number in range(2 * PIPELINES):
         expression = made_up.any(2 + number % 3)
+        if RANDOM.search(expression):
+            continue
         with contextlib.suppress(Unimplemented):
             if (here := in_process(expression)) is not None:
                 got = Cluster(expression, 1).read()
-                assert counted(got) == Counter(here), expression
+                assert counted(got) == here, expression
 
 
 ENDLESS = [
