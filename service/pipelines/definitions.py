@@ -29,8 +29,7 @@ def require_bundles(graph: bytes, sources: Iterable[ev.SplitSource]) -> None:
     itself; `sources` are those that were registered. Raises InvalidGraph.
     """
     require_splittable(sources)
-    parsed = Graph(graph)
-    walks.require_bundles(parsed, walks.SourceWalk(parsed))
+    walks.require_bundles(walks.SourceWalk(Graph(graph)))
 
 
 def evaluate_in_subprocess(

@@ -123,6 +123,23 @@ class TestStock:
         got = [int(x) for x in read(distributed(dispatcher, dataset))]
         assert sorted(got) == sorted(expected or [int(x) for x in read(dataset)])
 
+    @pytest.mark.parametrize(
+        "build",
+        [
+            lambda: tf.data.Dataset.range(5).repeat().map(lambda x: x),
+            lambda: tf.data.Dataset.range(5).batch(2).unbatch().repeat(),
+            lambda: tf.data.Dataset.range(5).interleave(tf.data.Dataset.from_tensors).repeat(),
+            lambda: tf.data.Dataset.random(seed=1).map(lambda x: x % 5),
+            lambda: tf.data.Dataset.counter().map(lambda x: x % 5),
+        ],
+    )
+    def test_endless_sources(
+        self, dispatcher: DispatcherProcess, build: Callable[[], tf.data.Dataset]
+    ) -> None:
+        got = read(distributed(dispatcher, build()).take(300))
+        assert len(got) == 300
+        assert set(map(int, got)) == set(range(5))
+
     def test_a_registered_dataset_is_read_by_its_id(self, dispatcher: DispatcherProcess) -> None:
         dataset = tf.data.Dataset.range(10).map(lambda x: (x, tf.ones([2], tf.bfloat16)))
         dataset_id = service.register_dataset(dispatcher.target, dataset, dataset_id="by-id")

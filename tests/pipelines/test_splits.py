@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.data.experimental.ops.global_shuffle_op import _global_shuffle
 from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.eager import context
 
@@ -153,6 +154,10 @@ PIPELINES: dict[str, Callable[[], Dataset]] = {
     "ragged slices": lambda: slices(tf.ragged.constant([[1], [], [2, 3], [4, 5, 6]])),
     "sparse slices": lambda: slices(tf.sparse.eye(5)),
     "dataset of datasets": nested,
+    "dataset of one dataset": lambda: slices([count(3)]).flat_map(lambda inner: inner),
+    "dataset of one dataset in one": lambda: slices([[count(3)]]).flat_map(
+        lambda inner: slices(inner).flat_map(lambda innermost: innermost)
+    ),
     "tensor": lambda: tf.data.Dataset.from_tensors(tf.range(3)),
     "tensor, repeated": lambda: tf.data.Dataset.from_tensors(1).repeat(3),
     "list": lambda: tf.data.experimental.from_list([(1, "a"), (2, "b"), (3, "c")]),
@@ -245,6 +250,22 @@ def test_what_would_be_paired_wrongly_is_refused(name: str) -> None:
     leases = Leases(split_sources(graph_of(dataset), evaluate))
     with pytest.raises(NotSplittable, match="zip"):
         executor_of(dataset, leases)
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (lambda: count(9).cache("elements").map(lambda i: i), "CacheDataset.*only a part.*memory"),
+        (lambda: zipped((count(9), count(9).cache(tf.strings.join(["a", "b"])))), "CacheDataset"),
+        (lambda: _global_shuffle(count(9)), r"GlobalShuffleDataset.*shuffle\(…\)"),
+    ],
+)
+def test_what_no_worker_can_do_with_a_part_is_refused(
+    build: Callable[[], Dataset], reason: str
+) -> None:
+    sources = [source.splits for source in split_sources(graph_of(build()), evaluate)]
+    with pytest.raises(NotSplittable, match=reason):
+        require_splittable(sources)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ class BundleGraph:
         require_splittable(sources)
         parsed = Graph(graph)
         walk = SourceWalk(parsed)
-        require_bundles(parsed, walk)
+        require_bundles(walk)
         self._sources = [source.node.name for source in walk.sources]
         self.component_specs = output_specs(parsed.dataset)
         self.calls_functions = calls_functions(parsed)

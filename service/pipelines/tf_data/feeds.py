@@ -214,7 +214,8 @@ def _strands(
     found = {}
     for number, (source, splits) in enumerate(zip(sources, registered, strict=True)):
         together = splits.leased_with if splits.HasField("leased_with") else None
-        if source.unleasable or source.leased_with != together:
+        require_splittable((), source.unleasable)  # which an earlier version may have let through
+        if source.leased_with != together:
             raise NotSplittable(
                 "the dataset zips several sources, and was registered by a version that did not "
                 "keep their pairs together: register it again, under another id if you choose it"

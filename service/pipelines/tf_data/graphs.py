@@ -35,6 +35,8 @@ TABLES = {
     for suffix in ("", "V2")
 } | {"MutableDenseHashTable", "MutableDenseHashTableV2"}
 
+_INT32, _VARIANT = 3, 21  # DataType
+
 _GENERATED_HANDLE = re.compile(r"(.*/(?:SeedGenerator|MemoryCache))_\d+")
 """What TensorFlow names a dataset's own resources; the number is the process's."""
 
@@ -113,6 +115,7 @@ def isolate(graph: bytes, prefix: str) -> tuple[pb.GraphDef, str, list[str]]:
     proto = parsed.proto
     functions = [function.signature.name for function in proto.library.function]
     _rename_functions(proto, {name: f"{prefix}_{name}" for name in functions})
+    _reshape_packs_of_one(parsed)
     for node in _all_nodes(proto):
         if node.op in TABLES:
             node.attr["container"].s = prefix.encode()
@@ -167,6 +170,35 @@ def fingerprint(graph: bytes) -> str:
     del proto.node[:], proto.library.function[:]
     digest.update(proto.SerializeToString(deterministic=True))
     return digest.hexdigest()
+
+
+def _reshape_packs_of_one(graph: Graph) -> None:
+    """TensorFlow's optimizer makes an ExpandDims of a Pack of one tensor, which knows no datasets;
+    Reshape does.
+    """
+    nodes = graph.nodes.values()
+    packs = [node for node in nodes if node.op == "Pack" and node.attr["T"].type == _VARIANT]
+    shapes = {node.name: _packed_shape(graph, node) for node in packs}
+    for node in packs:
+        if node.attr["N"].i == 1:
+            shape = graph.proto.node.add(name=f"{node.name}/shape", op="Const")
+            shape.attr["dtype"].type = _INT32
+            tensor = shape.attr["value"].tensor
+            tensor.dtype = _INT32
+            tensor.tensor_shape.dim.add(size=len(shapes[node.name]))
+            tensor.int_val.extend(shapes[node.name])
+            node.op = "Reshape"
+            node.input.insert(1, shape.name)
+            node.attr.pop("N")
+            node.attr.pop("axis", None)
+            node.attr["Tshape"].type = _INT32
+
+
+def _packed_shape(graph: Graph, node: pb.NodeDef) -> list[int]:
+    """Of scalars that are packed, and packed again."""
+    if node.op != "Pack":
+        return []
+    return [node.attr["N"].i, *_packed_shape(graph, graph.producer(node.input[0]))]
 
 
 def _number_arguments(function: pb.FunctionDef) -> None:

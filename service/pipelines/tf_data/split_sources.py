@@ -8,7 +8,8 @@ left to an `Evaluate` function (see evaluate.py).
 Sources that are zipped are *leased together*, so that a worker that has split n of one has split n
 of the others. Pairs then stay pairs wherever each split yields equally many elements, for which
 the inputs of a zip must treat their sources alike; where they visibly don't, the sources are
-*unleasable*. A few sources are read *whole* by every worker.
+*unleasable*, as they are below what can do nothing with a part of them. A few sources are read
+*whole* by every worker.
 """
 
 from __future__ import annotations
@@ -118,18 +119,16 @@ _NO_FILE = {b"\x08\x07\x12\x00", b"\x08\x07\x12\x00B\x00"}  # TensorProtos of ""
 class SourceWalk:
     """One pass over a graph's datasets, from its result down to the sources.
 
-    `sources` are in the order of their split providers; `repeats` and `caches` are nodes;
-    `endless_repeats` are nodes that have no
-    end, and those of the sources below each that are leased again and again; `options` are those
-    of the whole dataset, TensorFlow's message serialized. Raises NotSplittable at a node that
-    cannot pass splits on, InvalidGraph.
+    `sources` are in the order of their split providers; `repeats` are nodes; `endless_repeats` are
+    nodes that have no end, and those of the sources below each that are leased again and again;
+    `options` are those of the whole dataset, TensorFlow's message serialized. Raises NotSplittable
+    at a node that cannot pass splits on, InvalidGraph.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.sources: list[SourceNode] = []
         self.endless_repeats: dict[str, list[int]] = {}
         self.repeats: list[pb.NodeDef] = []  # of whatever count but 1
-        self.caches: list[pb.NodeDef] = []
         self.options = b""
         self._graph = graph
         self._below: list[tuple[pb.NodeDef, list[int]]] = []  # endless repeats, and their sources
@@ -187,8 +186,9 @@ class SourceWalk:
         kind = _kind(node)
         if kind in _COUNTED and self._fact(node.input[_COUNTED[kind]]) != 1:
             self.repeats.append(node)
-        if kind == "Cache":
-            self.caches.append(node)
+        if why := self._needs_whole(kind, node):
+            for reading in inputs:
+                self._refuse(reading.sources, f"{node.name!r} ({node.op}) {why}")
         if kind == "Options":
             self.options += node.attr["serialized_options"].s  # a message is merged into the last
         if kind == "Zip":
@@ -218,6 +218,20 @@ class SourceWalk:
         if _is_endless(kind, node, self._graph) and not _has_cache(changes):
             self._below.append((node, [n for group in sources for n in group]))
         return _Lineage(sources, (*changes, (kind, *extent)), once)
+
+    def _needs_whole(self, kind: str, node: pb.NodeDef) -> str:
+        """Why a dataset can do nothing with a part of the splits; empty if it can."""
+        if kind == "GlobalShuffle":
+            return "reads its input by index. Write shuffle(…) instead"
+        if kind == "Cache":
+            name = self._graph.producer(node.input[1])
+            if name.op != "Const" or name.attr["value"].tensor.SerializeToString() not in _NO_FILE:
+                return (
+                    "keeps only a part of the elements in its file, those of one worker's splits, "
+                    "which whoever finds the file takes for his own. Cache in memory, or where "
+                    "you read"
+                )
+        return ""
 
     def _fact(self, tensor: str) -> Any:
         facts = _constant(self._graph.producer(tensor))
@@ -362,9 +376,9 @@ def require_splittable(sources: Iterable[ev.SplitSource], unsplittable: str = ""
         raise NotSplittable(f"the dataset cannot be split among Forebay's workers: {reason}")
 
 
-def require_bundles(graph: Graph, walk: SourceWalk) -> None:
+def require_bundles(walk: SourceWalk) -> None:
     """Raises NotSplittable, naming the node, if a range of this dataset's splits cannot be run on
-    an iterator of its own as what it is in the whole. `walk` is the graph's.
+    an iterator of its own as what it is in the whole.
     """
     for node in walk.repeats:
         raise _no_bundle(
@@ -390,12 +404,6 @@ def require_bundles(graph: Graph, walk: SourceWalk) -> None:
             f"{one.node.name!r} ({one.node.op}) is another source, and a bundle has a range of "
             "one. Zip them, or put them into one list of what to read",
         )
-    for node in walk.caches:
-        name = graph.producer(node.input[1])
-        if name.op != "Const" or name.attr["value"].tensor.SerializeToString() not in _NO_FILE:
-            raise _no_bundle(
-                node, "all bundles would read what the first one left in its file. Cache in memory"
-            )
 
 
 def _no_bundle(node: pb.NodeDef, reason: str) -> NotSplittable:
