@@ -275,11 +275,7 @@ class ForebayFace:
 
     async def leave_service(self, request: pb.LeaveServiceRequest) -> pb.LeaveServiceResponse:
         await self._dispatcher.execute(
-            c.LoseWorker(
-                worker_id=request.worker_id,
-                reason=request.reason or "it said goodbye",
-                left=True,
-            )
+            c.LoseWorker(worker_id=request.worker_id, reason="it said goodbye", left=True)
         )
         return pb.LeaveServiceResponse()
 

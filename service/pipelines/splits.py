@@ -34,20 +34,20 @@ class SplitFeed(Protocol):
 
     @property
     def sources(self) -> Sequence[ev.SplitSource]:
-        """What was registered, one a provider."""
+        """What was registered of each."""
         ...
 
-    def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
-        """The next splits of a provider; None at the end of this opening of it.
+    def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
+        """The next splits of a source; None at the end of this opening of it.
 
         A pipeline with a `repeat` opens its source again and again. Openings count from 0: each is
         the pass of that number, or, if the repeat is `endless`, whichever has splits. Splits
         of an earlier pass that were handed back may be among them. Blocks until the answer
-        is known. Called by one thread a provider at a time. What it raises ends the source, and
+        is known. Called by one thread a source at a time. What it raises ends the source, and
         the pipeline unless that ignores errors; whoever cancels the run makes it raise, too.
         """
         ...
 
-    def is_over(self, providers: Iterable[int]) -> bool:
+    def is_over(self, sources: Iterable[int]) -> bool:
         """Whether no opening of these that begins now or later will have a split."""
         ...

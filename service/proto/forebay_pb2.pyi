@@ -270,14 +270,12 @@ class CompleteTaskResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class LeaveServiceRequest(_message.Message):
-    __slots__ = ("worker_id", "reason", "known")
+    __slots__ = ("worker_id", "known")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
-    reason: str
     known: JournalPosition
-    def __init__(self, worker_id: _Optional[int] = ..., reason: _Optional[str] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class LeaveServiceResponse(_message.Message):
     __slots__ = ()

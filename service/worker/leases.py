@@ -29,7 +29,7 @@ HAND_BACK_S = 5.0
 
 
 class LeaseFeed:
-    """Gives a task's pipeline its splits. One thread a provider may call `next_range`."""
+    """Gives a task's pipeline its splits. One thread a source may call `next_range`."""
 
     def __init__(
         self,
@@ -54,39 +54,39 @@ class LeaseFeed:
         self._pool = ThreadPoolExecutor(
             max(1, len(sources)), thread_name_prefix=f"forebay-lease-{task_id}"
         )
-        self._providers = [
-            _Provider(
+        self._leases = [
+            _SourceLeases(
                 dispatcher, task_id, number, source.singly, self._pool, self._closed, observer
             )
             for number, source in enumerate(sources)
         ]
 
-    def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
+    def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
         """The next splits; None at the end of the opening (pipelines/splits.py), and when the
         dispatcher has given the task up: what was begun may still be read.
 
         Raises Unavailable after `close`.
         """
         try:
-            return self._providers[provider].next_range(opening, endless)
+            return self._leases[source].next_range(opening, endless)
         except NotFound:
             self.given_up = True
             return None
         except CancelledError as error:  # by `close`
-            self.failed = Unavailable(f"provider {provider}'s task has been stopped")
+            self.failed = Unavailable(f"source {source}'s task has been stopped")
             raise self.failed from error
         except ForebayError as error:
             self.failed = error
             raise
 
-    def is_over(self, providers: Iterable[int]) -> bool:
+    def is_over(self, sources: Iterable[int]) -> bool:
         """Whether no opening of these that begins now or later will have a split."""
         ended = self.given_up or self._draining.is_set()
-        return ended or not any(self._sizes[provider] for provider in providers)
+        return ended or not any(self._sizes[source] for source in sources)
 
     def begun_last(self) -> list[str]:
         """Which splits were given last, for people."""
-        return [found for p in self._providers if (found := p.begun_last)]
+        return [found for p in self._leases if (found := p.begun_last)]
 
     def drain(self, give_up_s: float) -> None:
         """End the splits here, and hand back what was leased and not begun.
@@ -94,11 +94,11 @@ class LeaseFeed:
         Until `give_up_s` of the monotonic clock, or a little longer if that is about now.
         """
         self._draining.set()
-        for provider in self._providers:
-            provider.draining.set()
+        for leases in self._leases:
+            leases.draining.set()
         give_up_s = max(give_up_s, time.monotonic() + LEASE_S)
-        for provider in self._providers:
-            provider.hand_back(min(HAND_BACK_S, give_up_s - time.monotonic()))
+        for leases in self._leases:
+            leases.hand_back(min(HAND_BACK_S, give_up_s - time.monotonic()))
 
     def close(self, *, wait: bool = True) -> None:
         """Stop leasing, and end whoever waits for a lease. Idempotent.
@@ -110,7 +110,7 @@ class LeaseFeed:
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
 
-class _Provider:
+class _SourceLeases:
     def __init__(
         self,
         dispatcher: DispatcherClient,

@@ -102,10 +102,10 @@ class Ranges:
         self.sources: Sequence[ev.SplitSource] = [ev.SplitSource(count=SPLITS)]
         self._ranges = iter(ranges)
 
-    def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
+    def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
         return next(self._ranges, None)
 
-    def is_over(self, providers: Iterable[int]) -> bool:
+    def is_over(self, sources: Iterable[int]) -> bool:
         return False
 
 

@@ -170,7 +170,7 @@ class OneSource:
 
     sources = (ev.SplitSource(count=10),)
 
-    def is_over(self, providers: Iterable[int]) -> bool:
+    def is_over(self, sources: Iterable[int]) -> bool:
         return False
 
 
@@ -190,27 +190,27 @@ class Leases:
         self._size = size
         self.calls = 0
 
-    def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
+    def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
         with self._lock:
             self.calls += 1
-            pass_number = max(opening, self._pass[provider]) if endless else opening
-            if pass_number < self._pass[provider]:
+            pass_number = max(opening, self._pass[source]) if endless else opening
+            if pass_number < self._pass[source]:
                 return None
-            if pass_number > self._pass[provider]:
-                self._pass[provider], self._next[provider] = pass_number, 0
-            first, end = self._next[provider], self._ends[provider]
+            if pass_number > self._pass[source]:
+                self._pass[source], self._next[source] = pass_number, 0
+            first, end = self._next[source], self._ends[source]
             if first >= end:
-                self._pass[provider], self._next[provider] = pass_number + 1, 0
+                self._pass[source], self._next[source] = pass_number + 1, 0
                 return None
-            self._next[provider] = min(end, first + self._size)
-            return SplitRange(first, self._next[provider] - first, pass_number)
+            self._next[source] = min(end, first + self._size)
+            return SplitRange(first, self._next[source] - first, pass_number)
 
-    def is_over(self, providers: Iterable[int]) -> bool:
-        return not any(self._ends[self._first(provider)] for provider in providers)
+    def is_over(self, sources: Iterable[int]) -> bool:
+        return not any(self._ends[self._first(source)] for source in sources)
 
-    def _first(self, provider: int) -> int:
-        splits = self.sources[provider]
-        return splits.leased_with if splits.HasField("leased_with") else provider
+    def _first(self, source: int) -> int:
+        splits = self.sources[source]
+        return splits.leased_with if splits.HasField("leased_with") else source
 
 
 def _length(splits: ev.SplitSource) -> int:

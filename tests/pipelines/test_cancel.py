@@ -37,10 +37,10 @@ class Feed:
     def __init__(self, ranges):
         self.ranges = ranges
 
-    def is_over(self, providers):
+    def is_over(self, sources):
         return False
 
-    def next_range(self, provider, opening, endless):
+    def next_range(self, source, opening, endless):
         if self.ranges:
             return self.ranges.pop(0)
         asked.set()

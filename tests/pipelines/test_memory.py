@@ -105,13 +105,13 @@ def test_a_pipeline_on_leased_splits_keeps_its_large_buffers() -> None:
         from forebay.service.pipelines import SplitRange
 
         class Feed:
-            def is_over(self, providers):
+            def is_over(self, sources):
                 return False
 
             sources = [ev.SplitSource(count=100)]
             ranges = [SplitRange(0, 50, 0), SplitRange(50, 50, 0)]
 
-            def next_range(self, provider, opening, endless):
+            def next_range(self, source, opening, endless):
                 return self.ranges.pop(0) if self.ranges else None
 
         numbers = tf.data.Dataset.range(100)

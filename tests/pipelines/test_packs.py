@@ -104,7 +104,7 @@ def test_what_is_there_when_splits_run_dry_waits_for_no_more_than_a_pack() -> No
     dry, more = threading.Event(), threading.Event()
 
     class Feed(OneSource):
-        def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
+        def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
             if not dry.is_set():
                 dry.set()
                 return SplitRange(0, 10 * MAX_PACK_ELEMENTS + 7, 0)

@@ -365,13 +365,13 @@ def test_a_repeat_without_an_end_ends_when_its_splits_are_over() -> None:
     over = threading.Event()
 
     class Draining(OneSource):
-        def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
+        def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
             assert endless
             if opening == 3:
                 over.set()
-            return None if over.is_set() else leases.next_range(provider, opening, endless)
+            return None if over.is_set() else leases.next_range(source, opening, endless)
 
-        def is_over(self, providers: Iterable[int]) -> bool:
+        def is_over(self, sources: Iterable[int]) -> bool:
             return over.is_set()
 
     executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(Draining())
@@ -455,7 +455,7 @@ def test_two_graphs_with_the_same_names_do_not_meet() -> None:
 
 def test_a_feed_that_raises_ends_the_pipeline() -> None:
     class Broken(OneSource):
-        def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
+        def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
             raise OSError("the dispatcher is away")
 
     dataset = count(10)
@@ -468,8 +468,8 @@ def test_a_source_whose_leases_fail_has_ended_though_errors_are_ignored() -> Non
     asked = []
 
     class Broken(OneSource):
-        def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
-            asked.append(provider)
+        def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
+            asked.append(source)
             raise RuntimeError("the dispatcher is away")
 
     dataset = count(10).ignore_errors()
@@ -510,7 +510,7 @@ def test_cancel_from_another_thread_leaves_nothing_behind() -> None:
     asked, ended = threading.Event(), threading.Event()
 
     class Waiting(OneSource):
-        def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
+        def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
             asked.set()
             ended.wait(timeout=60)
             return None

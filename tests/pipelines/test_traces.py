@@ -52,7 +52,7 @@ class Splits(OneSource):
     def __init__(self, first: int, size: int = 5) -> None:
         self._ranges = [SplitRange(first, size, 0)]
 
-    def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
+    def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
         return self._ranges.pop() if self._ranges else None
 
 
@@ -104,7 +104,7 @@ def test_a_run_that_nobody_reads_holds_up_no_other() -> None:
 
 def test_repeats_without_an_end_ask_their_own_run() -> None:
     class Over(Splits):
-        def is_over(self, providers: Iterable[int]) -> bool:
+        def is_over(self, sources: Iterable[int]) -> bool:
             return not self._ranges
 
     run = runs_of(count(100).repeat())
@@ -135,7 +135,7 @@ def test_what_is_not_the_same_has_a_trace_of_its_own() -> None:
 
 def test_a_run_that_fails_or_is_cancelled_leaves_nothing_to_the_next() -> None:
     class Broken(OneSource):
-        def next_range(self, provider: int, opening: int, endless: bool) -> SplitRange | None:
+        def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
             raise OSError("the dispatcher is away")
 
     run = runs_of(count(100).map(lambda i: i * 10))
@@ -272,10 +272,10 @@ def test_runs_leave_no_memory_behind() -> None:
             def __init__(self):
                 self.ranges = [SplitRange(0, 20, 0)]
 
-            def is_over(self, providers):
+            def is_over(self, sources):
                 return False
 
-            def next_range(self, provider, opening, endless):
+            def next_range(self, source, opening, endless):
                 return self.ranges.pop() if self.ranges else None
 
 

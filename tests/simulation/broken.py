@@ -23,7 +23,7 @@ from forebay.service.dispatcher.leadership import Leadership
 from forebay.service.transport.messages import Key
 from forebay.service.transport.receiving import Receiving
 from forebay.service.transport.streams import Stream
-from forebay.service.worker.leases import LeaseFeed, _Provider
+from forebay.service.worker.leases import LeaseFeed, _SourceLeases
 from forebay.service.worker.worker import Worker
 
 from .disk import Disk
@@ -98,7 +98,7 @@ def forgets_what_was_sent() -> AbstractContextManager[None]:
 
 def keeps_splits_at_drain() -> AbstractContextManager[None]:
     """A worker that is told to stop, and hands nothing back."""
-    return replaced(_Provider, _return=lambda *_: None)
+    return replaced(_SourceLeases, _return=lambda *_: None)
 
 
 def forgets_what_an_earlier_pass_handed_back() -> AbstractContextManager[None]:
@@ -117,7 +117,7 @@ def takes_the_end_of_a_pass_for_the_end() -> AbstractContextManager[None]:
     """A worker that ends its endless pipeline when others had all splits of a pass."""
 
     def is_over(self: LeaseFeed, _: object) -> bool:
-        return any(p._working is None and p._opening >= 0 for p in self._providers)
+        return any(p._working is None and p._opening >= 0 for p in self._leases)
 
     return replaced(LeaseFeed, is_over=is_over)
 

@@ -239,9 +239,9 @@ class _Strand:
     zipped sources have the same splits in the same order, whichever of them is ahead.
     """
 
-    def __init__(self, feed: SplitFeed, provider: int, endless: bool) -> None:
+    def __init__(self, feed: SplitFeed, source: int, endless: bool) -> None:
         self._feed = feed
-        self._provider = provider
+        self._source = source
         self._endless = endless
         self._lock = threading.Lock()
         self._ahead: list[deque[tuple[int, SplitRange | None]]] = []  # (opening, range or end)
@@ -256,7 +256,7 @@ class _Strand:
             while mine and mine[0][0] < opening:  # which this reader has left early
                 mine.popleft()
             if not mine:
-                found = self._feed.next_range(self._provider, opening, self._endless)
+                found = self._feed.next_range(self._source, opening, self._endless)
                 for ahead in self._ahead:
                     ahead.append((opening, found))
             if mine[0][0] > opening:
@@ -291,12 +291,12 @@ class _Feed:
 class _Gate:
     """Before a repeat without an end: whether its sources will have a further split."""
 
-    def __init__(self, feed: SplitFeed, providers: list[int]) -> None:
+    def __init__(self, feed: SplitFeed, sources: list[int]) -> None:
         self._feed = feed
-        self._providers = providers
+        self._sources = sources
 
     def pass_one(self) -> int:
-        if self._feed.is_over(self._providers):
+        if self._feed.is_over(self._sources):
             raise StopIteration
         return 0
 
