@@ -229,6 +229,14 @@ def test_a_worker_that_consumers_cannot_reach_gets_another_task() -> None:
         rounds.when(c.RemoveTask(task_id=rounds.task_of(worker_id), round=7))
 
 
+def test_a_task_of_another_read_is_not_removed() -> None:
+    rounds = Rounds()
+    worker_id = rounds.worker(1)
+    rounds.iteration()
+    with pytest.raises(FailedPrecondition, match="no coordinated read"):
+        rounds.when(c.RemoveTask(task_id=rounds.task_of(worker_id), round=7))
+
+
 @pytest.mark.parametrize("sharding", [ev.OFF, ev.DYNAMIC])
 def test_consumers_that_all_died_begin_anew_with_round_0(sharding: int) -> None:
     rounds = Rounds(sharding=sharding)
