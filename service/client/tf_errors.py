@@ -25,8 +25,14 @@ from ..errors import (
 def _both(ours: type[ForebayError], tensorflows: Any) -> type[ForebayError]:
     def init(self: Any, message: str) -> None:
         tensorflows.__init__(self, None, None, message)
+        self.args = (message,)
 
-    body = {"__init__": init, "__str__": lambda self: self.message, "__doc__": ours.__doc__}
+    body = {
+        "__init__": init,
+        "__str__": lambda self: self.message,
+        "__reduce__": lambda self: (_made, (ours, self.message)),  # between processes
+        "__doc__": ours.__doc__,
+    }
     return type(ours.__name__, (ours, tensorflows), body)
 
 
@@ -39,14 +45,17 @@ _AS_TENSORFLOWS = {
 }
 
 
+def _made(kind: type[ForebayError], message: str) -> ForebayError:
+    return _AS_TENSORFLOWS[kind](message)
+
+
 @contextmanager
 def raising_tensorflows() -> Iterator[None]:
     """Within, an error of ours is raised as one that is TensorFlow's as well."""
     try:
         yield
     except ForebayError as error:
-        kinds = (_AS_TENSORFLOWS[kind] for kind in type(error).__mro__ if kind in _AS_TENSORFLOWS)
-        kind = next(kinds, None)
+        kind = next((kind for kind in type(error).__mro__ if kind in _AS_TENSORFLOWS), None)
         if kind is None or isinstance(error, tf.errors.OpError):
             raise
-        raise kind(str(error)) from error
+        raise _made(kind, str(error)) from error

@@ -82,12 +82,12 @@ def is_coordinated(state: State, iteration: Iteration) -> bool:
 
 def find_task(state: State, task_id: int) -> Task | None:
     """Raises Unavailable for one that runs, if its worker was given up and may come back."""
-    lost = state.lost_tasks.get(task_id)
+    lost, task = state.lost_tasks.get(task_id), state.tasks.get(task_id)
     if lost is not None and lost.task.completed:
         return lost.task
-    if lost is not None:
+    if lost is not None or (task is not None and task.orphan is not None):
         raise Unavailable(
             f"the worker of task {task_id} was given up after too long a silence; it goes on "
             "once the worker has registered again"
         )
-    return state.tasks.get(task_id)
+    return task

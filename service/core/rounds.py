@@ -106,7 +106,12 @@ def _remove_task(state: State, command: RemoveTask) -> Decision:
     task = state.tasks.get(command.task_id)
     if task is None:
         return Decision([], None)
-    if task.task_id not in state.iterations[task.iteration_id].tasks:
+    iteration = state.iterations[task.iteration_id]
+    if not is_coordinated(state, iteration):
+        raise FailedPrecondition(
+            f"task {task.task_id} belongs to no coordinated read, so no round removes it"
+        )
+    if task.task_id not in iteration.tasks:
         raise FailedPrecondition(
             f"task {task.task_id} is pending: no consumer can have asked for its elements"
         )

@@ -96,7 +96,7 @@ class TaskRemovals:
             # Shielded, since the others wait for the same.
             removed = await asyncio.wait_for(asyncio.shield(vote.removed), PATIENCE_S)
         except TimeoutError:
-            return False
+            return task_id not in state.tasks  # it may just have been decided
         finally:
             vote.asking -= collections.Counter([consumer_index])
             if not (vote.asking or vote.torn):

@@ -294,10 +294,10 @@ class TensorFlowFace:
         return pb.GetWorkersResponse(workers=workers)
 
     async def _task_def(self, task_id: int) -> pb.TaskDef | None:
-        """What a worker has to know of a task; None if it need not run it any more."""
+        """What a worker has to know of a task; None if it need not run it any more, or is lost."""
         state = self._dispatcher.state
         task = state.tasks.get(task_id)
-        if task is None or task.completed:
+        if task is None or task.completed or task.orphan is not None:
             return None
         iteration = state.iterations[task.iteration_id]
         job = state.jobs[iteration.job_id]

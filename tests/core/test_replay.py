@@ -185,11 +185,7 @@ class Dispatcher(RuleBasedStateMachine):
 
     @rule(task=st.integers(0, 50), number=st.integers(0, 9))
     def remove_task(self, task: int, number: int) -> None:
-        task_id = self.pick(self.live.tasks, task)
-        known = self.live.tasks.get(task_id)
-        job_id = self.live.iterations[known.iteration_id].job_id if known is not None else 0
-        if known is None or self.live.jobs[job_id].num_consumers is not None:
-            self.run(c.RemoveTask(task_id=task_id, round=number))
+        self.run(c.RemoveTask(task_id=self.pick(self.live.tasks, task), round=number))
 
     @rule(job=st.integers(0, 50), epoch=st.integers(-1, 2), caller=st.sampled_from("ab"))
     def join(self, job: int, epoch: int, caller: str) -> None:

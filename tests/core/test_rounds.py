@@ -14,7 +14,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.core.encoding import decode_state, encode_state
 from forebay.service.core.state import Iteration
-from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound
+from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 
 from .given import Given
 
@@ -226,6 +226,31 @@ def test_a_worker_that_consumers_cannot_reach_gets_another_task() -> None:
     rounds.worker(1)
     assert rounds.then == []
     with pytest.raises(FailedPrecondition, match="pending"):
+        rounds.when(c.RemoveTask(task_id=rounds.task_of(worker_id), round=7))
+
+
+def test_a_worker_that_was_given_up_asks_for_splits_again_once_it_has_registered() -> None:
+    rounds = Rounds(sharding=ev.DYNAMIC)
+    worker_id = rounds.worker(1)
+    rounds.join()
+    task_id = rounds.task_of(worker_id)
+    rounds.lease(task_id, 5)
+    rounds.when(c.LoseWorker(worker_id=worker_id, reason="r"))
+    for ask in (
+        lambda: rounds.lease(task_id, 5),
+        lambda: rounds.when(c.CompleteTask(task_id=task_id)),
+    ):
+        with pytest.raises(Unavailable, match="once the worker has registered again"):
+            ask()
+    rounds.worker(1)
+    assert rounds.lease(task_id, 5)
+
+
+def test_a_task_of_another_read_is_not_removed() -> None:
+    rounds = Rounds()
+    worker_id = rounds.worker(1)
+    rounds.iteration()
+    with pytest.raises(FailedPrecondition, match="no coordinated read"):
         rounds.when(c.RemoveTask(task_id=rounds.task_of(worker_id), round=7))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -93,6 +94,43 @@ def test_a_stock_client_that_has_not_begun_to_read_is_not_given_up() -> None:
         await face.close()
 
     run_dispatcher(MemoryStorage(), silent, client_timeout_ms=200)
+
+
+async def read_in_rounds(dispatcher: Dispatcher, name: str) -> None:
+    """A consumer begins a coordinated read."""
+    definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=1)])
+    await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
+    job = c.GetOrCreateJob(dataset_id="d", name=name, sharding=ev.OFF, num_consumers=1)
+    job_id = await dispatcher.execute(job)
+    await dispatcher.execute(c.JoinIteration(job_id=job_id, epoch=0))
+
+
+def test_a_stock_worker_may_be_lost_while_it_is_told_of_coordinated_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def lost(dispatcher: Dispatcher) -> None:
+        face = TensorFlowFace(dispatcher)
+        beat = tf.WorkerHeartbeatRequest(worker_address="w:1", worker_uid=1)
+
+        async def lose_its_worker(*_: Any) -> Any:
+            for worker_id in list(dispatcher.state.workers):
+                await dispatcher.execute(c.LoseWorker(worker_id=worker_id, reason="r"))
+            return b""
+
+        await face.worker_heartbeat(beat)
+        with monkeypatch.context() as patch:
+            patch.setattr(dispatcher, "settled", lose_its_worker)
+            for name in "ab":
+                await read_in_rounds(dispatcher, name)
+            await face._pusher.wait_until_pushed(dispatcher.state.tasks)
+        assert not any(pusher.done() for pusher in face._pusher._pushers)
+        await read_in_rounds(dispatcher, "c")
+        monkeypatch.setattr(dispatcher, "read_blob", lose_its_worker)
+        assert not (await face.worker_heartbeat(beat)).tasks_to_delete
+        assert all(task.orphan for task in dispatcher.state.tasks.values())
+        await face.close()
+
+    run_dispatcher(MemoryStorage(), lost)
 
 
 def test_silence_is_given_no_less_than_a_connection_that_broke() -> None:

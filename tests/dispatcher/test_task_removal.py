@@ -1,0 +1,47 @@
+"""The barrier at which consumers of a coordinated read remove a task."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import commands as c
+from forebay.service.dispatcher import task_removal
+from forebay.service.dispatcher.dispatcher import Dispatcher
+from forebay.service.dispatcher.task_removal import TaskRemovals
+from forebay.storage import MemoryStorage
+
+from .leading import run_dispatcher
+
+
+async def begin(dispatcher: Dispatcher) -> int:
+    """A coordinated read of two consumers; its task."""
+    definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=1)])
+    await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
+    await dispatcher.execute(c.RegisterWorker(address="w:1", uid=1, stock=True))
+    job = c.GetOrCreateJob(dataset_id="d", name="x", sharding=ev.OFF, num_consumers=2)
+    job_id = await dispatcher.execute(job)
+    await dispatcher.execute(c.JoinIteration(job_id=job_id, epoch=0))
+    (task_id,) = dispatcher.state.tasks
+    return task_id
+
+
+def test_whose_patience_ends_while_a_removal_is_being_journaled_is_told_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def slow(dispatcher: Dispatcher) -> None:
+        task_id = await begin(dispatcher)
+        removals, durable = TaskRemovals(dispatcher), dispatcher._durable
+
+        async def durable_later() -> None:
+            await asyncio.sleep(0.5)
+            await durable()
+
+        monkeypatch.setattr(task_removal, "PATIENCE_S", 0.1)
+        monkeypatch.setattr(dispatcher, "_durable", durable_later)
+        asked = [removals.ask(task_id, index, 7) for index in range(2)]
+        assert await asyncio.gather(*asked) == [True, True]
+
+    run_dispatcher(MemoryStorage(), slow)
