@@ -55,6 +55,7 @@ _COMPRESSIONS: dict[str | None, ev.BlockCompression] = {
 
 
 @plain
+@raising_tensorflows()
 def register_dataset(
     service: Service,
     dataset: Dataset,
@@ -80,13 +81,6 @@ def register_dataset(
     Raises ValueError (other structure under the same id, element types that cannot travel,
     arguments that make no sense), Unavailable; all of them are the errors of `tf.errors` as well.
     """
-    with raising_tensorflows():
-        return _register(service, dataset, compression, dataset_id)
-
-
-def _register(
-    service: Service, dataset: Dataset, compression: str | None, dataset_id: str | None
-) -> str:
     if not isinstance(compression, str | None) or compression not in _COMPRESSIONS:
         raise InvalidArgument(
             f"Invalid `compression` argument: {compression}. Must be one of {list(_COMPRESSIONS)}."
@@ -155,6 +149,7 @@ def _register(
 
 
 @plain
+@raising_tensorflows()
 def from_dataset_id(
     processing_mode: ShardingPolicy | str,
     service: Service,
@@ -200,11 +195,11 @@ def from_dataset_id(
 
     Iterating rides out restarts of the dispatcher, and new and dead workers. A pipeline that
     fails on a worker raises TensorFlow's error for INVALID_ARGUMENT, UNIMPLEMENTED and
-    RESOURCE_EXHAUSTED, and UnknownError with the code in its message for others. Raises
-    ValueError for arguments that make no sense, such as another dataset's element_spec, NotFound
-    for an unknown dataset, and for static sharding if the dispatcher has no list of workers,
-    Unimplemented with the reason for one that cannot be split among
-    workers as processing_mode asks.
+    RESOURCE_EXHAUSTED, and UnknownError with the code in its message for others: so does one whose
+    static sharding finds no list of workers at the dispatcher. Raises ValueError for arguments
+    that make no sense, such as another dataset's element_spec, NotFound for an unknown dataset,
+    Unimplemented with the reason for one that cannot be split among workers as processing_mode
+    asks; each is the error of `tf.errors` as well.
     """
     policy = sharding_policy(processing_mode)
     check_job_name(job_name)
@@ -238,8 +233,7 @@ def _read_as_dataset(
         return _read_what_is_named(reader_of, dataset_id, element_spec, options)
     dataset_id = _text(dataset_id)
     reader = reader_of(dataset_id)
-    with raising_tensorflows():
-        definition = reader.definition()
+    definition = reader.definition()
     metadata = decode_metadata(definition)
     if element_spec is None:
         element_spec = metadata.element_spec
@@ -298,6 +292,7 @@ _naming = threading.Lock()
 
 
 @plain
+@raising_tensorflows()
 def distribute(
     processing_mode: ShardingPolicy | str,
     service: Service,
@@ -330,6 +325,7 @@ def distribute(
     )
 
     @plain
+    @raising_tensorflows()
     def apply(dataset: Dataset) -> Dataset:
         dataset_id = register_dataset(service, dataset, compression)
         return _read_as_dataset(

@@ -36,17 +36,28 @@ def _both(ours: type[ForebayError], tensorflows: Any) -> type[ForebayError]:
     return type(ours.__name__, (ours, tensorflows), body)
 
 
-_AS_TENSORFLOWS = {
-    InvalidArgument: _both(InvalidArgument, tf.errors.InvalidArgumentError),
-    NotFound: _both(NotFound, tf.errors.NotFoundError),
-    FailedPrecondition: _both(FailedPrecondition, tf.errors.FailedPreconditionError),
-    Unimplemented: _both(Unimplemented, tf.errors.UnimplementedError),
-    Unavailable: _both(Unavailable, tf.errors.UnavailableError),
+_TENSORFLOWS: dict[type, Any] = {
+    InvalidArgument: tf.errors.InvalidArgumentError,
+    NotFound: tf.errors.NotFoundError,
+    FailedPrecondition: tf.errors.FailedPreconditionError,
+    Unimplemented: tf.errors.UnimplementedError,
+    Unavailable: tf.errors.UnavailableError,
 }
 
 
-def _made(kind: type[ForebayError], message: str) -> ForebayError:
-    return _AS_TENSORFLOWS[kind](message)
+_KINDS: dict[type[ForebayError], type[ForebayError] | None] = {}
+
+
+def _kind(ours: type[ForebayError]) -> type[ForebayError] | None:
+    """The class that is this one, and TensorFlow's of the same code; None if it has none."""
+    if ours not in _KINDS:
+        same = next((_TENSORFLOWS[kind] for kind in ours.__mro__ if kind in _TENSORFLOWS), None)
+        _KINDS[ours] = None if same is None else _both(ours, same)
+    return _KINDS[ours]
+
+
+def _made(ours: type[ForebayError], message: str) -> ForebayError:
+    return (_kind(ours) or ours)(message)
 
 
 @contextmanager
@@ -55,7 +66,6 @@ def raising_tensorflows() -> Iterator[None]:
     try:
         yield
     except ForebayError as error:
-        kind = next((kind for kind in type(error).__mro__ if kind in _AS_TENSORFLOWS), None)
-        if kind is None or isinstance(error, tf.errors.OpError):
+        if isinstance(error, tf.errors.OpError) or _kind(type(error)) is None:
             raise
-        raise _made(kind, str(error)) from error
+        raise _made(type(error), str(error)) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
-from ..errors import InvalidArgument, NotFound
+from ..errors import InvalidArgument, NotFound, Unimplemented
 from . import tasks
 from .base import Apply, Command, Decide, Decision, Ids, is_coordinated, taken
 from .iterations import collected, forget_tasks_nobody_reads, let_go
@@ -16,7 +16,7 @@ class JoinIteration(Command, frozen=True, kw_only=True):
 
     Each worker that has no task of the iteration gets one, if that has not finished; under static
     sharding, if the shard of its place has not been read. In a coordinated read that others have
-    joined before it comes to that at the worker's next heartbeat.
+    joined before it comes to that at the next heartbeat of TensorFlow's worker.
     """
 
     job_id: int
@@ -57,12 +57,20 @@ def _join_iteration(state: State, command: JoinIteration) -> Decision:
     else:
         iteration_id = iteration.iteration_id
         having = {state.tasks[task_id].worker_id for task_id in iteration.tasks}
+    coordinated = job.num_consumers is not None
+    if coordinated and state.workers and not any(w.stock for w in state.workers.values()):
+        raise Unimplemented(
+            f"job {job.name} is a coordinated read (num_consumers), and all workers are Forebay's, "
+            "which do not do them in this version: start workers of tf.data service's"
+        )
     in_midst = iteration is not None and iteration.consumers and is_coordinated(state, iteration)
     if iteration is None or not (iteration.finished or in_midst):
         events += [
             tasks.created(ids.new(), iteration_id, worker_id)
             for worker_id, worker in state.workers.items()
-            if worker_id not in having and has_work(job, iteration, place_of(state, worker.address))
+            if worker_id not in having
+            and (worker.stock or not coordinated)
+            and has_work(job, iteration, place_of(state, worker.address))
         ]
     joined = ev.ConsumerJoined(consumer_id=ids.new(), iteration_id=iteration_id)
     return Decision([*events, ev.Event(consumer_joined=joined)], joined)

@@ -72,9 +72,9 @@ def listed(state: State, addresses: Sequence[str]) -> list[Place]:
 def require_list(state: State, sharding: int) -> None:
     """Raises NotFound for a job that is to be divided among nobody."""
     if sharding in STATIC and not state.places:
-        worker = next((worker.address for worker in state.workers.values()), "of any address")
+        workers = ", ".join(worker.address for worker in state.workers.values()) or "that may come"
         raise NotFound(
-            f"Failed to shard dataset in tf.data service: Worker {worker} is not in the workers "
+            f"Failed to shard dataset in tf.data service: Worker {workers} is not in the workers "
             "list. The list is empty: start the dispatcher with the addresses of its workers "
             "(worker_addresses, or --workers)"
         )

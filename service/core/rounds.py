@@ -11,6 +11,8 @@ many as the job wants, all pending tasks start in that round, and the consumers 
 blocked stays so until it is told of a later round, or of none, so that each step may be lost, be
 delayed, or be followed by a dispatcher's end.
 
+Workers are TensorFlow's: Forebay's do not know rounds yet, and get no task.
+
 A task goes when all consumers ask for its removal in the same round, so none has an element of it.
 If its worker is lost, it is *orphaned* until then: it stays listed, at the same address, so that no
 consumer leaves it out earlier than another. A worker that comes there goes on with it.
@@ -126,7 +128,9 @@ def tasks_of_new_worker(
     worker: ev.WorkerRegistered,
     ids: Ids,
 ) -> list[ev.Event]:
-    """Those that consumers ask for at its address, or a new one."""
+    """Those that consumers ask for at its address, or a new one; of TensorFlow's workers."""
+    if not worker.stock:
+        return []
 
     def is_there(task: Task) -> bool:
         if replaced is not None and task.worker_id == replaced.worker_id:
@@ -141,6 +145,8 @@ def tasks_of_new_worker(
 
 def propose_where_absent(state: State, worker_id: int, ids: Ids) -> list[ev.Event]:
     """A task for a worker that lives, of each read in which consumers have done without it."""
+    if not state.workers[worker_id].stock:
+        return []
     events = []
     for iteration in state.iterations.values():
         if is_coordinated(state, iteration) and iteration.consumers:

@@ -83,7 +83,7 @@ class Barrier(Struct):
     tasks: list[int] = []
     target_round: int = 0  # 0: none is chosen yet
     targets: int = 0  # how many were
-    blocked: set[int] = set()  # consumers that do not begin the target round; it only grows
+    blocked: set[int] = set()  # consumers that do not begin the target round
 
 
 class Iteration(Struct):

@@ -14,7 +14,7 @@ from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 
 MAX_STRIDE = 1 << 16
-"""For a bundle is kept for as many readers as the stride says."""
+"""For a run of a bundle is begun for as many readers, if a whole group reads it."""
 
 MAX_INDEX = 1 << 62
 

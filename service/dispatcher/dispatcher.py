@@ -90,7 +90,7 @@ class Dispatcher:
         """Begin the writer's term, from the state that the journal leads to. Raises Unavailable."""
         self = cls(storage, writer, state, options)
         self._keeper = asyncio.create_task(self.leadership.keep(), name="forebay-leadership")
-        self._keeper.add_done_callback(self._task_ended)
+        self._keeper.add_done_callback(self.task_ended)
         elect = c.ElectLeader(
             term=writer.term,
             address=address,
@@ -98,13 +98,20 @@ class Dispatcher:
             journal_id=uuid.uuid4().hex,
             worker_addresses=options.workers,
         )
+        before = [place.configured for place in state.places]
         try:
             await self.execute(elect)
         except BaseException:
             await self.close()
             raise
+        if before != list(options.workers) and (before or options.workers):
+            log.warning(
+                "static sharding divides among the workers [%s], and no longer among [%s]; what "
+                "was being divided has ended",
+                ", ".join(options.workers), ", ".join(before),
+            )  # fmt: skip
         self._watcher = asyncio.create_task(self.attendance.watch(), name="forebay-attendance")
-        self._watcher.add_done_callback(self._task_ended)
+        self._watcher.add_done_callback(self.task_ended)
         return self
 
     async def finish(self) -> None:
@@ -336,7 +343,7 @@ class Dispatcher:
                 self._snapshot(state.sequence, encode_state(state), state.time_ms),
                 name="forebay-snapshot",
             )
-            self._snapshot_task.add_done_callback(self._task_ended)
+            self._snapshot_task.add_done_callback(self.task_ended)
 
     async def _snapshot(self, sequence: int, state: bytes, time_ms: int) -> None:
         try:
@@ -345,7 +352,8 @@ class Dispatcher:
             # The journal is whole without it; the next one is tried as usual.
             log.error("no snapshot at sequence %d: %s", sequence, error)
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
+    def task_ended(self, task: asyncio.Task[None]) -> None:
+        """For tasks that never end by themselves: if one does, it is a bug, and is not hidden."""
         if not task.cancelled() and (bug := task.exception()) is not None:
             log.critical("%s failed, so this dispatcher stops", task.get_name(), exc_info=bug)
             self.stopped.set()

@@ -67,7 +67,7 @@ class DispatcherOptions(ServerOptions):
         tuple[str, ...],
         Option(
             "The workers, all of them, as a fixed list that static sharding divides a dataset "
-            "among: HOST:PORT, HOST or HOST:%port% each, comma-separated. Others are refused.",
+            "among: HOST:PORT, HOST or HOST:%port% each, comma-separated. Others that come are refused.",
             convert=_workers,
         ),
     ] = ()

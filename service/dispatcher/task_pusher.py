@@ -41,6 +41,8 @@ class TaskPusher:
         self._pushers = [
             asyncio.create_task(self._push_all(), name=f"forebay-push-{i}") for i in range(PUSHERS)
         ]
+        for pusher in self._pushers:
+            pusher.add_done_callback(dispatcher.task_ended)
         # The dispatcher before this one may have died with its pushes undone.
         for worker in dispatcher.state.workers.values():
             if worker.stock:

@@ -1,7 +1,7 @@
 """Whether a task of a coordinated read goes: only if all consumers ask for it in the same round.
 
 A consumer that asks cannot reach the task's worker, has no element of it in this round, and does
-nothing else until it is answered. So while all of them ask, none has an element, and none will. Who
+not pass it until it is answered. So while all of them ask, none has an element, and none will. Who
 asks is not state: after a change of dispatchers they ask again. That the task is removed is.
 
 If they ask in different rounds, some have an element that the others lack. They wait for the
@@ -71,6 +71,7 @@ class TaskRemovals:
             )
         vote = self._votes.get(task_id)
         if vote is None or (vote.torn and task.orphan is None):
+            self._votes = {i: v for i, v in self._votes.items() if i in state.tasks}
             vote = self._votes[task_id] = _Vote(round_)
         if vote.round != round_:
             if task.orphan is None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ...journal.proto import events_pb2 as ev
 from .. import malloc, pipelines
 from ..connections.dispatcher_client import DispatcherClient
-from ..delivery import OutputCancelled, TaskFailed, TaskOutput, TaskUnknown
+from ..delivery import OutputCancelled, Part, TaskFailed, TaskOutput, TaskUnknown
 from ..errors import ForebayError, NotFound, PipelineError, Unavailable, status_of
 from ..pipelines import Pipeline, Run, Shard
 from ..proto import forebay_pb2 as pb
@@ -31,6 +31,26 @@ class Pipelines:
         return pipelines.open_pipeline(definition, graph, shard)
 
 
+class Arrivals:
+    """How many of a task's elements have come to a consumer, or will come to none: a Listener."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._settled = 0
+
+    def acknowledged(self, part: Part) -> None:
+        with self._changed:
+            self._settled += part.count
+            self._changed.notify_all()
+
+    dropped = acknowledged
+
+    def wait(self, elements: int, timeout_s: float) -> bool:
+        """Wait until it is so of that many; whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._settled >= elements, timeout_s)
+
+
 class TaskRunner:
     """One task, run by a thread of its own from start to completion.
 
@@ -47,11 +67,15 @@ class TaskRunner:
         pipelines: Pipelines,
         observer: Observer,
         tell: Callable[[TaskRunner, HandedOut | Ended], list[Instruction]],
+        arrivals: Arrivals | None = None,
     ) -> None:
         """`starting` bounds how many tasks load their graphs at a time. `tell` is called by the
-        task's thread, and answers with what that has yet to do.
+        task's thread, and answers with what that has yet to do. With `arrivals`, which the output
+        reports to, the task is over only when its elements have arrived.
         """
         self.task = task
+        self._arrivals = arrivals
+        self._put = 0  # elements
         self.output = output
         self.definition = ev.DatasetDefinition()  # once there is output
         self._dispatcher = dispatcher
@@ -116,6 +140,9 @@ class TaskRunner:
             self._produce()
             while not self.output.wait_drained(timeout_s=60):
                 pass  # for consumers, or for cancel()
+            if self._arrivals is not None:
+                while not (self._arrivals.wait(self._put, 1) or self._cancelled.is_set()):
+                    pass  # for what is on its way, or for consumers that will not come again
             # Whose task the dispatcher lists no more, its end is not the data's.
             given_up = self._feed is not None and self._feed.given_up
             if Complete(task_id) in self._tell(self, (Ended if given_up else HandedOut)(task_id)):
@@ -177,6 +204,7 @@ class TaskRunner:
         for block in run.blocks():
             try:
                 self.output.put(block)
+                self._put += block.count
             except BaseException:
                 if self._feed is not None:
                     self._feed.close()  # the run is closed now, which waits for who asks for splits

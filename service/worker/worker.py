@@ -47,7 +47,7 @@ from .task_states import (
     StopAsked,
     TaskStates,
 )
-from .tasks import Pipelines, TaskRunner
+from .tasks import Arrivals, Pipelines, TaskRunner
 
 log = logging.getLogger(__name__)
 
@@ -218,10 +218,12 @@ class Worker:
         return instructions
 
     def _start(self, task: pb.Task) -> None:
-        output = AnyOutput(self._options.output_bytes)
+        # Nobody reads a shard again that was read to its end: it must have arrived.
+        arrivals = Arrivals() if task.num_shards else None
+        output = AnyOutput(self._options.output_bytes, arrivals)
         runner = self._runners[task.task_id] = TaskRunner(
             task, self._dispatcher, output, self._starting, self._pipelines, self._observer,
-            self._told,
+            self._told, arrivals,
         )  # fmt: skip
         self._blocks.add_task(task.task_id, output)
         try:

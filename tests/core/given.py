@@ -35,8 +35,9 @@ class Given:
         joined: ev.ConsumerJoined = self.when(c.JoinIteration(job_id=job_id, epoch=0))
         return joined
 
-    def worker(self, number: int) -> int:
-        worker_id: int = self.when(c.RegisterWorker(address=f"w:{number}", uid=number))
+    def worker(self, number: int, stock: bool = False) -> int:
+        registered = c.RegisterWorker(address=f"w:{number}", uid=number, stock=stock)
+        worker_id: int = self.when(registered)
         return worker_id
 
     def task_of(self, worker_id: int) -> int:

@@ -56,11 +56,10 @@ class Cluster:
             )
         )  # fmt: skip
 
-    def worker(self, uid: int, address: str = "") -> int:
+    def worker(self, uid: int, address: str = "", stock: bool = False) -> int:
         where = address or f"w:{uid}"
-        worker_id: int = self.do(
-            c.RegisterWorker(address=where, uid=uid, tags=("a",), stock=uid == 9)
-        )
+        stock = stock or uid == 9
+        worker_id: int = self.do(c.RegisterWorker(address=where, uid=uid, tags=("a",), stock=stock))
         return worker_id
 
     def task(self, worker_id: int) -> int:
@@ -183,7 +182,7 @@ def divided(cluster: Cluster) -> None:
 def coordinated(cluster: Cluster) -> None:
     """Coordinated reads: workers that join, are lost, come back and are done without."""
     live(cluster)
-    one, two = cluster.worker(11), cluster.worker(12)
+    one, two = cluster.worker(11, stock=True), cluster.worker(12, stock=True)
     job = cluster.job("plain", "rounds", num_consumers=2)
     consumers = [cluster.join(job, caller=f"r{i}").consumer_id for i in range(2)]
 
@@ -195,7 +194,7 @@ def coordinated(cluster: Cluster) -> None:
         )
 
     first, second = cluster.task(one), cluster.task(two)
-    cluster.worker(13)
+    cluster.worker(13, stock=True)
     report(0, 3)
     report(1, 6)
     report(0, 4, 8)
@@ -204,13 +203,13 @@ def coordinated(cluster: Cluster) -> None:
     cluster.do(c.LoseWorker(worker_id=one, reason="no sign of life"))
     cluster.do(c.RemoveTask(task_id=first, round=9))
     cluster.do(c.LoseWorker(worker_id=two, reason="no sign of life"))
-    cluster.worker(14, "w:12")
+    cluster.worker(14, "w:12", stock=True)
     assert cluster.state.tasks[second].starting_round == 0
-    cluster.worker(15, "w:13")
-    late = cluster.worker(16)
+    cluster.worker(15, "w:13", stock=True)
+    late = cluster.worker(16, stock=True)
     report(1, 20)
     cluster.do(c.LoseWorker(worker_id=late, reason="it said goodbye", left=True))
-    cluster.worker(17)
+    cluster.worker(17, stock=True)
     report(1, 21)
     report(0, 20, 22)
     cluster.leave(consumers[1])

@@ -202,10 +202,10 @@ class Dispatcher(RuleBasedStateMachine):
         consumer_id = self.pick(self.live.consumers, consumer)
         self.run(c.LeaveIteration(consumer_id=consumer_id, reason="r"))
 
-    @rule(address=st.sampled_from(["w:1", "w:2", "w:3", ""]), uid=st.integers(1, 2))
+    @rule(address=st.sampled_from(["w:1", "w:2", "w:3", ""]), uid=st.integers(1, 3))
     def worker(self, address: str, uid: int) -> None:
         places = {w: place_of(self.live, w) for w in self.live.worker_at if w != address}
-        self.run(c.RegisterWorker(address=address, uid=uid, stock=uid == 1))
+        self.run(c.RegisterWorker(address=address, uid=uid, stock=uid != 2))
         assert {w: place_of(self.live, w) for w in places} == places, "a place was taken away"
 
     @rule(worker=st.integers(0, 50))

@@ -14,7 +14,13 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.core.encoding import decode_state, encode_state
 from forebay.service.core.state import Iteration
-from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from forebay.service.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+    Unimplemented,
+)
 
 from .given import Given
 
@@ -29,6 +35,9 @@ class Rounds(Given):
                 dataset_id="d", name="rounds", sharding=sharding, num_consumers=num_consumers
             )
         )
+
+    def worker(self, number: int, stock: bool = True) -> int:
+        return super().worker(number, stock)
 
     def join(self) -> int:
         joined: ev.ConsumerJoined = self.when(c.JoinIteration(job_id=self.job_id, epoch=0))
@@ -207,7 +216,7 @@ def test_a_worker_that_comes_to_the_address_goes_on(lost_before: bool) -> None:
         assert rounds.worker(1)  # the same process
         assert rounds.then == ["worker_registered", "task_created"]
         assert list(rounds.state.leases) == [lease.lease_id]
-    second = rounds.when(c.RegisterWorker(address="w:1", uid=9))
+    second = rounds.when(c.RegisterWorker(address="w:1", uid=9, stock=True))
     assert rounds.then == ["lease_lost", "worker_lost", "worker_registered", "task_created"]
     assert rounds.read.tasks == tasks
     assert rounds.task_of(second) == task_id
@@ -244,6 +253,25 @@ def test_a_worker_that_was_given_up_asks_for_splits_again_once_it_has_registered
             ask()
     rounds.worker(1)
     assert rounds.lease(task_id, 5)
+
+
+def test_forebays_workers_get_no_task() -> None:
+    """They refuse what consumers of rounds ask, which would end every trainer."""
+    rounds = Rounds()
+    rounds.worker(1)
+    ours = rounds.worker(2, stock=False)
+    rounds.join()
+    rounds.worker(3, stock=False)
+    rounds.worker(2, stock=False)  # once more
+    assert len(rounds.read.all_tasks) == 1
+    assert rounds.state.workers[ours].tasks == set()
+
+
+def test_without_a_worker_of_tensorflows_it_is_refused() -> None:
+    rounds = Rounds()
+    rounds.worker(1, stock=False)
+    with pytest.raises(Unimplemented, match="start workers of tf"):
+        rounds.join()
 
 
 def test_a_task_of_another_read_is_not_removed() -> None:
