@@ -26,7 +26,15 @@ def _both(ours: type[ForebayError], tensorflows: Any) -> type[ForebayError]:
     def init(self: Any, message: str) -> None:
         tensorflows.__init__(self, None, None, message)
 
-    body = {"__init__": init, "__str__": lambda self: self.message, "__doc__": ours.__doc__}
+    def reduce(self: Any) -> tuple[Any, ...]:  # the class has no name by which pickle finds it
+        return _again, (ours, self.message)
+
+    body = {
+        "__init__": init,
+        "__str__": lambda self: self.message,
+        "__reduce__": reduce,
+        "__doc__": ours.__doc__,
+    }
     return type(ours.__name__, (ours, tensorflows), body)
 
 
@@ -37,6 +45,10 @@ _AS_TENSORFLOWS = {
     Unimplemented: _both(Unimplemented, tf.errors.UnimplementedError),
     Unavailable: _both(Unavailable, tf.errors.UnavailableError),
 }
+
+
+def _again(ours: type[ForebayError], message: str) -> ForebayError:
+    return _AS_TENSORFLOWS[ours](message)
 
 
 @contextmanager
