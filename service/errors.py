@@ -22,7 +22,7 @@ ForebayError is a bug, and is left to crash whatever it concerns.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from ..storage.errors import Corrupt, ForebayError, Missing, StorageError
 
@@ -88,6 +88,9 @@ class PipelineError(ForebayError):
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
+        return type(self), (self.code, self.message)
 
 
 class AddressInUse(ForebayError):

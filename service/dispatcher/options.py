@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,19 +11,39 @@ from ..errors import InvalidArgument
 from ..options import Option, ServerOptions
 
 DEPLOYMENT_MODES = ("COLOCATED", "REMOTE", "HYBRID")
+MAX_PORT = 65535
+
+_FORMS = "give each worker HOST:PORT, HOST or HOST:%port%"
+_ADDRESS = re.compile(r"(?!.*://)[^\s,%]+(:%port(_[a-zA-Z0-9_]+)?%)?")
+_PORT = re.compile(r".*:([0-9]+)")
 
 
 def _workers(given: str | Iterable[str]) -> tuple[str, ...]:
+    if not isinstance(given, Iterable):
+        raise InvalidArgument(f"the list of workers is {given!r}; give a list of addresses")
     addresses = given.split(",") if isinstance(given, str) else list(given)
     if addresses == [""]:
         return ()
+    listed: list[str] = []
     for place, address in enumerate(addresses):
         if not isinstance(address, str) or not address.strip():
             raise InvalidArgument(
-                f"the list of workers has no address at place {place}: {given!r}; give each worker "
-                "HOST:PORT, HOST or HOST:%port%"
+                f"the list of workers has no address at place {place}: {given!r}; {_FORMS}"
             )
-    return tuple(address.strip() for address in addresses)
+        address = address.strip()
+        port = _PORT.fullmatch(address)
+        if not _ADDRESS.fullmatch(address) or (port and int(port[1]) > MAX_PORT):
+            raise InvalidArgument(
+                f"no worker can have the address {address!r}, at place {place} of the list of "
+                f"workers; {_FORMS}"
+            )
+        if port and address in listed:  # whose second shard nobody would read
+            raise InvalidArgument(
+                f"the list of workers has {address!r} twice, and one worker is there: {given!r}; "
+                "give each worker a port of its own"
+            )
+        listed.append(address)
+    return tuple(listed)
 
 
 def _deployment_mode(mode: str | int) -> str:
@@ -67,7 +88,8 @@ class DispatcherOptions(ServerOptions):
         tuple[str, ...],
         Option(
             "The workers, all of them, as a fixed list that static sharding divides a dataset "
-            "among: HOST:PORT, HOST or HOST:%port% each, comma-separated. Others that come are refused.",
+            "among: HOST:PORT, HOST or HOST:%port% each, comma-separated. Others that come are "
+            "refused.",
             convert=_workers,
         ),
     ] = ()
