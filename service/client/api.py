@@ -170,8 +170,10 @@ def from_dataset_id(
         whole dataset) or "distributed_epoch" (DYNAMIC: each split goes to one worker). FILE, DATA,
         FILE_OR_DATA and HINT divide the dataset among the dispatcher's fixed list of workers
         (`DispatcherConfig.worker_addresses`): each shard is read to its end at least once, and one
-        whose worker is restarted is read anew. A shuffle before the place where it is divided
-        needs a seed, unless that place is its files: workers would divide different orders.
+        whose worker is restarted is read anew. Each worker draws its own order before it takes its
+        share of it, as in tf.data service: where the order comes from chance, elements come twice
+        or never. So seed what is before the place where it is divided (`shuffle`, `list_files`,
+        `sample_from_datasets`), and let nothing there have `deterministic=False`.
       service: as in `register_dataset`.
       dataset_id: what `register_dataset` returned. A tensor of a `tf.function` will do, if
         `element_spec` is given; the dataset's cardinality is unknown then.

@@ -116,7 +116,10 @@ def reading(
         ("cross_trainer_cache", cross_trainer_cache),
     ):
         if value is not None:
-            raise Unimplemented(f"`{name}` is not in this version; leave it out")
+            raise Unimplemented(
+                f"`{name}` is not in this version of Forebay's own client; leave it out, or read "
+                "with tf.data service's client and workers, which work with this dispatcher"
+            )
     if str(target_workers).upper() not in TargetWorkers.__members__:
         raise InvalidArgument(
             f"target_workers={target_workers!r} must be one of {list(TargetWorkers.__members__)}"
