@@ -21,12 +21,12 @@ def cluster_with_one_in_each_state() -> tuple[Cluster, dict[str, dict[str, int]]
     sources = [ev.SplitSource(count=100)]
     definition = ev.DatasetDefinition(sources=sources)
     cluster.do(c.RegisterDataset(dataset_id="d", definition=definition))
-    workers = [cluster.worker(uid) for uid in (1, 2, 3, 4)]
+    workers = [cluster.worker(uid, stock=True) for uid in (1, 2, 3, 4)]
     finished = cluster.join(cluster.job("d", "finished"), caller="a")
     for worker_id in workers:
         cluster.do(c.CompleteTask(task_id=cluster.task(worker_id)))
     cluster.join(cluster.job("d", "rounds", num_consumers=1), caller="r")
-    pending = cluster.task(cluster.worker(5))
+    pending = cluster.task(cluster.worker(5, stock=True))
     orphaned = cluster.task(workers[2])
     running = cluster.join(cluster.job("d", "running"), caller="b")
     tasks = [cluster.task(worker_id) for worker_id in workers]

@@ -49,7 +49,7 @@ def test_a_source_that_cannot_be_split_is_named(tmp_path: pathlib.Path) -> None:
     snapshot = count(3).snapshot(str(tmp_path))
     with pytest.raises(NotSplittable, match=r"Splitting is not .* snapshot datasets") as error:
         sources(snapshot.map(lambda i: i))
-    assert "Cannot create split sources for dataset of type SnapshotDatasetV2" in str(error.value)
+    assert "Cannot create split providers for dataset of type SnapshotDatasetV2" in str(error.value)
     graph = pb.GraphDef.FromString(graph_of(count(3).map(lambda i: i)))
     (source,) = [node for node in graph.node if node.op == "RangeDataset"]
     source.op = "TFRecordDatasetV2"

@@ -401,7 +401,7 @@ def test_measured_over_a_slow_network(closing: ExitStack) -> None:
 
 def test_measured_noise_over_a_slow_network(closing: ExitStack) -> None:
     passed = read_through(closing, NOISE, compression=ev.MEASURED, far=True, bytes_per_s=100e6)
-    assert 40 * MB < passed < 41 * MB
+    assert 39 * MB < passed < 41 * MB  # the proxy may have the last piece yet to count
 
 
 @every_codec
