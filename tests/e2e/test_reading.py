@@ -99,10 +99,13 @@ class TestHealthy:
     def test_who_distributes_under_one_name_shares_the_job(
         self, dispatcher: DispatcherProcess
     ) -> None:
-        distribute = service.distribute(DYNAMIC, dispatcher.target, job_name="distributed")
+        distribute = service.distribute(  # bounded, so that neither can have taken all of it
+            DYNAMIC, dispatcher.target, job_name="distributed", max_outstanding_requests=100
+        )
         first = iter(tf.data.Dataset.range(5000).map(lambda x: x + 1).apply(distribute))
         second = iter(tf.data.Dataset.range(5000).map(lambda x: x - 1).apply(distribute))
-        assert sorted(numbers(first) + numbers(second)) == list(range(1, 5001))
+        got = [int(next(first)), int(next(second))]
+        assert sorted(got + numbers(first) + numbers(second)) == list(range(1, 5001))
 
     def test_who_shares_a_job_by_name_must_expect_its_elements(
         self, dispatcher: DispatcherProcess
