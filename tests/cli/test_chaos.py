@@ -88,7 +88,7 @@ def test_every_promise_is_kept(tmp_path: pathlib.Path, storage: str) -> None:
 
 
 def test_a_broken_promise(tmp_path: pathlib.Path) -> None:
-    """A trainer that says it got some blocks twice."""
+    """A trainer that says it got a block twice."""
     out = tmp_path / "out"
     process = start(
         tmp_path, "--minutes", 0.05, "--elements", 200, "--out", out,
@@ -98,7 +98,9 @@ def test_a_broken_promise(tmp_path: pathlib.Path) -> None:
     records = out / "trainer0.records"
     got = [line for line in records.read_bytes().splitlines(True) if b'"got"' in line]
     with records.open("ab") as file:
-        file.writelines(got)
+        file.write(
+            max(got, key=len)
+        )  # not the first, whose one element may be lost in a later pass
     code, said = finish(process)
     assert code == 1
     assert "BROKEN: epoch 1: " in said and "delivered more often than they were leased" in said
