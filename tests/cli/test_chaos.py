@@ -88,19 +88,20 @@ def test_every_promise_is_kept(tmp_path: pathlib.Path, storage: str) -> None:
 
 
 def test_a_broken_promise(tmp_path: pathlib.Path) -> None:
-    """A trainer that says it got a block twice."""
+    """A trainer that says it got a block twice.
+
+    No fault hits it: where one is lost too, two are as many as were leased.
+    """
     out = tmp_path / "out"
     process = start(
-        tmp_path, "--minutes", 0.05, "--elements", 200, "--out", out,
-        "--dispatchers", 1, "--workers", 1, "--trainers", 1, "--kill-every", 10,
+        tmp_path, "--minutes", 0.05, "--elements", 200, "--out", out, "--seed", 1,
+        "--dispatchers", 1, "--workers", 1, "--trainers", 1, "--kill-every", 10_000,
     )  # fmt: skip
     wait_until(lambda: out.is_dir() and sum(len(got.ids) for got in blocks(out)) > 100, process)
     records = out / "trainer0.records"
     got = [line for line in records.read_bytes().splitlines(True) if b'"got"' in line]
     with records.open("ab") as file:
-        file.write(
-            max(got, key=len)
-        )  # not the first, whose one element may be lost in a later pass
+        file.write(got[0])
     code, said = finish(process)
     assert code == 1
     assert "BROKEN: epoch 1: " in said and "delivered more often than they were leased" in said
