@@ -360,16 +360,18 @@ class WorkerLost(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., reason: _Optional[str] = ..., left: bool = ..., for_good: bool = ...) -> None: ...
 
 class TaskCreated(_message.Message):
-    __slots__ = ("task_id", "iteration_id", "worker_id", "sweeps")
+    __slots__ = ("task_id", "iteration_id", "worker_id", "sweeps", "shard")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     SWEEPS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     iteration_id: int
     worker_id: int
     sweeps: bool
-    def __init__(self, task_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., worker_id: _Optional[int] = ..., sweeps: bool = ...) -> None: ...
+    shard: int
+    def __init__(self, task_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., worker_id: _Optional[int] = ..., sweeps: bool = ..., shard: _Optional[int] = ...) -> None: ...
 
 class TaskCompleted(_message.Message):
     __slots__ = ("task_id",)

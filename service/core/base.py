@@ -75,17 +75,10 @@ def find_iteration(state: State, iteration_id: int) -> Iteration:
     return iteration
 
 
-def is_coordinated(state: State, iteration: Iteration) -> bool:
-    """Whether its consumers read in rounds (rounds.py)."""
-    return state.jobs[iteration.job_id].num_consumers is not None
-
-
 def find_task(state: State, task_id: int) -> Task | None:
     """Raises Unavailable for one that runs, if its worker was given up and may come back."""
-    lost, task = state.lost_tasks.get(task_id), state.tasks.get(task_id)
-    if lost is not None and lost.task.completed:
-        return lost.task
-    if lost is not None or (task is not None and task.orphan is not None):
+    task = state.tasks.get(task_id) or state.lost_tasks.get(task_id)
+    if task is not None and task.orphan is not None and not task.completed:
         raise Unavailable(
             f"the worker of task {task_id} was given up after too long a silence; it goes on "
             "once the worker has registered again"

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument, NotFound, Unimplemented
-from . import tasks
-from .base import Apply, Command, Decide, Decision, Ids, is_coordinated, taken
+from .base import Apply, Command, Decide, Decision, Ids, taken
 from .iterations import collected, forget_tasks_nobody_reads, let_go
-from .places import has_work, place_of, require_list
-from .state import Consumer, State
+from .kinds import kind_of
+from .places import require_list
+from .state import Consumer, Iteration, State
 
 
 class JoinIteration(Command, frozen=True, kw_only=True):
     """→ (IterationCreated,) TaskCreated …, ConsumerJoined. Answers the ConsumerJoined event.
 
-    Each worker that has no task of the iteration gets one, if that has not finished; under static
-    sharding, if the shard of its place has not been read. In a coordinated read that others have
-    joined before it comes to that at the next heartbeat of TensorFlow's worker.
+    Each worker that has no task of the iteration gets one, as its kind has it (kinds.py).
     """
 
     job_id: int
@@ -48,31 +46,22 @@ def _join_iteration(state: State, command: JoinIteration) -> Decision:
     events = []
     iteration = state.iterations.get(job.iterations.get(command.epoch, -1))
     if iteration is None:
-        iteration_id = ids.new()
+        iteration = Iteration(ids.new(), job.job_id, command.epoch, [])
         begun = ev.IterationCreated(
-            iteration_id=iteration_id, job_id=job.job_id, epoch=command.epoch
+            iteration_id=iteration.iteration_id, job_id=job.job_id, epoch=command.epoch
         )
         events.append(ev.Event(iteration_created=begun))
-        having = set()
-    else:
-        iteration_id = iteration.iteration_id
-        having = {state.tasks[task_id].worker_id for task_id in iteration.tasks}
-    coordinated = job.num_consumers is not None
-    if coordinated and state.workers and not any(w.stock for w in state.workers.values()):
+    if (
+        job.num_consumers is not None
+        and state.workers
+        and not any(w.stock for w in state.workers.values())
+    ):
         raise Unimplemented(
             f"job {job.name} is a coordinated read (num_consumers), and all workers are Forebay's, "
             "which do not do them in this version: start workers of tf.data service's"
         )
-    in_midst = iteration is not None and iteration.consumers and is_coordinated(state, iteration)
-    if iteration is None or not (iteration.finished or in_midst):
-        events += [
-            tasks.created(ids.new(), iteration_id, worker_id)
-            for worker_id, worker in state.workers.items()
-            if worker_id not in having
-            and (worker.stock or not coordinated)
-            and has_work(job, iteration, place_of(state, worker.address))
-        ]
-    joined = ev.ConsumerJoined(consumer_id=ids.new(), iteration_id=iteration_id)
+    events += kind_of(job).when_somebody_joins(state, iteration, ids)
+    joined = ev.ConsumerJoined(consumer_id=ids.new(), iteration_id=iteration.iteration_id)
     return Decision([*events, ev.Event(consumer_joined=joined)], joined)
 
 
@@ -89,9 +78,10 @@ def _leave_iteration(state: State, command: LeaveIteration) -> Decision:
     iteration = state.iterations[state.consumers[command.consumer_id].iteration_id]
     if len(iteration.consumers) > 1:
         return Decision(events, None)
-    if not state.jobs[iteration.job_id].name:
+    job = state.jobs[iteration.job_id]
+    if not job.name:
         events += collected(state, iteration)  # nobody can find it again
-    elif is_coordinated(state, iteration):
+    elif kind_of(job).ends_with_its_consumers:
         events += let_go(state, iteration)
     return Decision(events, None)
 

@@ -70,7 +70,7 @@ def _providers_to_ledgers(state: Any) -> Any:
             _rename(ledger, repetition="pass_number", completed="begun")
     for lease in leases:
         _rename(lease, provider="source", repetition="pass_number")
-    return state
+    return _lost_tasks_to_tasks(state)
 
 
 def _rename(fields: dict[str, Any], **names: str) -> None:
@@ -79,15 +79,20 @@ def _rename(fields: dict[str, Any], **names: str) -> None:
             fields[new] = fields.pop(old)
 
 
-def _as_it_is(state: Any) -> Any:
-    """What has been added since has its default."""
+def _lost_tasks_to_tasks(state: Any) -> Any:
+    """A lost task stood beside whom it was lost with."""
+    state["lost_tasks"] = {
+        task_id: {**lost["task"], "orphan": {"uid": lost["uid"]}}
+        for task_id, lost in state.get("lost_tasks", {}).items()
+    }
     return state
 
 
 EARLIER: dict[str, Callable[[Any], Any]] = {
     "unnamed": _providers_to_ledgers,
     "b2931630d57eaaaf": _providers_to_ledgers,
-    "5bba8a9e19ddf821": _as_it_is,
+    "5bba8a9e19ddf821": _lost_tasks_to_tasks,
+    "7def4e6b7414062f": _lost_tasks_to_tasks,
 }
 """Schemas of which a snapshot is read as well, and what makes a state of today's fields of it.
 

@@ -32,10 +32,15 @@ def _collect_iteration(state: State, command: CollectIteration) -> Decision:
 
 def let_go(state: State, iteration: Iteration) -> list[ev.Event]:
     """Its tasks end. It goes as a whole, unless its splits must not be given out again."""
-    if not iteration.ledgers:
-        return collected(state, iteration)
-    paused = ev.IterationPaused(iteration_id=iteration.iteration_id)
-    return [*lost_leases(state, iteration.all_tasks), ev.Event(iteration_paused=paused)]
+    return [*lost_leases(state, iteration.all_tasks), over(iteration)]
+
+
+def over(iteration: Iteration) -> ev.Event:
+    """The same, if nothing is leased."""
+    number = iteration.iteration_id
+    if iteration.ledgers:
+        return ev.Event(iteration_paused=ev.IterationPaused(iteration_id=number))
+    return ev.Event(iteration_collected=ev.IterationCollected(iteration_id=number))
 
 
 def collected(state: State, iteration: Iteration) -> list[ev.Event]:
@@ -62,7 +67,7 @@ def _iteration_finished(state: State, event: ev.IterationFinished) -> None:
     iteration = state.iterations[event.iteration_id]
     iteration.finished = True
     iteration.version += 1
-    tasks.forget_lost(state, lambda lost: lost.task.iteration_id == iteration.iteration_id)
+    tasks.forget_lost(state, lambda task: task.iteration_id == iteration.iteration_id)
     forget_tasks_nobody_reads(state, iteration)
 
 

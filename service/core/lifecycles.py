@@ -65,7 +65,7 @@ def lease_state(state: State, lease_id: int) -> str:
         return LEASED
     if lease_id >= state.next_id:  # as each new one: the search below is long
         return ABSENT
-    tasks = [*state.tasks.values(), *(lost.task for lost in state.lost_tasks.values())]
+    tasks = [*state.tasks.values(), *state.lost_tasks.values()]
     return LOST if any(lease.lease_id == lease_id for t in tasks for lease in t.lost) else ABSENT
 
 
@@ -79,7 +79,7 @@ def task_state(state: State, task_id: int) -> str:
             return PENDING
         return COMPLETED if task.completed else RUNNING
     if (lost := state.lost_tasks.get(task_id)) is not None:
-        return COMPLETED_LOST if lost.task.completed else LOST
+        return COMPLETED_LOST if lost.completed else LOST
     return ABSENT
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ..errors import FailedPrecondition, NotFound, Unavailable
-from .state import STATIC, Iteration, Job, Place, State
+from .state import STATIC, Place, State
 
 _URL = re.compile(r"(.*):([a-zA-Z0-9_]+|%port(?:_[a-zA-Z0-9_]+)?%)", re.DOTALL)
 
@@ -78,14 +78,6 @@ def require_list(state: State, sharding: int) -> None:
             "list. The list is empty: start the dispatcher with the addresses of its workers "
             "(worker_addresses, or --workers)"
         )
-
-
-def has_work(job: Job, iteration: Iteration | None, place: int | None) -> bool:
-    """Whether the worker at a place can have another task of an iteration, which may be yet to
-    begin: under static sharding, unless it has no shard, or that has been read."""
-    if not job.is_static:
-        return True
-    return place is not None and (iteration is None or place not in iteration.shards_read)
 
 
 def _fits(configured: str, address: str) -> bool:

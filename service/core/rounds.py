@@ -23,9 +23,10 @@ from __future__ import annotations
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument, NotFound
 from . import tasks
-from .base import Apply, Command, Decide, Decision, Ids, is_coordinated, taken
+from .base import Apply, Command, Decide, Decision, taken
+from .kinds import COORDINATED, kind_of
 from .splits import lost_leases
-from .state import Barrier, Consumer, Iteration, State, Task, Worker
+from .state import Barrier, Consumer, Iteration, State, Task
 
 MAX_ROUND = 1 << 60
 MAX_STEP_LOG2 = 20
@@ -63,7 +64,7 @@ def _report_round(state: State, command: ReportRound) -> Decision:
             f"{blocked}; rounds are from 0 to {MAX_ROUND}"
         )
     iteration = state.iterations[consumer.iteration_id]
-    if not is_coordinated(state, iteration):
+    if kind_of(state.jobs[iteration.job_id]) is not COORDINATED:
         return Decision([], None)
     events = []
     if not consumer.began:
@@ -109,7 +110,7 @@ def _remove_task(state: State, command: RemoveTask) -> Decision:
     if task is None:
         return Decision([], None)
     iteration = state.iterations[task.iteration_id]
-    if not is_coordinated(state, iteration):
+    if kind_of(state.jobs[iteration.job_id]) is not COORDINATED:
         raise FailedPrecondition(
             f"task {task.task_id} belongs to no coordinated read, so no round removes it"
         )
@@ -119,46 +120,6 @@ def _remove_task(state: State, command: RemoveTask) -> Decision:
         )
     removed = ev.TaskRemoved(task_id=task.task_id, round=command.round)
     return Decision([*lost_leases(state, [task.task_id]), ev.Event(task_removed=removed)], None)
-
-
-def tasks_of_new_worker(
-    state: State,
-    iteration: Iteration,
-    replaced: Worker | None,
-    worker: ev.WorkerRegistered,
-    ids: Ids,
-) -> list[ev.Event]:
-    """Those that consumers ask for at its address, or a new one; of TensorFlow's workers."""
-    if not worker.stock:
-        return []
-
-    def is_there(task: Task) -> bool:
-        if replaced is not None and task.worker_id == replaced.worker_id:
-            return True
-        return task.orphan is not None and task.orphan.address == worker.address
-
-    mine = [task_id for task_id in iteration.tasks if is_there(state.tasks[task_id])]
-    if not mine and iteration.consumers:
-        return [_proposed(ids.new(), iteration.iteration_id, worker.worker_id)]
-    return [tasks.created(task_id, iteration.iteration_id, worker.worker_id) for task_id in mine]
-
-
-def propose_where_absent(state: State, worker_id: int, ids: Ids) -> list[ev.Event]:
-    """A task for a worker that lives, of each read in which consumers have done without it."""
-    if not state.workers[worker_id].stock:
-        return []
-    events = []
-    for iteration in state.iterations.values():
-        if is_coordinated(state, iteration) and iteration.consumers:
-            having = {state.tasks[task_id].worker_id for task_id in iteration.all_tasks}
-            if worker_id not in having:
-                events.append(_proposed(ids.new(), iteration.iteration_id, worker_id))
-    return events
-
-
-def _proposed(task_id: int, iteration_id: int, worker_id: int) -> ev.Event:
-    proposed = ev.TaskProposed(task_id=task_id, iteration_id=iteration_id, worker_id=worker_id)
-    return ev.Event(task_proposed=proposed)
 
 
 def _consumer_began(state: State, event: ev.ConsumerBegan) -> None:

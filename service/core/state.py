@@ -57,11 +57,6 @@ class Job(Struct):
     target_workers: int
     iterations: dict[int, int] = {}  # epoch → iteration id
 
-    @property
-    def is_static(self) -> bool:
-        """Whether each worker reads the shard of its place in the list of workers."""
-        return self.sharding in STATIC
-
 
 class Lease(Struct):
     lease_id: int
@@ -109,11 +104,10 @@ class Iteration(Struct):
 
 
 class Orphan(Struct):
-    """Where consumers of a coordinated read ask for a task whose worker is lost, until all of them
-    do without it, or a worker comes to the address."""
+    """With whom a task was lost. If that process comes back, it goes on with it."""
 
-    address: str
-    uid: int  # of the process that is lost
+    uid: int
+    address: str = ""  # where consumers of a coordinated read ask for it; "": an early version's
 
 
 class Task(Struct):
@@ -126,14 +120,12 @@ class Task(Struct):
     leases: list[int] = []
     lost: list[Lease] = []  # its worker may come back for them
     starting_round: int = 0  # in a coordinated read: the first one in which it is asked
-    orphan: Orphan | None = None
+    orphan: Orphan | None = None  # None: its worker is there
 
-
-class LostTask(Struct):
-    """A task whose worker was given up, and goes on with it if that process comes back."""
-
-    uid: int  # of the process
-    task: Task
+    @property
+    def lost_with(self) -> int:
+        """The uid of the process that it was lost with; 0 if its worker is there."""
+        return 0 if self.orphan is None else self.orphan.uid
 
 
 class Consumer(Struct):
@@ -189,7 +181,7 @@ class State(Struct, dict=True):
     places: list[Place] = []  # by the shard's number
     departed: list[int] = []  # uids of workers that said goodbye, the latest last
     tasks: dict[int, Task] = {}
-    lost_tasks: dict[int, LostTask] = {}  # of unfinished iterations, the latest lost last
+    lost_tasks: dict[int, Task] = {}  # listed no more; of unfinished iterations, the latest last
     leases: dict[int, Lease] = {}
     answers: dict[str, Answer] = {}  # by caller, least recently answered first
 

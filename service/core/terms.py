@@ -9,7 +9,8 @@ from ...journal.proto import events_pb2 as ev
 from . import consumers, splits, tasks, workers
 from .base import Apply, Command, Decide, Decision
 from .consumers import left
-from .iterations import collected
+from .iterations import collected, over
+from .kinds import DIVIDED, kind_of
 from .places import listed
 from .splits import lost_leases
 from .state import Place, State
@@ -23,10 +24,11 @@ _REPAIRED = "a repair has cut off what it may have been told"
 class ElectLeader(Command, frozen=True, kw_only=True):
     """A dispatcher has taken over. → LeaderElected
 
-    After a repair that cut events off: → LeaseLost …, ConsumerLeft …, WorkerLost … first. Nobody
-    who worked with the journal goes on, and no id that may have been given out is given again.
-    With another list of workers than before: → ConsumerLeft …, IterationCollected … first, of those
-    that were being divided among them.
+    After a repair that cut events off: → LeaseLost …, ConsumerLeft …, WorkerLost … first, and the
+    ends of coordinated reads (IterationPaused …, IterationCollected …). Nobody who worked with the
+    journal goes on, and no id that may have been given out is given again. With another list of
+    workers than before: → ConsumerLeft …, IterationCollected … first, of those that were being
+    divided among them.
     """
 
     term: int
@@ -57,6 +59,11 @@ def _elect_leader(state: State, command: ElectLeader) -> Decision:
 def _dismissals(state: State) -> list[ev.Event]:
     """Of everybody who may have been told what a repair has cut off."""
     reason = "a repair of the journal has cut events off"
+    ends = [
+        iteration
+        for iteration in state.iterations.values()
+        if kind_of(state.jobs[iteration.job_id]).ends_with_its_consumers and iteration.all_tasks
+    ]
     return [
         *lost_leases(state, state.tasks),
         *(left(consumer_id, reason) for consumer_id in state.consumers),
@@ -64,6 +71,7 @@ def _dismissals(state: State) -> list[ev.Event]:
             ev.Event(worker_lost=ev.WorkerLost(worker_id=i, reason=reason, for_good=True))
             for i in state.workers
         ),
+        *map(over, ends),
     ]
 
 
@@ -71,7 +79,7 @@ def _undivided(state: State, dismissed: bool) -> list[ev.Event]:
     """Ends what was being divided among a list of workers that is not any more."""
     events = []
     for iteration in state.iterations.values():
-        if state.jobs[iteration.job_id].is_static and not iteration.finished:
+        if kind_of(state.jobs[iteration.job_id]) is DIVIDED and not iteration.finished:
             if not dismissed:
                 reason = "the dispatcher has another list of workers"
                 events += [left(i, reason) for i in sorted(iteration.consumers)]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument
-from . import rounds, tasks
-from .base import Apply, Command, Decide, Decision, Ids, is_coordinated, taken
-from .places import find_place, has_work
+from . import tasks
+from .base import Apply, Command, Decide, Decision, Ids, taken
+from .kinds import kind_of
+from .places import find_place
 from .splits import lost_leases
 from .state import MAX_DEPARTED, State, Worker
 
@@ -14,10 +15,9 @@ from .state import MAX_DEPARTED, State, Worker
 class RegisterWorker(Command, frozen=True, kw_only=True):
     """→ (WorkerLost of an earlier process there,) WorkerRegistered, TaskCreated …
 
-    It gets a task of each iteration that somebody reads, and those that it had before it was lost;
-    under static sharding of its place's shard only, unless that has been read.
-    Answers the worker's id. A worker that is registered stays as it is, but for coordinated reads
-    that it has no task of: TaskProposed.
+    It gets a task of each iteration that somebody reads, and those that it had before it was lost,
+    as the iteration's kind has it (kinds.py). Answers the worker's id. A worker that is registered
+    stays as it is, but for coordinated reads that it has no task of: TaskProposed.
     """
 
     address: str
@@ -48,8 +48,10 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
     known = state.workers.get(state.worker_at.get(command.address, 0))
     if known is not None:
         if known.uid == command.uid:
-            proposed = rounds.propose_where_absent(state, known.worker_id, ids)
-            return Decision(proposed, known.worker_id)
+            for iteration in state.iterations.values():
+                kind = kind_of(state.jobs[iteration.job_id])
+                events += kind.when_a_worker_beats(state, iteration, known.worker_id, ids)
+            return Decision(events, known.worker_id)
         if known.replaced_uid == command.uid:
             raise FailedPrecondition(
                 f"another worker process has taken the address {command.address}: give each "
@@ -70,22 +72,11 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
         place=place,
     )
     events.append(ev.Event(worker_registered=registered))
-    lost = [x.task for x in state.lost_tasks.values() if x.uid == command.uid]
+    lost = [task for task in state.lost_tasks.values() if task.lost_with == command.uid]
     for iteration in state.iterations.values():
-        if iteration.finished or iteration.iteration_id in finished:
-            continue
-        number, worker_id = iteration.iteration_id, registered.worker_id
-        if is_coordinated(state, iteration):
-            events += rounds.tasks_of_new_worker(state, iteration, known, registered, ids)
-            continue
-        job = state.jobs[iteration.job_id]
-        works = has_work(job, iteration, place)
-        # The process still has them. Of another shard than its place's, it begins anew.
-        mine = [task for task in lost if task.iteration_id == number]
-        mine = [t for t in mine if t.shard in (None, place) and (works or t.completed)]
-        events += [tasks.created(task.task_id, number, worker_id, task.sweeps) for task in mine]
-        if not mine and works and iteration.consumers:  # or when somebody joins
-            events.append(tasks.created(ids.new(), number, worker_id))
+        if not (iteration.finished or iteration.iteration_id in finished):
+            kind = kind_of(state.jobs[iteration.job_id])
+            events += kind.when_a_worker_comes(state, iteration, registered, lost, ids)
     return Decision(events, registered.worker_id)
 
 
@@ -104,7 +95,7 @@ def _worker_registered(state: State, event: ev.WorkerRegistered) -> None:
     if event.HasField("place"):
         state.places[event.place].address = event.address
     if event.replaced_uid:  # which is refused from now on
-        tasks.forget_lost(state, lambda lost: lost.uid == event.replaced_uid)
+        tasks.forget_lost(state, lambda task: task.lost_with == event.replaced_uid)
 
 
 def _lose_worker(state: State, command: LoseWorker) -> Decision:
@@ -122,10 +113,8 @@ def _lost(
     others = [w for w in state.workers if w != worker.worker_id]
     for task_id in sorted(worker.tasks):
         iteration = state.iterations[state.tasks[task_id].iteration_id]
-        if is_coordinated(state, iteration):
-            continue  # it has no end
-        seen_the_end = tasks.seen_the_end(state, iteration, iteration.completed_tasks > 0)
-        events += tasks.what_follows(iteration, seen_the_end, others, ids)
+        kind = kind_of(state.jobs[iteration.job_id])
+        events += kind.when_a_task_ends(state, iteration, others, ids)
     return events
 
 

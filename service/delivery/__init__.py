@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .addressed import AddressedOutput, Run
+from .addressed import AddressedOutput, BundleRun
 from .any_output import AnyOutput
 from .base import (
     BundleForgotten,
@@ -27,6 +27,7 @@ __all__ = [
     "AnyBlock",
     "AnyOutput",
     "BundleForgotten",
+    "BundleRun",
     "End",
     "EndOfBundle",
     "EndOfTask",
@@ -34,7 +35,6 @@ __all__ = [
     "Order",
     "OutputCancelled",
     "Part",
-    "Run",
     "Subscription",
     "Superseded",
     "TaskFailed",

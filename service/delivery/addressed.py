@@ -46,11 +46,11 @@ from .base import (
     TaskUnknown,
     refused,
 )
-from .orders import Addressed, Order, Reader
+from .orders import Addressed, BundleReader, Order
 
 
 class AddressedOutput(TaskOutput):
-    """One task's bundles, from any number of producers, each of which has a Run.
+    """One task's bundles, from any number of producers, each of which has a BundleRun.
 
     It holds up to `max_bytes` of each run. How many run at a time is the worker's to bound. An
     element is given to each reader that asks for it, and reported for each; that it was given to
@@ -60,11 +60,11 @@ class AddressedOutput(TaskOutput):
     def __init__(self, max_bytes: int = 64 << 20, listener: Listener | None = None) -> None:
         super().__init__(max_bytes, listener)
         self._generation = 0  # the newest; all below is of it
-        self._runs: dict[int, list[Run]] = {}  # by bundle, those that have readers
+        self._runs: dict[int, list[BundleRun]] = {}  # by bundle, those that have readers
         self._begun = 0  # a bit for each bundle that was
         self._waiting: dict[_AddressedSubscription, None] = {}  # for their bundles to begin
 
-    def begin(self, readers: Iterable[Addressed]) -> Run:
+    def begin(self, readers: Iterable[Addressed]) -> BundleRun:
         """A bundle is run, perhaps again, for these readers: each in a place of its own, `index`.
 
         Runs that were begun for some of them before go on without them.
@@ -73,7 +73,7 @@ class AddressedOutput(TaskOutput):
         ValueError for readers of several bundles or generations, twice the same, or none.
         """
         with self.changed:
-            run = Run(self, tuple(readers))
+            run = BundleRun(self, tuple(readers))
             if self._end is not None:
                 raise OutputCancelled("the task has ended")
             if not self._reach(run.generation):
@@ -123,7 +123,7 @@ class AddressedOutput(TaskOutput):
     def _clear(self) -> None:
         self._end_all(TaskUnknown())
 
-    def _all_runs(self) -> Iterator[Run]:
+    def _all_runs(self) -> Iterator[BundleRun]:
         return (run for runs in self._runs.values() for run in runs)
 
     def _reach(self, generation: int) -> bool:
@@ -186,7 +186,7 @@ class _Kept:
             yield Part(stop - start, self.block.bundle, self.block.index + start)
 
 
-class Run:
+class BundleRun:
     """One run of a bundle. Its producer has `put`, `finish`, `fail` and `cancel`, and puts the
     elements from `index` on; the rest is for the policy, under the lock of the output.
 
@@ -208,7 +208,7 @@ class Run:
         self.kept = self._stop = self.index  # what is in `blocks`, or would be
         self._bytes = 0
         self._behind = 0  # how many readers want some of the first of `blocks`, or what is before
-        self._open: dict[Reader, _AddressedSubscription] = {}  # of those readers that have come
+        self._open: dict[BundleReader, _AddressedSubscription] = {}  # of those that have come
         self._end: End | None = None
 
     # -- the producer --------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class Run:
         self.at[reader] = subscription.order.index
         self._look()
 
-    def lose(self, readers: Iterable[Reader], end: End | None = None) -> None:
+    def lose(self, readers: Iterable[BundleReader], end: End | None = None) -> None:
         """These readers want no more of it, or are told this `end`; BundleForgotten if None."""
         for reader in readers:
             index = self.at.pop(reader, None)
@@ -350,7 +350,7 @@ class _AddressedSubscription(Subscription):
     def __init__(self, output: AddressedOutput, order: Addressed) -> None:
         super().__init__(output)
         self.order = order  # as it was opened
-        self.run: Run | None = None  # once the bundle has begun
+        self.run: BundleRun | None = None  # once the bundle has begun
         self.end: End | None = None  # if it has lost its place, or never had one
 
     def next(self, credit: bool, max_elements: int | None = None) -> tuple[Block, int] | End | None:

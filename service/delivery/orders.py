@@ -18,7 +18,7 @@ MAX_STRIDE = 1 << 16
 
 MAX_INDEX = 1 << 62
 
-Reader = tuple[int, int]
+BundleReader = tuple[int, int]
 """Which of those that read a bundle together: their stride, and the remainder of its indexes."""
 
 
@@ -61,7 +61,7 @@ class Addressed(Order):
             raise ValueError(f"a stride of {self.stride}; it is 1 to {MAX_STRIDE}")
 
     @property
-    def reader(self) -> Reader:
+    def reader(self) -> BundleReader:
         return self.stride, self.index % self.stride
 
     def together(self) -> list[Addressed]:

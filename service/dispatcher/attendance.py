@@ -2,7 +2,7 @@
 
 That is not state: after a replay everybody who lives has time to find the dispatcher again,
 whatever the timeouts. To give somebody up is a decision like any other. A worker that was given up
-and lives after all registers again, and goes on with its tasks (core/state.py, LostTask).
+and lives after all registers again, and goes on with its tasks (core/state.py, Orphan).
 
 A broken connection may be a process that died, or a network that hiccups; a worker that lives has
 `reconnect_grace_ms` to come back, so that its tasks go on undisturbed. If a consumer that has been

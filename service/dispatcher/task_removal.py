@@ -17,7 +17,6 @@ import logging
 from dataclasses import dataclass, field
 
 from ..core import commands as c
-from ..core.base import is_coordinated
 from ..errors import FailedPrecondition, InvalidArgument
 from .dispatcher import Dispatcher
 
@@ -59,11 +58,11 @@ class TaskRemovals:
         if task is None:
             return True
         iteration = state.iterations[task.iteration_id]
-        if not is_coordinated(state, iteration):
+        num_consumers = state.jobs[iteration.job_id].num_consumers
+        if num_consumers is None:
             raise FailedPrecondition(
                 f"task {task_id} belongs to no coordinated read, so no round removes it"
             )
-        num_consumers = state.jobs[iteration.job_id].num_consumers or 0
         if not 0 <= consumer_index < num_consumers:
             raise InvalidArgument(
                 f"consumer index {consumer_index} asks to remove task {task_id}, and its job has "

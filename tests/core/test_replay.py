@@ -14,6 +14,7 @@ from forebay.service.core import commands as c
 from forebay.service.core import lifecycles, ranges
 from forebay.service.core.base import Decision
 from forebay.service.core.encoding import decode_state, encode_state
+from forebay.service.core.kinds import DIVIDED, kind_of
 from forebay.service.core.machine import apply, decide
 from forebay.service.core.places import place_of
 from forebay.service.core.state import State
@@ -99,7 +100,7 @@ class Dispatcher(RuleBasedStateMachine):
 
     def was_read(self, iteration_id: int) -> None:
         iteration = self.live.iterations[iteration_id]
-        if self.live.jobs[iteration.job_id].is_static:
+        if kind_of(self.live.jobs[iteration.job_id]) is DIVIDED:
             assert iteration.shards_read == set(range(len(self.live.places)))
 
     def uncount(self, returned: ev.LeaseReturned) -> None:
@@ -126,6 +127,10 @@ class Dispatcher(RuleBasedStateMachine):
         self.run(c.RegisterDataset(dataset_id="d", definition=definition))
         self.run(c.RegisterDataset(dataset_id="whole", definition=ev.DatasetDefinition(
             unsplittable="node x of op Y yields no splits")))  # fmt: skip
+        # One of each kind that chance seldom makes, with a worker for it.
+        self.worker("w:1", 1)
+        self.job("rounds", "d", ev.DYNAMIC, 2)
+        self.join(max(self.live.jobs), 0, "a")
 
     @rule(workers=st.sampled_from([None, (), ("w",), ("w", "w:3"), ("w:%port%",) * 2]))
     def restart(self, workers: tuple[str, ...] | None) -> None:
@@ -282,7 +287,7 @@ class Dispatcher(RuleBasedStateMachine):
         for iteration in state.iterations.values():
             shards = [t.shard for t in state.tasks.values()
                       if t.iteration_id == iteration.iteration_id and not t.completed]  # fmt: skip
-            if state.jobs[iteration.job_id].is_static and not iteration.finished:
+            if kind_of(state.jobs[iteration.job_id]) is DIVIDED and not iteration.finished:
                 assert len(set(shards)) == len(shards), "two tasks read one shard"
                 assert set(shards) <= set(range(len(state.places)))
                 for task_id in iteration.tasks:

@@ -122,6 +122,19 @@ def test_each_worker_has_the_shard_of_its_place(sharding: int) -> None:
     assert given.shards(iteration_id) == {first: 0, second: 1, third: 2}
 
 
+def test_a_task_has_the_shard_that_was_decided() -> None:
+    """And not one that a later version would conclude from its worker's address."""
+    given = Listed("a:1", "a:2")
+    worker_id = given.comes("a:2", 2)
+    iteration_id = given.read()
+    (created,) = [e.task_created for e in given.events if e.HasField("task_created")]
+    assert created.shard == 1
+    created.task_id, created.shard = 10**9, 0
+    apply(given.state, ev.Event(task_created=created))
+    assert given.state.tasks[10**9].shard == 0
+    assert given.shards(iteration_id) == {worker_id: 0}
+
+
 def test_an_iteration_is_finished_when_every_shard_was_read() -> None:
     given = Listed("a:1", "a:2", "a:3")
     one, two = given.comes("a:1", 1), given.comes("a:2", 2)

@@ -50,3 +50,29 @@ def test_after_a_repair_nobody_goes_on_and_no_id_comes_back(event_format: int) -
     lease = given.lease(given.task_of(again), 10)
     assert lease is not None
     assert lease.first == 10
+
+
+@pytest.mark.parametrize("sharding", [ev.OFF, ev.DYNAMIC])
+def test_after_a_repair_a_coordinated_read_begins_anew_with_round_0(sharding: int) -> None:
+    """Rather than with tasks that wait for workers, in rounds that nobody counts any more."""
+    given = Given()
+    given.worker(1, stock=True)
+    job = c.GetOrCreateJob(dataset_id="d", name="rounds", sharding=sharding, num_consumers=1)
+    job_id = given.when(job)
+    joined = given.when(c.JoinIteration(job_id=job_id, epoch=0))
+    task_id = max(given.state.tasks)
+    if sharding == ev.DYNAMIC:
+        given.lease(task_id, 5)
+    given.worker(2, stock=True)  # pending
+    given.when(c.ReportRound(consumer_id=joined.consumer_id, current_round=7))
+    cut = ev.LeaderElected(term=2, format=3, journal_id="k", after_repair=True)
+    apply(given.state, ev.Event(leader_elected=cut))
+    given.when(c.ElectLeader(term=3, address="a:1", version="0", journal_id="unused"))
+    over = "iteration_collected" if sharding == ev.OFF else "iteration_paused"
+    assert given.then.count(over) == 1
+    assert not (given.state.tasks or given.state.leases)
+    given.worker(1, stock=True)
+    given.when(c.JoinIteration(job_id=job_id, epoch=0))
+    (task,) = given.state.tasks.values()
+    assert (task.starting_round, task.orphan) == (0, None)
+    assert task.task_id != task_id

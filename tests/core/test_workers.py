@@ -141,4 +141,4 @@ def test_lost_tasks_are_not_remembered_without_a_bound(monkeypatch: pytest.Monke
     given.iteration()
     for number in range(5):
         given.when(c.LoseWorker(worker_id=given.worker(number), reason="no sign of life"))
-    assert [lost.uid for lost in given.state.lost_tasks.values()] == [2, 3, 4]
+    assert [task.lost_with for task in given.state.lost_tasks.values()] == [2, 3, 4]

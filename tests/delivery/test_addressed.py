@@ -16,11 +16,11 @@ from forebay.service.delivery import (
     Addressed,
     AddressedOutput,
     BundleForgotten,
+    BundleRun,
     EndOfBundle,
     EndOfTask,
     OutputCancelled,
     Part,
-    Run,
     Superseded,
     TaskFailed,
     TaskUnknown,
@@ -39,7 +39,7 @@ def together(readers: int, bundle: int = BUNDLE, generation: int = 0) -> list[Ad
     return Addressed(bundle, 0, readers, generation).together()
 
 
-def produce(run: Run, blocks: int = 3) -> None:
+def produce(run: BundleRun, blocks: int = 3) -> None:
     """A bundle of `blocks` blocks of 4 elements, from where the run begins."""
     for number in range(run.index // 4, blocks):
         first = max(run.index, 4 * number)
@@ -281,7 +281,7 @@ def test_bundles_are_bounded_each() -> None:
 # -- producers ---------------------------------------------------------------------------------
 
 
-def is_displaced(run: Run) -> bool:
+def is_displaced(run: BundleRun) -> bool:
     """Whatever it does raises OutputCancelled, and changes nothing."""
     waiting = run._output.waiting_elements
     actions: list[Callable[[], None]] = [

@@ -18,15 +18,15 @@ from forebay.service.delivery import (
     Addressed,
     AddressedOutput,
     BundleForgotten,
+    BundleRun,
     End,
     EndOfBundle,
     OutputCancelled,
-    Run,
     Subscription,
     Superseded,
     TaskFailed,
 )
-from forebay.service.delivery.orders import Reader as Place
+from forebay.service.delivery.orders import BundleReader as Place
 
 from .contract import Ledger, Reading, block
 
@@ -38,7 +38,7 @@ AHEAD = st.sampled_from([0] * 12 + [1, -1])  # of the newest generation
 
 @dataclass(eq=False)
 class ModelRun:
-    handle: Run
+    handle: BundleRun
     bundle: int
     index: int
     stop: int

@@ -10,6 +10,7 @@ from forebay.service.delivery import (
     Addressed,
     AddressedOutput,
     AnyOutput,
+    BundleRun,
     End,
     EndOfBundle,
     EndOfTask,
@@ -17,7 +18,6 @@ from forebay.service.delivery import (
     Order,
     OutputCancelled,
     Part,
-    Run,
     TaskOutput,
 )
 
@@ -56,7 +56,7 @@ class Strides(DeliveryContract):
 class Fed(AddressedOutput):
     """Has a bundle that is run for its readers, and for one who wants nothing of it."""
 
-    run: Run
+    run: BundleRun
 
     def feed(self, readers: int = 1) -> None:
         nobody = Addressed(7, 1 << 40, 1 << 10)

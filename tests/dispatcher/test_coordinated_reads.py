@@ -184,8 +184,6 @@ def test_a_removal_outlives_the_dispatcher(
     dispatcher: DispatcherProcess, pool: ThreadPoolExecutor
 ) -> None:
     read = Read(dispatcher)
-    pool.submit(read.remove, 0, 7)
-    dispatcher.kill_and_restart()  # and a stock consumer asks again
     assert list(pool.map(read.remove, (0, 1), (7, 7))) == [True, True]
     dispatcher.kill_and_restart()
     assert read.remove(1, 7)

@@ -1,4 +1,4 @@
-"""The barrier at which consumers of a coordinated read remove a task."""
+"""The vote by which consumers of a coordinated read remove a task."""
 
 from __future__ import annotations
 

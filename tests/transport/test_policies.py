@@ -18,11 +18,11 @@ from forebay.service.delivery import (
     AddressedOutput,
     AnyOutput,
     BundleForgotten,
+    BundleRun,
     End,
     EndOfBundle,
     EndOfTask,
     Order,
-    Run,
     Subscription,
     Superseded,
     TaskFailed,
@@ -84,7 +84,7 @@ def story(sent: list[Sent | Ended]) -> list[tuple[int, object]]:
     ]
 
 
-def produce(run: Run) -> None:
+def produce(run: BundleRun) -> None:
     """A bundle of LENGTH elements, from where the run begins, in blocks to the next ten."""
     first = run.index
     while first < LENGTH:
