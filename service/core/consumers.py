@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
-from ..errors import InvalidArgument, NotFound, Unimplemented
+from ..errors import InvalidArgument, NotFound
 from .base import Apply, Command, Decide, Decision, Ids, taken
 from .iterations import collected, forget_tasks_nobody_reads, let_go
 from .kinds import kind_of
@@ -51,15 +51,6 @@ def _join_iteration(state: State, command: JoinIteration) -> Decision:
             iteration_id=iteration.iteration_id, job_id=job.job_id, epoch=command.epoch
         )
         events.append(ev.Event(iteration_created=begun))
-    if (
-        job.num_consumers is not None
-        and state.workers
-        and not any(w.stock for w in state.workers.values())
-    ):
-        raise Unimplemented(
-            f"job {job.name} is a coordinated read (num_consumers), and all workers are Forebay's, "
-            "which do not do them in this version: start workers of tf.data service's"
-        )
     events += kind_of(job).when_somebody_joins(state, iteration, ids)
     joined = ev.ConsumerJoined(consumer_id=ids.new(), iteration_id=iteration.iteration_id)
     return Decision([*events, ev.Event(consumer_joined=joined)], joined)

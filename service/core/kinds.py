@@ -144,15 +144,16 @@ class Coordinated(Shared):
         lost: Sequence[Task],
         ids: Ids,
     ) -> list[ev.Event]:
-        """Those that consumers ask for at its address, or a new one; of TensorFlow's workers."""
-        if not worker.stock:
-            return []
+        """Those that it goes on with, or a new one. Of another process at the address that is only
+        right for TensorFlow's, which are asked for a round by its number."""
         before = state.worker_at.get(worker.address)  # is being replaced by it
 
         def is_there(task: Task) -> bool:
-            if task.orphan is not None:
+            if task.orphan is None:
+                return worker.stock and task.worker_id == before
+            if worker.stock:
                 return task.orphan.address == worker.address
-            return task.worker_id == before
+            return task.orphan.uid == worker.uid
 
         tasks = [state.tasks[task_id] for task_id in iteration.tasks]
         mine = [_again(task, worker.worker_id) for task in tasks if is_there(task)]
@@ -165,7 +166,7 @@ class Coordinated(Shared):
     ) -> list[ev.Event]:
         """Consumers may have done without it, or have begun before others: it joins them."""
         having = {state.tasks[task_id].worker_id for task_id in iteration.all_tasks}
-        if not iteration.consumers or worker_id in having or not state.workers[worker_id].stock:
+        if not iteration.consumers or worker_id in having:
             return []
         return [_proposed(ids.new(), iteration.iteration_id, worker_id)]
 
@@ -178,11 +179,6 @@ class Coordinated(Shared):
         completes: Task | None = None,
     ) -> list[ev.Event]:
         return []
-
-    def _new_task(
-        self, iteration: Iteration, worker: AnyWorker, place: int | None, ids: Ids
-    ) -> list[ev.Event]:
-        return super()._new_task(iteration, worker, place, ids) if worker.stock else []
 
 
 SHARED, DIVIDED, COORDINATED = Shared(), Divided(), Coordinated()

@@ -11,11 +11,9 @@ many as the job wants, all pending tasks start in that round, and the consumers 
 blocked stays so until it is told of a later round, or of none, so that each step may be lost, be
 delayed, or be followed by a dispatcher's end.
 
-Workers are TensorFlow's: Forebay's do not know rounds yet, and get no task.
-
 A task goes when all consumers ask for its removal in the same round, so none has an element of it.
 If its worker is lost, it is *orphaned* until then: it stays listed, at the same address, so that no
-consumer leaves it out earlier than another. A worker that comes there goes on with it.
+consumer leaves it out earlier than another. The worker goes on with it if it comes back.
 """
 
 from __future__ import annotations
@@ -31,6 +29,10 @@ from .state import Barrier, Consumer, Iteration, State, Task
 MAX_ROUND = 1 << 60
 MAX_STEP_LOG2 = 20
 """How far the target round is moved away at most: some million rounds."""
+
+
+MAX_REMOVED = 1000
+"""Tasks of a read of which a consumer that missed it can still be told when they went."""
 
 
 class ReportRound(Command, frozen=True, kw_only=True):
@@ -165,7 +167,12 @@ def _task_started(state: State, event: ev.TaskStarted) -> None:
 
 
 def _task_removed(state: State, event: ev.TaskRemoved) -> None:
-    tasks.remove(state, state.tasks[event.task_id])
+    task = state.tasks[event.task_id]
+    tasks.remove(state, task)
+    removed = state.iterations[task.iteration_id].removed
+    removed[task.task_id] = event.round
+    if len(removed) > MAX_REMOVED:
+        del removed[next(iter(removed))]
 
 
 DECIDE: Decide = {ReportRound: _report_round, RemoveTask: _remove_task}

@@ -96,6 +96,7 @@ class Iteration(Struct):
     idle_since_ms: int = 0  # when the last consumer left
     version: int = 1  # grows with every change that a consumer wants to hear of
     barrier: Barrier | None = None  # None: no task is pending
+    removed: dict[int, int] = {}  # task → the round from which on consumers do without it
 
     @property
     def all_tasks(self) -> list[int]:

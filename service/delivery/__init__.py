@@ -18,7 +18,8 @@ from .base import (
     TaskOutput,
     TaskUnknown,
 )
-from .orders import ANY, Addressed, AnyBlock, Order
+from .orders import ANY, Addressed, AnyBlock, Order, Rounds
+from .rounds import RoundsOutput
 
 __all__ = [
     "ANY",
@@ -35,6 +36,8 @@ __all__ = [
     "Order",
     "OutputCancelled",
     "Part",
+    "Rounds",
+    "RoundsOutput",
     "Subscription",
     "Superseded",
     "TaskFailed",

@@ -77,6 +77,28 @@ class Addressed(Order):
         return dataclasses.replace(self, index=block.index + block.count * self.stride)
 
 
+@dataclass(frozen=True, slots=True)
+class Rounds(Order):
+    """From `round` on, which counts a task's from 0, one element a round: what is consumer
+    `consumer`'s of `of`. Raises ValueError for numbers that cannot be.
+    """
+
+    consumer: int
+    of: int
+    round: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.consumer < self.of <= MAX_STRIDE:
+            raise ValueError(f"consumer {self.consumer} of {self.of}; at most {MAX_STRIDE}, from 0")
+        if not 0 <= self.round <= MAX_INDEX:
+            raise ValueError(f"there is no round {self.round}")
+
+    def after(self, block: Block) -> Rounds:
+        if (block.bundle, block.index) != (None, self.round):
+            raise ValueError(f"an element of round {block.index}, where {self.round} comes next")
+        return dataclasses.replace(self, round=self.round + block.count)
+
+
 ANY = AnyBlock()
 
 
@@ -89,6 +111,9 @@ def encode(order: Order, read: pb.Read) -> pb.Read:
             addressed = read.addressed
             addressed.bundle, addressed.index, addressed.stride = bundle, index, stride
             addressed.generation = generation
+        case Rounds(consumer, of, number):
+            rounds = read.rounds
+            rounds.consumer, rounds.of, rounds.round = consumer, of, number
         case _:
             raise TypeError(f"{order!r} has no encoding")
     return read
@@ -100,10 +125,16 @@ def decode(read: pb.Read) -> Order:
         case "any":
             return ANY
         case "addressed":
-            asked = read.addressed
-            try:
-                return Addressed(asked.bundle, asked.index, asked.stride, asked.generation)
-            except ValueError as error:
-                raise ProtocolError(f"task {read.task_id} was asked for: {error}") from None
+            return _of(read, Addressed, ("bundle", "index", "stride", "generation"))
+        case "rounds":
+            return _of(read, Rounds, ("consumer", "of", "round"))
         case _:
             raise ProtocolError(f"task {read.task_id} was asked for in an order not known here")
+
+
+def _of(read: pb.Read, kind: type[Order], fields: tuple[str, ...]) -> Order:
+    asked = getattr(read, read.WhichOneof("order") or "")
+    try:
+        return kind(**{field: getattr(asked, field) for field in fields})
+    except ValueError as error:
+        raise ProtocolError(f"task {read.task_id} was asked for: {error}") from None

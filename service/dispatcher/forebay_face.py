@@ -12,13 +12,14 @@ import grpc
 from ...journal.proto import events_pb2 as ev
 from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
-from ..core.state import Iteration, lease_caller
+from ..core.state import Iteration, Task, lease_caller
 from ..core.status import status
-from ..errors import InvalidArgument, NotFound, Unavailable, Unimplemented
+from ..errors import InvalidArgument, NotFound, Unavailable
 from ..pipelines.definitions import sanitize
 from ..proto import forebay_pb2 as pb
 from .answering import Function, answering
 from .dispatcher import Dispatcher
+from .task_removal import TaskRemovals
 
 SERVICE = "forebay.v1.Dispatcher"
 MAX_WAIT_MS = 30_000
@@ -50,10 +51,11 @@ _DECIDING = (
 
 
 class ForebayFace:
-    """The methods of forebay.v1.Dispatcher. One each; none keeps anything."""
+    """The methods of forebay.v1.Dispatcher, one each."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
+        self._removals = TaskRemovals(dispatcher)
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The service, for a grpc.aio server."""
@@ -114,6 +116,9 @@ class ForebayFace:
                 dataset_id=request.dataset_id,
                 name=request.job_name,
                 sharding=request.sharding,
+                num_consumers=(
+                    request.num_consumers if request.HasField("num_consumers") else None
+                ),
                 target_workers=request.target_workers or TARGET_WORKERS_AUTO,
             )
         )
@@ -124,12 +129,6 @@ class ForebayFace:
         )
 
     async def join_iteration(self, request: pb.JoinIterationRequest) -> pb.JoinIterationResponse:
-        job = self._dispatcher.state.jobs.get(request.job_id)
-        if job is not None and job.num_consumers is not None:
-            raise Unimplemented(
-                f"job {job.name} is a coordinated read of {job.num_consumers} consumers, which "
-                "Forebay's consumers cannot take part in yet; read it with tf.data service's"
-            )
         joined: ev.ConsumerJoined = await self._dispatcher.execute(
             c.JoinIteration(
                 request=_numbered(request.request),
@@ -149,10 +148,13 @@ class ForebayFace:
         consumer_id = request.consumer_id
         iteration = self._iteration_of(consumer_id)
         for task_id in iteration.tasks:
-            worker = state.workers[state.tasks[task_id].worker_id]
-            if worker.uid in request.refused:
+            worker = state.workers.get(state.tasks[task_id].worker_id)
+            if worker is not None and worker.uid in request.refused:
                 dispatcher.attendance.refuses(worker.worker_id)
         dispatcher.attendance.saw(consumer_id)
+        if request.HasField("rounds"):
+            await self._report_round(consumer_id, request.rounds)
+            self._iteration_of(consumer_id)
         wait_ms = _wait_ms(request.wait_ms, dispatcher.options.client_timeout_ms)
         # One that does not wait comes beside one that does, and ends no earlier than that.
         with dispatcher.attendance.poll(consumer_id) if wait_ms else nullcontext():
@@ -164,23 +166,39 @@ class ForebayFace:
             response = pb.ConsumerHeartbeatResponse(
                 version=iteration.version,
                 finished=iteration.finished,
+                tasks=[self._task_info(state.tasks[task_id]) for task_id in iteration.tasks],
+                removed=iteration.removed,
             )
-            for task_id in iteration.tasks:
-                task = state.tasks[task_id]
-                worker = state.workers[task.worker_id]
-                response.tasks.append(
-                    pb.TaskInfo(
-                        task_id=task_id,
-                        completed=task.completed,
-                        worker_address=worker.address,
-                        worker_uid=worker.uid,
-                        worker_tags=worker.tags,
-                        stock=worker.stock,
-                        transfer_servers=map(ev.TransferServer.FromString, worker.transfer_servers),
-                    )
-                )
+            # Who is told of no round to stop before goes on: with the tasks of the same answer.
+            if iteration.barrier is not None and iteration.barrier.target_round:
+                response.block_round = iteration.barrier.target_round
             await dispatcher.settled()  # within the poll, which may break meanwhile
         return response
+
+    async def _report_round(self, consumer_id: int, report: pb.RoundReport) -> None:
+        blocked = report.blocked if report.HasField("blocked") else None
+        await self._dispatcher.execute(
+            c.ReportRound(
+                consumer_id=consumer_id, current_round=report.current, blocked_round=blocked
+            )
+        )
+        for held in report.held:
+            await self._removals.hold(held, report.consumer_index)
+
+    def _task_info(self, task: Task) -> pb.TaskInfo:
+        info = pb.TaskInfo(
+            task_id=task.task_id, completed=task.completed, starting_round=task.starting_round
+        )
+        if task.orphan is not None:
+            info.worker_address, info.worker_uid = task.orphan.address, task.orphan.uid
+            info.lost = task.worker_id
+            return info
+        worker = self._dispatcher.state.workers[task.worker_id]
+        info.worker_address, info.worker_uid = worker.address, worker.uid
+        info.worker_tags.extend(worker.tags)
+        info.stock = worker.stock
+        info.transfer_servers.extend(map(ev.TransferServer.FromString, worker.transfer_servers))
+        return info
 
     def _iteration_of(self, consumer_id: int) -> Iteration:
         consumer = self._dispatcher.state.consumers.get(consumer_id)
@@ -205,18 +223,17 @@ class ForebayFace:
         wait_ms = _wait_ms(request.wait_ms, dispatcher.options.worker_timeout_ms)
         if worker is None or worker.uid != request.uid:
             wait_ms = 0  # what it says of an earlier registration is out of date
-            worker_id = await dispatcher.execute(
-                c.RegisterWorker(
-                    address=request.address,
-                    uid=request.uid,
-                    tags=tuple(request.tags),
-                    transfer_servers=tuple(request.transfer_servers),
-                )
+        worker_id = await dispatcher.execute(
+            c.RegisterWorker(
+                address=request.address,
+                uid=request.uid,
+                tags=tuple(request.tags),
+                transfer_servers=tuple(request.transfer_servers),
             )
-            worker = state.workers.get(worker_id)
+        )
+        worker = state.workers.get(worker_id)
         if worker is None:
             raise Unavailable(f"worker {request.address} was replaced; beat again")
-        worker_id = worker.worker_id
         response = pb.WorkerHeartbeatResponse(worker_id=worker_id)
         with dispatcher.attendance.poll(worker_id):
             await dispatcher.wait_until(
@@ -238,6 +255,7 @@ class ForebayFace:
                         num_sources=len(iteration.ledgers),
                         num_shards=len(state.places) if task.shard is not None else 0,
                         shard=task.shard or 0,
+                        num_consumers=job.num_consumers or 0,
                     )
                 )
             await dispatcher.settled()  # within the poll, which may break meanwhile

@@ -7,6 +7,10 @@ asks is not state: after a change of dispatchers they ask again. That the task i
 If they ask in different rounds, some have an element that the others lack. They wait for the
 worker, which makes up for it once it is back. If it was given up, they are told: to go on would be
 to give the consumers elements of different rounds in the same step.
+
+Forebay's consumers have elements of rounds to come. Each says of a task whose worker is lost in
+which round it has stopped, and up to which one it has all: the task goes after the last round that
+all have, which is one that none has passed.
 """
 
 from __future__ import annotations
@@ -17,13 +21,23 @@ import logging
 from dataclasses import dataclass, field
 
 from ..core import commands as c
+from ..core.state import Task
 from ..errors import FailedPrecondition, InvalidArgument
+from ..proto import forebay_pb2 as pb
 from .dispatcher import Dispatcher
 
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
 """How long a consumer waits for the others before it tries to reach the worker again."""
+
+
+def _torn(address: str, round_: int) -> str:
+    return (
+        f"the worker at {address} was lost within a round: some consumers have its element of "
+        f"round {round_}, and others do not, so they would be out of step. Start all consumers "
+        "again"
+    )
 
 
 def _future() -> asyncio.Future[bool]:
@@ -46,6 +60,8 @@ class TaskRemovals:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self._votes: dict[int, _Vote] = {}  # by task
+        # By task and the worker that it was lost with: of each consumer, where it is.
+        self._held: dict[tuple[int, int], dict[int, pb.HeldTask]] = {}
 
     async def ask(self, task_id: int, consumer_index: int, round_: int) -> bool:
         """Wait for the other consumers; whether the task is removed now.
@@ -57,17 +73,7 @@ class TaskRemovals:
         task = state.tasks.get(task_id)
         if task is None:
             return True
-        iteration = state.iterations[task.iteration_id]
-        num_consumers = state.jobs[iteration.job_id].num_consumers
-        if num_consumers is None:
-            raise FailedPrecondition(
-                f"task {task_id} belongs to no coordinated read, so no round removes it"
-            )
-        if not 0 <= consumer_index < num_consumers:
-            raise InvalidArgument(
-                f"consumer index {consumer_index} asks to remove task {task_id}, and its job has "
-                f"{num_consumers} consumers: 0 to {num_consumers - 1}"
-            )
+        num_consumers = self._check(task, consumer_index)
         vote = self._votes.get(task_id)
         if vote is None or (vote.torn and task.orphan is None):
             self._votes = {i: v for i, v in self._votes.items() if i in state.tasks}
@@ -76,11 +82,7 @@ class TaskRemovals:
             if task.orphan is None:
                 self._end(task_id, vote, removed=False)
                 return False
-            vote.torn = vote.torn or (
-                f"the worker at {task.orphan.address} was lost within a round: some consumers have "
-                f"its element of round {min(vote.round, round_)}, and others do not, so they would "
-                "be out of step. Start all consumers again"
-            )
+            vote.torn = vote.torn or _torn(task.orphan.address, min(vote.round, round_))
             log.error("task %d: %s", task_id, vote.torn)
             self._wake(vote, removed=False)
         if vote.torn:
@@ -104,6 +106,42 @@ class TaskRemovals:
         if vote.torn:
             raise FailedPrecondition(vote.torn)
         return removed
+
+    async def hold(self, mine: pb.HeldTask, consumer_index: int) -> None:
+        """A consumer stops before a round, if the task's worker is lost. Once all have, it goes.
+
+        Raises InvalidArgument, Unavailable, and FailedPrecondition if some have passed a round of
+        which others lack their element.
+        """
+        state = self._dispatcher.state
+        task = state.tasks.get(mine.task_id)
+        if task is None or task.orphan is None or task.worker_id != mine.lost:
+            return
+        num_consumers = self._check(task, consumer_index)
+        self._held = {k: v for k, v in self._held.items() if k[0] in state.tasks}
+        held = self._held.setdefault((mine.task_id, mine.lost), {})
+        held[consumer_index] = mine
+        if len(held) < num_consumers:
+            return
+        last = max(one.round for one in held.values())
+        if last > min(one.received for one in held.values()):
+            raise FailedPrecondition(_torn(task.orphan.address, last))
+        await self._dispatcher.execute(c.RemoveTask(task_id=mine.task_id, round=last))
+
+    def _check(self, task: Task, consumer_index: int) -> int:
+        """How many consumers its read has. Raises FailedPrecondition, InvalidArgument."""
+        state = self._dispatcher.state
+        num_consumers = state.jobs[state.iterations[task.iteration_id].job_id].num_consumers
+        if num_consumers is None:
+            raise FailedPrecondition(
+                f"task {task.task_id} belongs to no coordinated read, so no round removes it"
+            )
+        if not 0 <= consumer_index < num_consumers:
+            raise InvalidArgument(
+                f"consumer index {consumer_index} asks to remove task {task.task_id}, and its job "
+                f"has {num_consumers} consumers: 0 to {num_consumers - 1}"
+            )
+        return num_consumers
 
     def _end(self, task_id: int, vote: _Vote, *, removed: bool) -> None:
         if self._votes.get(task_id) is vote:

@@ -60,20 +60,22 @@ class GetDatasetResponse(_message.Message):
     def __init__(self, definition: _Optional[_Union[_events_pb2.DatasetDefinition, _Mapping]] = ..., graph: _Optional[bytes] = ...) -> None: ...
 
 class GetOrCreateJobRequest(_message.Message):
-    __slots__ = ("request", "dataset_id", "job_name", "sharding", "target_workers", "known")
+    __slots__ = ("request", "dataset_id", "job_name", "sharding", "target_workers", "known", "num_consumers")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     SHARDING_FIELD_NUMBER: _ClassVar[int]
     TARGET_WORKERS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    NUM_CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     request: _events_pb2.Request
     dataset_id: str
     job_name: str
     sharding: _events_pb2.Sharding
     target_workers: int
     known: JournalPosition
-    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., dataset_id: _Optional[str] = ..., job_name: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., target_workers: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+    num_consumers: int
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., dataset_id: _Optional[str] = ..., job_name: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., target_workers: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., num_consumers: _Optional[int] = ...) -> None: ...
 
 class GetOrCreateJobResponse(_message.Message):
     __slots__ = ("job_id", "dataset_id", "journal")
@@ -108,33 +110,70 @@ class JoinIterationResponse(_message.Message):
     def __init__(self, iteration_id: _Optional[int] = ..., consumer_id: _Optional[int] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class ConsumerHeartbeatRequest(_message.Message):
-    __slots__ = ("consumer_id", "version", "wait_ms", "known", "refused")
+    __slots__ = ("consumer_id", "version", "wait_ms", "known", "refused", "rounds")
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
     consumer_id: int
     version: int
     wait_ms: int
     known: JournalPosition
     refused: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, consumer_id: _Optional[int] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., refused: _Optional[_Iterable[int]] = ...) -> None: ...
+    rounds: RoundReport
+    def __init__(self, consumer_id: _Optional[int] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., refused: _Optional[_Iterable[int]] = ..., rounds: _Optional[_Union[RoundReport, _Mapping]] = ...) -> None: ...
+
+class RoundReport(_message.Message):
+    __slots__ = ("current", "blocked", "consumer_index", "held")
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKED_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    current: int
+    blocked: int
+    consumer_index: int
+    held: _containers.RepeatedCompositeFieldContainer[HeldTask]
+    def __init__(self, current: _Optional[int] = ..., blocked: _Optional[int] = ..., consumer_index: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldTask, _Mapping]]] = ...) -> None: ...
+
+class HeldTask(_message.Message):
+    __slots__ = ("task_id", "lost", "round", "received")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    lost: int
+    round: int
+    received: int
+    def __init__(self, task_id: _Optional[int] = ..., lost: _Optional[int] = ..., round: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
 
 class ConsumerHeartbeatResponse(_message.Message):
-    __slots__ = ("version", "tasks", "finished", "journal")
+    __slots__ = ("version", "tasks", "finished", "journal", "block_round", "removed")
+    class RemovedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_ROUND_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
     version: int
     tasks: _containers.RepeatedCompositeFieldContainer[TaskInfo]
     finished: bool
     journal: JournalPosition
-    def __init__(self, version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., finished: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+    block_round: int
+    removed: _containers.ScalarMap[int, int]
+    def __init__(self, version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., finished: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., block_round: _Optional[int] = ..., removed: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class TaskInfo(_message.Message):
-    __slots__ = ("task_id", "completed", "worker_address", "worker_uid", "transfer_servers", "worker_tags", "stock")
+    __slots__ = ("task_id", "completed", "worker_address", "worker_uid", "transfer_servers", "worker_tags", "stock", "starting_round", "lost")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +181,8 @@ class TaskInfo(_message.Message):
     TRANSFER_SERVERS_FIELD_NUMBER: _ClassVar[int]
     WORKER_TAGS_FIELD_NUMBER: _ClassVar[int]
     STOCK_FIELD_NUMBER: _ClassVar[int]
+    STARTING_ROUND_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     completed: bool
     worker_address: str
@@ -149,7 +190,9 @@ class TaskInfo(_message.Message):
     transfer_servers: _containers.RepeatedCompositeFieldContainer[_events_pb2.TransferServer]
     worker_tags: _containers.RepeatedScalarFieldContainer[str]
     stock: bool
-    def __init__(self, task_id: _Optional[int] = ..., completed: bool = ..., worker_address: _Optional[str] = ..., worker_uid: _Optional[int] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., worker_tags: _Optional[_Iterable[str]] = ..., stock: bool = ...) -> None: ...
+    starting_round: int
+    lost: int
+    def __init__(self, task_id: _Optional[int] = ..., completed: bool = ..., worker_address: _Optional[str] = ..., worker_uid: _Optional[int] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., worker_tags: _Optional[_Iterable[str]] = ..., stock: bool = ..., starting_round: _Optional[int] = ..., lost: _Optional[int] = ...) -> None: ...
 
 class LeaveIterationRequest(_message.Message):
     __slots__ = ("consumer_id", "known")
@@ -194,7 +237,7 @@ class WorkerHeartbeatResponse(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("task_id", "iteration_id", "dataset_id", "sharding", "num_sources", "num_shards", "shard")
+    __slots__ = ("task_id", "iteration_id", "dataset_id", "sharding", "num_sources", "num_shards", "shard", "num_consumers")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +245,7 @@ class Task(_message.Message):
     NUM_SOURCES_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
+    NUM_CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     iteration_id: int
     dataset_id: str
@@ -209,7 +253,8 @@ class Task(_message.Message):
     num_sources: int
     num_shards: int
     shard: int
-    def __init__(self, task_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., num_sources: _Optional[int] = ..., num_shards: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
+    num_consumers: int
+    def __init__(self, task_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., num_sources: _Optional[int] = ..., num_shards: _Optional[int] = ..., shard: _Optional[int] = ..., num_consumers: _Optional[int] = ...) -> None: ...
 
 class LeaseSplitsRequest(_message.Message):
     __slots__ = ("request", "task_id", "source", "pass_number", "want", "begun", "returned", "known", "or_later")

@@ -35,18 +35,20 @@ class Hello(_message.Message):
     def __init__(self, version: _Optional[int] = ..., consumer_id: _Optional[int] = ..., worker_uid: _Optional[int] = ..., shares_memory: bool = ..., codecs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Read(_message.Message):
-    __slots__ = ("task_id", "any", "addressed", "received", "subscription")
+    __slots__ = ("task_id", "any", "addressed", "rounds", "received", "subscription")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ANY_FIELD_NUMBER: _ClassVar[int]
     ADDRESSED_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     any: Any
     addressed: Addressed
+    rounds: Rounds
     received: int
     subscription: int
-    def __init__(self, task_id: _Optional[int] = ..., any: _Optional[_Union[Any, _Mapping]] = ..., addressed: _Optional[_Union[Addressed, _Mapping]] = ..., received: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
+    def __init__(self, task_id: _Optional[int] = ..., any: _Optional[_Union[Any, _Mapping]] = ..., addressed: _Optional[_Union[Addressed, _Mapping]] = ..., rounds: _Optional[_Union[Rounds, _Mapping]] = ..., received: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
 
 class Any(_message.Message):
     __slots__ = ()
@@ -63,6 +65,16 @@ class Addressed(_message.Message):
     stride: int
     generation: int
     def __init__(self, bundle: _Optional[int] = ..., index: _Optional[int] = ..., stride: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class Rounds(_message.Message):
+    __slots__ = ("consumer", "of", "round")
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    consumer: int
+    of: int
+    round: int
+    def __init__(self, consumer: _Optional[int] = ..., of: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
 
 class Credit(_message.Message):
     __slots__ = ("bytes", "positions", "slabs", "abandoned_slabs", "elements")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
 
 from ..blocks import Block
 from ..connections.grpc_server import generic_handler
-from ..delivery import ANY, End, EndOfTask, Subscription, TaskFailed
+from ..delivery import ANY, End, EndOfTask, Rounds, RoundsOutput, Subscription, TaskFailed
 from ..errors import PipelineError, Unavailable, Unimplemented
 from ..pipelines import response_maker
 from ..proto import tf_service_pb2 as pb
@@ -21,13 +23,18 @@ SERVICE = "tensorflow.data.WorkerService"
 WAIT_S = 10.0
 """After that the client is told to ask again."""
 
+EXPECTED_S = 2.0
+"""For a task of a coordinated read to be heard of by its worker later than by its consumers."""
+
+LOOK_S = 0.02
+
 
 class ElementFace:
     """The methods of tensorflow.data.WorkerService that reach a worker of ours."""
 
     def __init__(self, runner_of: Callable[[int], TaskRunner | None]) -> None:
         self._runner_of = runner_of
-        self._elements: dict[int, _TaskElements] = {}
+        self._elements: dict[int, _Elements] = {}
         self._lock = threading.Lock()
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
@@ -49,12 +56,6 @@ class ElementFace:
             return task_id in self._elements
 
     def get_element(self, request: pb.GetElementRequest) -> pb.GetElementResponse:
-        if request.HasField("consumer_index"):
-            raise Unimplemented(
-                "Forebay's workers have no coordinated reads yet, which consumer "
-                f"{request.consumer_index} asks for: leave consumer_index and num_consumers out, "
-                "or have only tf.data service's own workers"
-            )
         if request.trainer_id:
             raise Unimplemented(
                 f"Forebay's workers have no cross-trainer cache yet, which the trainer "
@@ -62,6 +63,12 @@ class ElementFace:
                 "tf.data service's own workers"
             )
         runner = self._runner_of(request.task_id)
+        if runner is None and request.HasField("consumer_index"):
+            # Consumers of rounds who do not find a task have it removed, if all of them do not.
+            give_up_s = time.monotonic() + EXPECTED_S
+            while runner is None and time.monotonic() < give_up_s:
+                time.sleep(LOOK_S)
+                runner = self._runner_of(request.task_id)
         with self._lock:
             if runner is None:
                 self._elements.pop(request.task_id, None)
@@ -69,10 +76,11 @@ class ElementFace:
                 raise Unavailable(f"Task {request.task_id} not found")
             elements = self._elements.get(request.task_id)
             if elements is None or elements.runner is not runner:
-                elements = _TaskElements(runner)
+                is_in_rounds = isinstance(runner.output, RoundsOutput)
+                elements = (_RoundElements if is_in_rounds else _TaskElements)(runner)
                 known = {i: e for i, e in self._elements.items() if self._runner_of(i) is e.runner}
                 self._elements = {**known, request.task_id: elements}
-        return elements.next()
+        return elements.get(request)
 
     def get_worker_tasks(self, _: pb.GetWorkerTasksRequest) -> pb.GetWorkerTasksResponse:
         return pb.GetWorkerTasksResponse()
@@ -82,35 +90,108 @@ class ElementFace:
         return pb.ProcessTaskResponse()
 
 
-class _TaskElements:
-    """The elements of a task, to whoever asks next."""
+class _Elements(ABC):
+    """The elements of a task."""
 
     def __init__(self, runner: TaskRunner) -> None:
         self.runner = runner
-        self._opened = runner.output.open(ANY)
         self._respond: Callable[[Block], pb.GetElementResponse] | None = None
 
-    def next(self) -> pb.GetElementResponse:
-        item = self._next_element()
+    @abstractmethod
+    def get(self, request: pb.GetElementRequest) -> pb.GetElementResponse:
+        """Raises PipelineError, Unavailable."""
+
+    def _response(self, item: Block | End | None) -> pb.GetElementResponse:
         if isinstance(item, Block):
             if self._respond is None:
                 self._respond = response_maker(self.runner.definition)
             return self._respond(item)
-        if isinstance(item, EndOfTask):
-            return pb.GetElementResponse(end_of_sequence=True)
         if isinstance(item, TaskFailed):
             raise PipelineError(item.code, item.message)
         if item is None:
             raise Unavailable("no element is ready yet; ask again")
         raise Unavailable("the task has been stopped")
 
-    def _next_element(self) -> Block | End | None:
-        """In a block of its own. The rest of its block stays, for whoever asks next."""
-        if not isinstance(self._opened, Subscription):
-            return self._opened
-        give_up = time.monotonic() + WAIT_S
-        while True:
-            wait_s = max(0.0, give_up - time.monotonic())
-            item = self._opened.wait(wait_s, max_elements=1)
-            if not isinstance(item, Block) or item.count:
-                return item
+
+class _TaskElements(_Elements):
+    """To whoever asks next."""
+
+    def __init__(self, runner: TaskRunner) -> None:
+        super().__init__(runner)
+        self._opened = runner.output.open(ANY)
+
+    def get(self, request: pb.GetElementRequest) -> pb.GetElementResponse:
+        item = _next_element(self._opened)
+        if isinstance(item, EndOfTask):
+            return pb.GetElementResponse(end_of_sequence=True)
+        return self._response(item)
+
+
+class _RoundElements(_Elements):
+    """Of each round one to each consumer, once all of them have asked for it: who has asked cannot
+    have passed it, so that one which was not answered can still do without the task.
+    """
+
+    def __init__(self, runner: TaskRunner) -> None:
+        super().__init__(runner)
+        assert isinstance(runner.output, RoundsOutput)
+        self._consumers = runner.output.num_consumers
+        self._asked: dict[int, int] = {}  # by consumer: the round that it has asked for last
+        self._opened = [
+            runner.output.open(Rounds(consumer, self._consumers))
+            for consumer in range(self._consumers)
+        ]
+        self._turns = [threading.Lock() for _ in self._opened]  # of a consumer that asks again
+        self._given: dict[int, tuple[int, pb.GetElementResponse]] = {}  # last, and in which round
+        self._changed = threading.Condition()
+
+    def get(self, request: pb.GetElementRequest) -> pb.GetElementResponse:
+        consumer, number = request.consumer_index, request.round_index
+        asks = request.HasField("consumer_index") and request.HasField("round_index")
+        if not (asks and 0 <= consumer < self._consumers and number >= 0):
+            raise PipelineError(
+                "FAILED_PRECONDITION",
+                f"Requesting data for consumer index {consumer}, but the task is configured for "
+                f"only {self._consumers} consumers, each of which names itself and a round",
+            )
+        with self._turns[consumer]:
+            return self._next(consumer, number)
+
+    def _next(self, consumer: int, number: int) -> pb.GetElementResponse:
+        with self._changed:
+            reached, response = self._given.get(consumer, (-1, None))
+            if response is not None and number == reached:
+                return response  # whose answer was lost asks again
+            if number <= reached:
+                raise PipelineError(
+                    "FAILED_PRECONDITION",
+                    f"Consumer {consumer} requested data for round {number}, but the current round "
+                    f"has already reached {reached}. This may indicate that the consumer was "
+                    "restarted with the same iteration name.",
+                )
+            self._asked[consumer] = number
+            self._changed.notify_all()
+            if not self._changed.wait_for(partial(self._all_ask_for, number), WAIT_S):
+                raise Unavailable(f"not all consumers have asked for round {number} yet; ask again")
+        # For as long as it takes: all consumers who are told to ask again would remove the task.
+        while (item := _next_element(self._opened[consumer])) is None:
+            pass
+        response = self._response(item)
+        with self._changed:
+            self._given[consumer] = number, response
+        return response
+
+    def _all_ask_for(self, number: int) -> bool:
+        return len(self._asked) == self._consumers and min(self._asked.values()) >= number
+
+
+def _next_element(opened: Subscription | End) -> Block | End | None:
+    """In a block of its own. The rest of its block stays, for whoever asks next."""
+    if not isinstance(opened, Subscription):
+        return opened
+    give_up = time.monotonic() + WAIT_S
+    while True:
+        wait_s = max(0.0, give_up - time.monotonic())
+        item = opened.wait(wait_s, max_elements=1)
+        if not isinstance(item, Block) or item.count:
+            return item

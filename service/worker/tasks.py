@@ -209,6 +209,13 @@ class TaskRunner:
                 if self._feed is not None:
                     self._feed.close()  # the run is closed now, which waits for who asks for splits
                 raise
+        if self.task.num_consumers and self._drain_by_s is None:
+            raise PipelineError(
+                "FAILED_PRECONDITION",
+                "Encountered end of sequence on a round-robin read iterator. Please ensure that "
+                "the dataset used for round-robin reading has infinite cardinality, e.g. by adding "
+                "a .repeat() transformation at the end.",
+            )
         self.output.finish()
 
 

@@ -25,7 +25,7 @@ from ..connections import tunnel
 from ..connections.dispatcher_client import DispatcherClient
 from ..connections.grpc_server import SERVER_OPTIONS, bind, told_address
 from ..connections.protocols import GRPC, SERVED, TCP
-from ..delivery import AnyOutput
+from ..delivery import AnyOutput, RoundsOutput, TaskOutput
 from ..errors import ForebayError
 from ..proto import forebay_pb2 as pb
 from ..transport import BlockServer
@@ -51,8 +51,9 @@ from .tasks import Arrivals, Pipelines, TaskRunner
 
 log = logging.getLogger(__name__)
 
-GRPC_THREADS = 32
-"""Stock clients wait for elements in calls, so this bounds how many can at a time."""
+GRPC_THREADS = 256
+"""Stock clients wait for elements in calls, so this bounds how many can at a time. In a coordinated
+read all wait for the last of them. A thread is there once it was needed."""
 
 GONE_CHECK_S = 0.5
 """While it drains: how often the dispatcher is asked whether consumers that are away have gone."""
@@ -220,7 +221,11 @@ class Worker:
     def _start(self, task: pb.Task) -> None:
         # Nobody reads a shard again that was read to its end: it must have arrived.
         arrivals = Arrivals() if task.num_shards else None
-        output = AnyOutput(self._options.output_bytes, arrivals)
+        output: TaskOutput
+        if task.num_consumers:
+            output = RoundsOutput(task.num_consumers, self._options.output_bytes)
+        else:
+            output = AnyOutput(self._options.output_bytes, arrivals)
         runner = self._runners[task.task_id] = TaskRunner(
             task, self._dispatcher, output, self._starting, self._pipelines, self._observer,
             self._told, arrivals,

@@ -19,7 +19,6 @@ from forebay.service.errors import (
     InvalidArgument,
     NotFound,
     Unavailable,
-    Unimplemented,
 )
 
 from .given import Given
@@ -255,23 +254,19 @@ def test_a_worker_that_was_given_up_asks_for_splits_again_once_it_has_registered
     assert rounds.lease(task_id, 5)
 
 
-def test_forebays_workers_get_no_task() -> None:
-    """They refuse what consumers of rounds ask, which would end every trainer."""
+def test_another_process_of_forebays_at_the_address_is_another_task() -> None:
+    """It cannot tell which of its elements is of which round of the process before."""
     rounds = Rounds()
-    rounds.worker(1)
-    ours = rounds.worker(2, stock=False)
-    rounds.join()
-    rounds.worker(3, stock=False)
-    rounds.worker(2, stock=False)  # once more
-    assert len(rounds.read.all_tasks) == 1
-    assert rounds.state.workers[ours].tasks == set()
-
-
-def test_without_a_worker_of_tensorflows_it_is_refused() -> None:
-    rounds = Rounds()
-    rounds.worker(1, stock=False)
-    with pytest.raises(Unimplemented, match="start workers of tf"):
-        rounds.join()
+    first = rounds.worker(1, stock=False)
+    rounds.join(), rounds.join()
+    task_id = rounds.task_of(first)
+    rounds.when(c.RegisterWorker(address="w:1", uid=9))
+    assert rounds.then == ["worker_lost", "worker_registered", "task_proposed"]
+    rounds.when(c.RegisterWorker(address="w:1", uid=9))
+    assert rounds.then == []
+    assert rounds.read.tasks == [task_id]
+    rounds.when(c.RemoveTask(task_id=task_id, round=7))
+    assert rounds.read.removed == {task_id: 7}
 
 
 def test_a_task_of_another_read_is_not_removed() -> None:

@@ -1,5 +1,5 @@
-"""The two policies that the seam has to fit besides those that there are, as sketches: nothing of
-the transport knows of them.
+"""A policy that the seam has to fit besides those that there are, as a sketch: nothing of the
+transport knows of it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,6 @@ from forebay.service.block_limits import check_block, cost
 from forebay.service.blocks import Block, strided
 from forebay.service.delivery import End, Listener, Order, Subscription, TaskOutput, TaskUnknown
 from forebay.service.delivery.base import refused
-
-
-@dataclass(frozen=True, slots=True)
-class Rounds(Order):
-    """Coordinated reads: in each round consumer `consumer` of `of` gets an element."""
-
-    consumer: int
-    of: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +100,6 @@ class _Position(Subscription):
             del self.output.positions[self]
             self.output.changed.notify_all()
         self.output._dropped(lacking)
-
-
-class RoundsOutput(_Window):
-    """Waits for the slowest consumer: a round is over when each has its element."""
-
-    def open(self, order: Order) -> Subscription | End:
-        if not isinstance(order, Rounds):
-            return refused(order, "an element to each consumer a round")
-        return _Position(self, order.consumer, order.of)
-
-    def make_room(self, size: int) -> bool:
-        slowest = min(self.positions.values(), default=0)
-        while self.is_full(size) and self.first < slowest:
-            self.forget_one()
-        return not self.is_full(size)
 
 
 class CachedOutput(_Window):

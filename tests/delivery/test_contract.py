@@ -18,11 +18,13 @@ from forebay.service.delivery import (
     Order,
     OutputCancelled,
     Part,
+    Rounds,
+    RoundsOutput,
     TaskOutput,
 )
 
 from .contract import ROOM, DeliveryContract, Ledger, Reader, block
-from .sketches import Cached, CachedOutput, Rounds, RoundsOutput
+from .sketches import Cached, CachedOutput
 
 
 class TestAny(DeliveryContract):
@@ -98,15 +100,38 @@ class TestAddressed(Strides):
         return EndOfBundle(7, total)
 
 
+class Together(RoundsOutput):
+    """For as many consumers as come."""
+
+    def expect(self, consumers: int) -> None:
+        told = self._on_change
+        super().__init__(consumers, self._max_bytes, self._listener)
+        self.on_change(told)
+
+
 class TestRounds(Strides):
     def make(self, max_bytes: int, listener: Listener | None = None) -> TaskOutput:
-        return RoundsOutput(max_bytes, listener)
+        return Together(1, max_bytes, listener)
 
     def order(self, reader: int, readers: int) -> Order:
         return Rounds(reader, readers)
 
+    def readers(self, output: TaskOutput, count: int) -> list[Reader]:
+        assert isinstance(output, Together)
+        output.expect(count)
+        return super().readers(output, count)
+
+    def late(self, output: TaskOutput) -> list[Reader]:
+        return []
+
     def end(self, total: int) -> End:
         return EndOfTask()
+
+    def left(self, reader: int, got: list[list[int]], total: int) -> bool:
+        return super().left(reader, got, total - total % len(got))
+
+    def check(self, got: list[list[int]], total: int) -> None:
+        super().check(got, total - total % len(got))
 
 
 class TestCached(DeliveryContract):

@@ -15,11 +15,8 @@ import tensorflow as tf
 from tensorflow.data.experimental import service
 from tensorflow.python.data.experimental.ops import data_service_ops
 
-from forebay.service.connections.dispatcher_client import DispatcherClient
-from forebay.service.errors import Unimplemented
-from forebay.service.proto import forebay_pb2 as forebay
-
-from ..stock import GRAPH, DispatcherProcess, call, stock_workers
+from ..cluster import WorkerProcess
+from ..stock import GRAPH, DispatcherProcess, ServerProcess, call, stock_workers
 
 NUMBERS = itertools.count(1)
 
@@ -60,16 +57,32 @@ def read_until(iterators: list[Any], workers: int) -> list[tuple[int, ...]]:
     return steps
 
 
-def test_workers_join_and_are_killed_and_the_dispatcher_begins_anew(tmp_path: pathlib.Path) -> None:
+@contextlib.contextmanager
+def our_workers(dispatcher: DispatcherProcess, number: int) -> Iterator[WorkerProcess]:
+    with contextlib.ExitStack() as running:
+        workers = [running.enter_context(WorkerProcess(dispatcher.address)) for _ in range(number)]
+        yield workers[-1]
+
+
+@contextlib.contextmanager
+def their_workers(dispatcher: DispatcherProcess, number: int) -> Iterator[ServerProcess]:
+    with stock_workers(dispatcher, number, heartbeat_interval_ms=100) as running:
+        yield running
+
+
+@pytest.mark.parametrize("workers", [their_workers, our_workers])
+def test_workers_join_and_are_killed_and_the_dispatcher_begins_anew(
+    tmp_path: pathlib.Path, workers: Any
+) -> None:
     with (
         DispatcherProcess(tmp_path, worker_timeout_ms=1000) as dispatcher,
-        stock_workers(dispatcher, 1, heartbeat_interval_ms=100),
+        workers(dispatcher, 1),
     ):
         three, alone = consumers(dispatcher, 3), consumers(dispatcher, 1)
         steps = read_until(three, 1)
-        with stock_workers(dispatcher, 2, heartbeat_interval_ms=100) as killed:
+        with workers(dispatcher, 1) as killed:
             dispatcher.kill_and_restart()
-            steps += read_until(three, 2)
+            steps += read_until(three, 1)
             three.clear()
             read_until(alone, 2)
             killed.kill()  # one consumer alone is within no round with another
@@ -187,14 +200,6 @@ def test_a_removal_outlives_the_dispatcher(
     assert list(pool.map(read.remove, (0, 1), (7, 7))) == [True, True]
     dispatcher.kill_and_restart()
     assert read.remove(1, 7)
-
-
-def test_consumers_of_forebay_are_refused(dispatcher: DispatcherProcess) -> None:
-    read = Read(dispatcher)
-    client = DispatcherClient(dispatcher.target)
-    with contextlib.closing(client), pytest.raises(Unimplemented, match="read of 2 consumers"):
-        request = forebay.JoinIterationRequest(job_id=read.job_id)
-        client.call_numbered(request, forebay.JoinIterationResponse)
 
 
 def test_who_cannot_ask_for_a_removal(dispatcher: DispatcherProcess) -> None:
