@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument, NotFound, Unimplemented
-from . import tasks
+from . import ranges, tasks
 from .base import Apply, Command, Decide, Decision, Ids, is_coordinated, taken
-from .iterations import collected, forget_tasks_nobody_reads, let_go
+from .iterations import collected, forget_tasks_nobody_reads, let_go, used
 from .places import has_work, place_of, require_list
-from .state import Consumer, State
+from .state import MAX_DEPARTED, Consumer, State
 
 
 class JoinIteration(Command, frozen=True, kw_only=True):
     """→ (IterationCreated,) TaskCreated …, ConsumerJoined. Answers the ConsumerJoined event.
+
+    Of an epoch that was summarized: → IterationCreated, IterationFinished, ConsumerJoined.
 
     Each worker that has no task of the iteration gets one, if that has not finished; under static
     sharding, if the shard of its place has not been read. In a coordinated read that others have
@@ -47,12 +49,16 @@ def _join_iteration(state: State, command: JoinIteration) -> Decision:
     ids = Ids(state)
     events = []
     iteration = state.iterations.get(job.iterations.get(command.epoch, -1))
+    over = ranges.holds(job.summarized, command.epoch)
     if iteration is None:
         iteration_id = ids.new()
         begun = ev.IterationCreated(
             iteration_id=iteration_id, job_id=job.job_id, epoch=command.epoch
         )
         events.append(ev.Event(iteration_created=begun))
+        if over:
+            ended = ev.IterationFinished(iteration_id=iteration_id)
+            events.append(ev.Event(iteration_finished=ended))
         having = set()
     else:
         iteration_id = iteration.iteration_id
@@ -64,7 +70,7 @@ def _join_iteration(state: State, command: JoinIteration) -> Decision:
             "which do not do them in this version: start workers of tf.data service's"
         )
     in_midst = iteration is not None and iteration.consumers and is_coordinated(state, iteration)
-    if iteration is None or not (iteration.finished or in_midst):
+    if not over and (iteration is None or not (iteration.finished or in_midst)):
         events += [
             tasks.created(ids.new(), iteration_id, worker_id)
             for worker_id, worker in state.workers.items()
@@ -79,7 +85,9 @@ def _join_iteration(state: State, command: JoinIteration) -> Decision:
 def _consumer_joined(state: State, event: ev.ConsumerJoined) -> None:
     consumer_id = taken(state, event.consumer_id)
     state.consumers[consumer_id] = Consumer(consumer_id, event.iteration_id)
-    state.iterations[event.iteration_id].consumers.add(consumer_id)
+    iteration = state.iterations[event.iteration_id]
+    iteration.consumers.add(consumer_id)
+    used(state, iteration)
 
 
 def _leave_iteration(state: State, command: LeaveIteration) -> Decision:
@@ -103,11 +111,17 @@ def left(consumer_id: int, reason: str) -> ev.Event:
 
 def _consumer_left(state: State, event: ev.ConsumerLeft) -> None:
     consumer = state.consumers.pop(event.consumer_id)
+    if consumer.caller:
+        state.departed_callers.append(consumer.caller)
+        for caller in state.departed_callers[:-MAX_DEPARTED]:
+            state.answers.pop(caller, None)
+        del state.departed_callers[:-MAX_DEPARTED]
     iteration = state.iterations[consumer.iteration_id]
     iteration.consumers.discard(consumer.consumer_id)
     if iteration.barrier is not None:
         iteration.barrier.blocked.discard(consumer.consumer_id)
     iteration.idle_since_ms = state.time_ms
+    used(state, iteration)
     forget_tasks_nobody_reads(state, iteration)
 
 
