@@ -87,8 +87,10 @@ def render(summary: dict[str, Any]) -> Any:
     for job in summary["jobs"]:
         of_job = (_name(job), job["dataset_id"], job["sharding"])
         over = [it for it in job["iterations"] if it["finished"]]
-        if runs := [*job["summarized"], *([it["epoch"]] * 2 for it in over)]:
-            lost = job["lost_splits"] + sum(it["lost_splits"] for it in over)
+        # An earlier dispatcher summarizes nothing.
+        if runs := [*job.get("summarized", []), *([it["epoch"]] * 2 for it in over)]:
+            lost = sum(source["lost"] for it in over for source in it["sources"])
+            lost += job.get("lost_splits", 0)
             epochs = _runs(sorted(runs))
             jobs.add_row(*of_job, epochs, "", "finished", f"{lost} lost" if lost else "")
         for it in job["iterations"]:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS
 from . import ranges
-from .iterations import lost_splits
 from .jobs import readers_of
 from .ledger import Ledger
 from .places import place_of
@@ -100,7 +99,6 @@ def _iteration(iteration: Iteration) -> dict[str, Any]:
         "consumers": len(iteration.consumers),
         "running_tasks": iteration.running_tasks,
         "completed_tasks": iteration.completed_tasks,
-        "lost_splits": lost_splits(iteration),
         "sources": [
             _ledger(x, x.size if iteration.leased_singly else x.size_together)
             for x in iteration.ledgers

@@ -89,7 +89,8 @@ def test_what_was_summarized_says_how_many_splits_were_lost() -> None:
     given.when(c.LeaveIteration(consumer_id=joined.consumer_id, reason="r"))
     for _ in range(2):  # again by somebody who came late
         before = status(given.state)["jobs"][0]
-        assert before["lost_splits"] + before["iterations"][0]["lost_splits"] == lost.count
+        left = [source["lost"] for source in before["iterations"][0]["sources"]]
+        assert before["lost_splits"] + sum(left) == lost.count
         iteration_id = before["iterations"][0]["iteration_id"]
         given.when(c.CollectIteration(iteration_id=iteration_id))
         (job,) = status(given.state)["jobs"]
