@@ -151,6 +151,8 @@ def _verify_log(storage: Storage, report: Report, blobs: dict[str, str]) -> None
                 registered = event.dataset_registered
                 if digest := registered.definition.tf_data_graph.blob:
                     blobs[registered.dataset_id] = digest
+                if event.HasField("dataset_removed"):
+                    blobs.pop(event.dataset_removed.dataset_id, None)
             term = record.term
     except Corrupt as error:
         report.add(error)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .client.api import distribute, from_dataset_id, register_dataset
+    from .client.datasets import DatasetInfo, list_datasets, remove_dataset
     from .client.options import SHARD_HINT, CrossTrainerCache, ShardingPolicy
     from .client.reader import ElementIterator, read
     from .client.waiting import wait_for_workers
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SHARD_HINT",
     "CrossTrainerCache",
+    "DatasetInfo",
     "DispatchServer",
     "DispatcherConfig",
     "ElementIterator",
@@ -31,13 +33,16 @@ __all__ = [
     "WorkerServer",
     "distribute",
     "from_dataset_id",
+    "list_datasets",
     "read",
     "register_dataset",
+    "remove_dataset",
     "wait_for_workers",
 ]
 
 _HOMES = {
     ".client.api": ("distribute", "from_dataset_id", "register_dataset"),
+    ".client.datasets": ("DatasetInfo", "list_datasets", "remove_dataset"),
     ".client.options": ("SHARD_HINT", "CrossTrainerCache", "ShardingPolicy"),
     ".client.reader": ("ElementIterator", "read"),
     ".client.waiting": ("wait_for_workers",),

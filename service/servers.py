@@ -69,6 +69,8 @@ class DispatcherConfig:
     allow_volatile: bool | None = None
     dynamic_gc_timeout_ms: int | None = None
     max_idle_iterations: int | None = None
+    finished_retention_ms: int | None = None
+    unused_retention_hours: float | None = None
     reconnect_grace_ms: int | None = None
     client_timeout_ms: int | None = None
     snapshot_events: int | None = None

@@ -86,6 +86,29 @@ def assemble(structure: str) -> Assemble:
     return elements
 
 
+def describe(structure: str) -> str:
+    """In short, for people: `{image: uint8[224, 224, 3], label: int64[]}`; ? is any length."""
+    return _described(json.loads(structure))
+
+
+def _described(node: dict[str, Any]) -> str:
+    match node:
+        case {"dict": items}:
+            return "{" + ", ".join(f"{key}: {_described(inner)}" for key, inner in items) + "}"
+        case {"tuple": items}:
+            return "(" + ", ".join(map(_described, items)) + ")"
+        case {"named": name, "fields": fields}:
+            return f"{name}({', '.join(f'{key}={_described(inner)}' for key, inner in fields)})"
+        case {"constant": value}:
+            return repr(value)
+        case {"shape": shape, **kind}:
+            name = next(f"{node[k]}" if k == "tensor" else f"{k} {node[k]}"
+                        for k in ("tensor", "ragged", "sparse") if k in kind)  # fmt: skip
+            sizes = ["…"] if shape is None else ["?" if n is None else str(n) for n in shape]
+            return f"{name}[{', '.join(sizes)}]"
+    return "None"
+
+
 def _encode(spec: Any, path: str, *, constants: bool = False) -> dict[str, Any]:
     """`constants`: within an extension type, where there may be some."""
     import tensorflow as tf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Extent, Holdings, Record, Storage, Writer, blob_digest
+from .base import Extent, Holdings, Record, Storage, Writer, blob_digest, blob_name
 from .errors import (
     AppendFailed,
     Away,
@@ -42,5 +42,6 @@ __all__ = [
     "Volatile",
     "Writer",
     "blob_digest",
+    "blob_name",
     "open_storage",
 ]

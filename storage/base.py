@@ -1,7 +1,7 @@
 """The contract between the journal and whatever keeps it.
 
 A storage is three things under one URL: a *log* of opaque records, numbered 1, 2, 3 … by
-their sequence; *snapshots* of the state as of a sequence; and *blobs*, named by their
+their sequence; *snapshots* of the state as of a sequence; and *blobs*, whose names say their
 content. Anybody may read at any time. At most one `Writer` may append, and it is fenced:
 each writer has a term larger than all before it, and once a later term exists the storage
 itself refuses the earlier writer's appends.
@@ -60,8 +60,18 @@ class Holdings(NamedTuple):
 
 
 def blob_digest(data: bytes) -> str:
-    """The name of a blob: its SHA-256, in hexadecimal."""
+    """What the name of a blob begins with: its SHA-256, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
+
+
+def blob_name(data: bytes, mark: str = "") -> str:
+    """The name of a blob: its digest, and behind a point its mark, if it has one."""
+    return f"{blob_digest(data)}.{mark}" if mark else blob_digest(data)
+
+
+def is_blob(name: str, data: bytes) -> bool:
+    """Whether a blob of that name holds this."""
+    return name.partition(".")[0] == blob_digest(data)
 
 
 class Storage(ABC):
@@ -127,8 +137,8 @@ class Storage(ABC):
         """The snapshot's data. Raises Missing, Corrupt."""
 
     @abstractmethod
-    def read_blob(self, digest: str) -> bytes:
-        """The blob whose `blob_digest` this is. Raises Missing, Corrupt."""
+    def read_blob(self, name: str) -> bytes:
+        """The blob of that name. Raises Missing, Corrupt."""
 
     @abstractmethod
     def holdings(self) -> Holdings:
@@ -202,10 +212,19 @@ class Writer(ABC):
         """
 
     @abstractmethod
-    def write_blob(self, data: bytes) -> str:
-        """Store a blob atomically, unless it is there; return its digest.
+    def write_blob(self, data: bytes, mark: str = "") -> str:
+        """Store a blob atomically, unless it is there; return its name.
 
-        Raises Fenced, and StorageError when it could not be written.
+        A `mark`, of letters, digits and "-", makes another blob of the same data. Raises Fenced,
+        and StorageError when it could not be written.
+        """
+
+    @abstractmethod
+    def delete_blob(self, name: str) -> None:
+        """Remove a blob; none of that name is no error. Raises Fenced, StorageError.
+
+        It may happen although Fenced is raised, or later, if this writer is displaced meanwhile:
+        so a name that may have been deleted must not be written again, by whomever.
         """
 
     @abstractmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 
-from .base import LEASE_MS, Extent, Holdings, Record, Storage, Writer, blob_digest
+from .base import LEASE_MS, Extent, Holdings, Record, Storage, Writer, blob_name
 from .errors import Corrupt, Fenced, Locked, Missing, OutOfSequence
 
 
@@ -67,11 +67,11 @@ class MemoryStorage(Storage):
         except KeyError:
             raise Missing(f"{self.url} has no snapshot {sequence}") from None
 
-    def read_blob(self, digest: str) -> bytes:
+    def read_blob(self, name: str) -> bytes:
         try:
-            return self._blobs[digest]
+            return self._blobs[name]
         except KeyError:
-            raise Missing(f"{self.url} has no blob {digest}") from None
+            raise Missing(f"{self.url} has no blob {name}") from None
 
     def holdings(self) -> Holdings:
         with self._lock:
@@ -145,12 +145,17 @@ class MemoryWriter(Writer):
             storage._records = storage._records[before - storage._first :]
             storage._first = before
 
-    def write_blob(self, data: bytes) -> str:
+    def write_blob(self, data: bytes, mark: str = "") -> str:
         with self._storage._lock:
             self._check_place()
-            digest = blob_digest(data)
-            self._storage._blobs[digest] = bytes(data)
-            return digest
+            name = blob_name(data, mark)
+            self._storage._blobs[name] = bytes(data)
+            return name
+
+    def delete_blob(self, name: str) -> None:
+        with self._storage._lock:
+            self._check_place()
+            self._storage._blobs.pop(name, None)
 
     def condemn(self, reason: str) -> None:
         with self._storage._lock:

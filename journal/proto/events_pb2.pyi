@@ -34,7 +34,7 @@ FILE_OR_DATA: Sharding
 HINT: Sharding
 
 class Event(_message.Message):
-    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_begun", "lease_returned", "lease_lost", "pass_started", "iteration_paused", "consumer_began", "task_proposed", "round_targeted", "consumer_blocked", "task_started", "task_removed")
+    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_begun", "lease_returned", "lease_lost", "pass_started", "iteration_paused", "consumer_began", "task_proposed", "round_targeted", "consumer_blocked", "task_started", "task_removed", "iteration_summarized", "job_removed", "dataset_used", "dataset_removed", "blob_deleted")
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     LEADER_ELECTED_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,11 @@ class Event(_message.Message):
     CONSUMER_BLOCKED_FIELD_NUMBER: _ClassVar[int]
     TASK_STARTED_FIELD_NUMBER: _ClassVar[int]
     TASK_REMOVED_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_SUMMARIZED_FIELD_NUMBER: _ClassVar[int]
+    JOB_REMOVED_FIELD_NUMBER: _ClassVar[int]
+    DATASET_USED_FIELD_NUMBER: _ClassVar[int]
+    DATASET_REMOVED_FIELD_NUMBER: _ClassVar[int]
+    BLOB_DELETED_FIELD_NUMBER: _ClassVar[int]
     time_ms: int
     request: Request
     leader_elected: LeaderElected
@@ -89,7 +94,12 @@ class Event(_message.Message):
     consumer_blocked: ConsumerBlocked
     task_started: TaskStarted
     task_removed: TaskRemoved
-    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_begun: _Optional[_Union[LeaseBegun, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., pass_started: _Optional[_Union[PassStarted, _Mapping]] = ..., iteration_paused: _Optional[_Union[IterationPaused, _Mapping]] = ..., consumer_began: _Optional[_Union[ConsumerBegan, _Mapping]] = ..., task_proposed: _Optional[_Union[TaskProposed, _Mapping]] = ..., round_targeted: _Optional[_Union[RoundTargeted, _Mapping]] = ..., consumer_blocked: _Optional[_Union[ConsumerBlocked, _Mapping]] = ..., task_started: _Optional[_Union[TaskStarted, _Mapping]] = ..., task_removed: _Optional[_Union[TaskRemoved, _Mapping]] = ...) -> None: ...
+    iteration_summarized: IterationSummarized
+    job_removed: JobRemoved
+    dataset_used: DatasetUsed
+    dataset_removed: DatasetRemoved
+    blob_deleted: BlobDeleted
+    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_begun: _Optional[_Union[LeaseBegun, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., pass_started: _Optional[_Union[PassStarted, _Mapping]] = ..., iteration_paused: _Optional[_Union[IterationPaused, _Mapping]] = ..., consumer_began: _Optional[_Union[ConsumerBegan, _Mapping]] = ..., task_proposed: _Optional[_Union[TaskProposed, _Mapping]] = ..., round_targeted: _Optional[_Union[RoundTargeted, _Mapping]] = ..., consumer_blocked: _Optional[_Union[ConsumerBlocked, _Mapping]] = ..., task_started: _Optional[_Union[TaskStarted, _Mapping]] = ..., task_removed: _Optional[_Union[TaskRemoved, _Mapping]] = ..., iteration_summarized: _Optional[_Union[IterationSummarized, _Mapping]] = ..., job_removed: _Optional[_Union[JobRemoved, _Mapping]] = ..., dataset_used: _Optional[_Union[DatasetUsed, _Mapping]] = ..., dataset_removed: _Optional[_Union[DatasetRemoved, _Mapping]] = ..., blob_deleted: _Optional[_Union[BlobDeleted, _Mapping]] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("caller", "number")
@@ -190,12 +200,34 @@ class TfDataGraph(_message.Message):
     def __init__(self, blob: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class DatasetRegistered(_message.Message):
-    __slots__ = ("dataset_id", "definition")
+    __slots__ = ("dataset_id", "definition", "graph_bytes")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     DEFINITION_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_BYTES_FIELD_NUMBER: _ClassVar[int]
     dataset_id: str
     definition: DatasetDefinition
-    def __init__(self, dataset_id: _Optional[str] = ..., definition: _Optional[_Union[DatasetDefinition, _Mapping]] = ...) -> None: ...
+    graph_bytes: int
+    def __init__(self, dataset_id: _Optional[str] = ..., definition: _Optional[_Union[DatasetDefinition, _Mapping]] = ..., graph_bytes: _Optional[int] = ...) -> None: ...
+
+class DatasetUsed(_message.Message):
+    __slots__ = ("dataset_id",)
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    dataset_id: str
+    def __init__(self, dataset_id: _Optional[str] = ...) -> None: ...
+
+class DatasetRemoved(_message.Message):
+    __slots__ = ("dataset_id", "jobs")
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    dataset_id: str
+    jobs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, dataset_id: _Optional[str] = ..., jobs: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class BlobDeleted(_message.Message):
+    __slots__ = ("blob",)
+    BLOB_FIELD_NUMBER: _ClassVar[int]
+    blob: str
+    def __init__(self, blob: _Optional[str] = ...) -> None: ...
 
 class CompressionDecided(_message.Message):
     __slots__ = ("dataset_id", "disabled")
@@ -223,6 +255,12 @@ class JobCreated(_message.Message):
     target_workers: int
     def __init__(self, job_id: _Optional[int] = ..., name: _Optional[str] = ..., dataset_id: _Optional[str] = ..., sharding: _Optional[_Union[Sharding, str]] = ..., num_consumers: _Optional[int] = ..., cross_trainer_cache: bool = ..., target_workers: _Optional[int] = ...) -> None: ...
 
+class JobRemoved(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    def __init__(self, job_id: _Optional[int] = ...) -> None: ...
+
 class IterationCreated(_message.Message):
     __slots__ = ("iteration_id", "job_id", "epoch")
     ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -234,6 +272,12 @@ class IterationCreated(_message.Message):
     def __init__(self, iteration_id: _Optional[int] = ..., job_id: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class IterationFinished(_message.Message):
+    __slots__ = ("iteration_id",)
+    ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    iteration_id: int
+    def __init__(self, iteration_id: _Optional[int] = ...) -> None: ...
+
+class IterationSummarized(_message.Message):
     __slots__ = ("iteration_id",)
     ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
     iteration_id: int

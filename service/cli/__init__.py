@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from ..errors import ForebayError
-from . import bench, chaos, journal, servers, status
+from . import bench, chaos, dataset, journal, servers, status
 
 app = typer.Typer(
     name="forebay",
@@ -23,6 +23,7 @@ app.command("worker")(servers.worker)
 app.command("status")(status.status)
 app.command("chaos")(chaos.chaos)
 app.command("bench")(bench.bench)
+app.add_typer(dataset.app, name="dataset")
 app.add_typer(journal.app, name="journal")
 
 

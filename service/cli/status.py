@@ -87,9 +87,11 @@ def render(summary: dict[str, Any]) -> Any:
     for job in summary["jobs"]:
         of_job = (_name(job), job["dataset_id"], job["sharding"])
         over = [it for it in job["iterations"] if it["finished"]]
-        if over:
+        # An earlier dispatcher summarizes nothing.
+        if runs := [*job.get("summarized", []), *([it["epoch"]] * 2 for it in over)]:
             lost = sum(source["lost"] for it in over for source in it["sources"])
-            epochs = _runs([it["epoch"] for it in over])
+            lost += job.get("lost_splits", 0)
+            epochs = _runs(sorted(runs))
             jobs.add_row(*of_job, epochs, "", "finished", f"{lost} lost" if lost else "")
         for it in job["iterations"]:
             if not it["finished"]:
@@ -117,15 +119,15 @@ def _name(job: dict[str, Any]) -> str:
     return name.removeprefix(f"dataset_id=/{job['dataset_id']}/")
 
 
-def _runs(numbers: list[int]) -> str:
-    """Ascending numbers, the consecutive ones as 1–9."""
+def _runs(ranges: list[list[int]]) -> str:
+    """Ascending ranges [first, last], those that follow each other as one: 1–9, 11."""
     runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], number]
+    for first, last in ranges:
+        if runs and first == runs[-1][1] + 1:
+            runs[-1][1] = last
         else:
-            runs.append([number])
-    return ", ".join("–".join(map(str, run)) for run in runs)
+            runs.append([first, last])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
 
 
 def _progress(source: dict[str, Any]) -> str:

@@ -2,9 +2,9 @@
 
 from .base import Command
 from .consumers import JoinIteration, LeaveIteration
-from .datasets import DecideCompression, RegisterDataset
+from .datasets import DecideCompression, ForgetBlob, RegisterDataset, RemoveDataset
 from .iterations import CollectIteration
-from .jobs import GetOrCreateJob
+from .jobs import GetOrCreateJob, RemoveJob
 from .rounds import RemoveTask, ReportRound
 from .splits import GetSplit, LeaseSplits
 from .tasks import CompleteTask
@@ -17,6 +17,7 @@ __all__ = [
     "CompleteTask",
     "DecideCompression",
     "ElectLeader",
+    "ForgetBlob",
     "GetOrCreateJob",
     "GetSplit",
     "JoinIteration",
@@ -25,6 +26,8 @@ __all__ = [
     "LoseWorker",
     "RegisterDataset",
     "RegisterWorker",
+    "RemoveDataset",
+    "RemoveJob",
     "RemoveTask",
     "ReportRound",
 ]

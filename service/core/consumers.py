@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument, NotFound
+from . import ranges
 from .base import Apply, Command, Decide, Decision, Ids, taken
-from .iterations import collected, forget_tasks_nobody_reads, let_go
+from .iterations import collected, forget_tasks_nobody_reads, let_go, used
 from .kinds import kind_of
 from .places import require_list
-from .state import Consumer, Iteration, State
+from .state import MAX_DEPARTED, Consumer, Iteration, State
 
 
 class JoinIteration(Command, frozen=True, kw_only=True):
     """→ (IterationCreated,) TaskCreated …, ConsumerJoined. Answers the ConsumerJoined event.
+
+    Of an epoch that was summarized: → IterationCreated, IterationFinished, ConsumerJoined.
 
     Each worker that has no task of the iteration gets one, as its kind has it (kinds.py).
     """
@@ -51,6 +54,10 @@ def _join_iteration(state: State, command: JoinIteration) -> Decision:
             iteration_id=iteration.iteration_id, job_id=job.job_id, epoch=command.epoch
         )
         events.append(ev.Event(iteration_created=begun))
+        if ranges.holds(job.summarized, command.epoch):
+            iteration.finished = True
+            ended = ev.IterationFinished(iteration_id=iteration.iteration_id)
+            events.append(ev.Event(iteration_finished=ended))
     events += kind_of(job).when_somebody_joins(state, iteration, ids)
     joined = ev.ConsumerJoined(consumer_id=ids.new(), iteration_id=iteration.iteration_id)
     return Decision([*events, ev.Event(consumer_joined=joined)], joined)
@@ -59,7 +66,9 @@ def _join_iteration(state: State, command: JoinIteration) -> Decision:
 def _consumer_joined(state: State, event: ev.ConsumerJoined) -> None:
     consumer_id = taken(state, event.consumer_id)
     state.consumers[consumer_id] = Consumer(consumer_id, event.iteration_id)
-    state.iterations[event.iteration_id].consumers.add(consumer_id)
+    iteration = state.iterations[event.iteration_id]
+    iteration.consumers.add(consumer_id)
+    used(state, iteration)
 
 
 def _leave_iteration(state: State, command: LeaveIteration) -> Decision:
@@ -84,11 +93,17 @@ def left(consumer_id: int, reason: str) -> ev.Event:
 
 def _consumer_left(state: State, event: ev.ConsumerLeft) -> None:
     consumer = state.consumers.pop(event.consumer_id)
+    if consumer.caller:
+        state.departed_callers.append(consumer.caller)
+        for caller in state.departed_callers[:-MAX_DEPARTED]:
+            state.answers.pop(caller, None)
+        del state.departed_callers[:-MAX_DEPARTED]
     iteration = state.iterations[consumer.iteration_id]
     iteration.consumers.discard(consumer.consumer_id)
     if iteration.barrier is not None:
         iteration.barrier.blocked.discard(consumer.consumer_id)
     iteration.idle_since_ms = state.time_ms
+    used(state, iteration)
     forget_tasks_nobody_reads(state, iteration)
 
 

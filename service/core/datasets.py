@@ -1,21 +1,48 @@
-"""Datasets: registered pipelines, immutable."""
+"""Datasets: registered pipelines, immutable.
+
+One that is removed takes its jobs along. Its id is not chosen again, but a user may give it to
+another one. Its graph is deleted from the storage afterwards; until then the state names it, so
+that whoever leads goes on with that (`unused_blobs`).
+"""
 
 from __future__ import annotations
 
 import hashlib
 
 from ...journal.proto import events_pb2 as ev
-from ..errors import InvalidArgument, NotFound
+from ..errors import FailedPrecondition, InvalidArgument, NotFound
 from .base import Apply, Command, Decide, Decision, taken
-from .state import Dataset, State
+from .jobs import readers_of, removed
+from .state import Dataset, Job, State
 
 
 class RegisterDataset(Command, frozen=True, kw_only=True):
-    """→ DatasetRegistered, unless an equal dataset is registered. Answers the dataset's id."""
+    """→ DatasetRegistered, unless an equal dataset is registered: then, if that `renews` when it
+    was used last, DatasetUsed. Answers the dataset's id.
+    """
 
     dataset_id: str  # empty: choose one
     definition: ev.DatasetDefinition
     restores: bool = False  # the graph of the dataset of that id is lost: this one takes its place
+    renews: bool = False
+    graph_bytes: int = 0
+
+
+class RemoveDataset(Command, frozen=True, kw_only=True):
+    """→ LeaseLost …, IterationCollected …, JobRemoved … of its jobs, DatasetRemoved. Answers the
+    DatasetRemoved event.
+
+    If they are being read: FailedPrecondition, or, with `force`, → ConsumerLeft … first.
+    """
+
+    dataset_id: str
+    force: bool = False
+
+
+class ForgetBlob(Command, frozen=True, kw_only=True):
+    """The storage has deleted it. → BlobDeleted"""
+
+    blob: str
 
 
 class DecideCompression(Command, frozen=True, kw_only=True):
@@ -48,7 +75,7 @@ def _register_dataset(state: State, command: RegisterDataset) -> Decision:
                 "cardinality; register the new one under another id"
             )
         if not command.restores or known.definition == command.definition:
-            return Decision([], dataset_id)
+            return _known(dataset_id, command)
         if _without_graph(known.definition) != _without_graph(command.definition):
             raise InvalidArgument(
                 f"dataset {dataset_id!r}, whose graph is lost, has other splits or another "
@@ -57,10 +84,17 @@ def _register_dataset(state: State, command: RegisterDataset) -> Decision:
     if not dataset_id:
         equal = state.dataset_by_fingerprint.get(fingerprint(command.definition))
         if equal is not None:
-            return Decision([], equal)
+            return _known(equal, command)
         dataset_id = _free_dataset_id(state)
-    registered = ev.DatasetRegistered(dataset_id=dataset_id, definition=command.definition)
+    registered = ev.DatasetRegistered(
+        dataset_id=dataset_id, definition=command.definition, graph_bytes=command.graph_bytes
+    )
     return Decision([ev.Event(dataset_registered=registered)], dataset_id)
+
+
+def _known(dataset_id: str, command: RegisterDataset) -> Decision:
+    used = ev.Event(dataset_used=ev.DatasetUsed(dataset_id=dataset_id))
+    return Decision([used] if command.renews else [], dataset_id)
 
 
 def _require_splits(definition: ev.DatasetDefinition) -> None:
@@ -105,16 +139,80 @@ def _dataset_registered(state: State, event: ev.DatasetRegistered) -> None:
     definition = event.definition.SerializeToString(deterministic=True)
     known = state.datasets.get(event.dataset_id)  # whose graph was lost
     disabled = known.compression_disabled if known else None
-    state.datasets[event.dataset_id] = Dataset(event.dataset_id, definition, disabled)
+    registered_ms = known.registered_ms if known else state.time_ms
+    state.datasets[event.dataset_id] = Dataset(
+        event.dataset_id, definition, disabled, event.graph_bytes, registered_ms, state.time_ms
+    )
+    if known:
+        _leave_blob(state, known)
     state.dataset_by_fingerprint.setdefault(fingerprint(event.definition), event.dataset_id)
     if event.dataset_id.isdecimal() and len(event.dataset_id) < 19:
         taken(state, int(event.dataset_id))
 
 
+def _dataset_used(state: State, event: ev.DatasetUsed) -> None:
+    state.datasets[event.dataset_id].used_ms = state.time_ms
+
+
+def jobs_of(state: State, dataset_id: str) -> list[Job]:
+    """All of them, also those without a name."""
+    return [job for job in state.jobs.values() if job.dataset_id == dataset_id]
+
+
+def _remove_dataset(state: State, command: RemoveDataset) -> Decision:
+    if command.dataset_id not in state.datasets:
+        raise NotFound(
+            f"Dataset id {command.dataset_id} not found: it was removed already, or never "
+            "registered with this dispatcher"
+        )
+    jobs = jobs_of(state, command.dataset_id)
+    if not command.force and (reading := [job for job in jobs if readers_of(state, job)]):
+        count = sum(len(readers_of(state, job)) for job in reading)
+        raise FailedPrecondition(
+            f"dataset {command.dataset_id} is being read by {count} consumers, of the jobs "
+            f"{', '.join(job.name or f'number {job.job_id}, without a name' for job in reading)}: "
+            "stop them first, or remove it by force, which ends them with an error; one whose "
+            "process was killed is given up after client_timeout_ms"
+        )
+    reason = f"its dataset {command.dataset_id} was removed"
+    events = [event for job in jobs for event in removed(state, job, reason)]
+    names = [job.name for job in jobs if job.name]
+    gone = ev.DatasetRemoved(dataset_id=command.dataset_id, jobs=names)
+    return Decision([*events, ev.Event(dataset_removed=gone)], gone)
+
+
+def _dataset_removed(state: State, event: ev.DatasetRemoved) -> None:
+    dataset = state.datasets.pop(event.dataset_id)
+    found_by = state.dataset_by_fingerprint  # by more than one, if its graph was lost
+    for known in [known for known, found in found_by.items() if found == event.dataset_id]:
+        del found_by[known]
+    _leave_blob(state, dataset)
+
+
+def _leave_blob(state: State, dataset: Dataset) -> None:
+    """The dataset has its graph no longer; in old journals, others may have the same."""
+    blob = dataset.definition.tf_data_graph.blob
+    others = (other.definition_bytes for other in state.datasets.values())
+    if blob and not any(blob.encode() in other for other in others):
+        state.unused_blobs.append(blob)
+
+
+def _forget_blob(state: State, command: ForgetBlob) -> Decision:
+    if command.blob not in state.unused_blobs:
+        return Decision([], None)
+    return Decision([ev.Event(blob_deleted=ev.BlobDeleted(blob=command.blob))], None)
+
+
+def _blob_deleted(state: State, event: ev.BlobDeleted) -> None:
+    state.unused_blobs.remove(event.blob)
+
+
 def _decide_compression(state: State, command: DecideCompression) -> Decision:
     dataset = state.datasets.get(command.dataset_id)
     if dataset is None:
-        raise NotFound(f"Dataset id {command.dataset_id} not found")
+        raise NotFound(
+            f"Dataset id {command.dataset_id} not found: it was removed, or never registered"
+        )
     if dataset.compression_disabled is not None:
         return Decision([], dataset.compression_disabled)
     decided = ev.CompressionDecided(dataset_id=command.dataset_id, disabled=command.disable)
@@ -125,8 +223,16 @@ def _compression_decided(state: State, event: ev.CompressionDecided) -> None:
     state.datasets[event.dataset_id].compression_disabled = event.disabled
 
 
-DECIDE: Decide = {RegisterDataset: _register_dataset, DecideCompression: _decide_compression}
+DECIDE: Decide = {
+    RegisterDataset: _register_dataset,
+    RemoveDataset: _remove_dataset,
+    ForgetBlob: _forget_blob,
+    DecideCompression: _decide_compression,
+}
 APPLY: Apply = {
     "dataset_registered": _dataset_registered,
+    "dataset_used": _dataset_used,
+    "dataset_removed": _dataset_removed,
+    "blob_deleted": _blob_deleted,
     "compression_decided": _compression_decided,
 }

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition
-from . import tasks
+from . import ranges, tasks
 from .base import Apply, Command, Decide, Decision, find_iteration, taken
 from .splits import ledgers, lost_leases
-from .state import Iteration, State
+from .state import Iteration, Job, State
 
 
 class CollectIteration(Command, frozen=True, kw_only=True):
-    """Nobody has read it for long. → LeaseLost …, IterationCollected, or IterationPaused if its
-    splits must not be given out again, should somebody join it later.
+    """Nobody has read it for long. → IterationSummarized if it is finished; else LeaseLost …,
+    IterationCollected, or IterationPaused if its splits must not be given out again, should
+    somebody join it later. If its job has no name, → LeaseLost …, IterationCollected.
     """
 
     iteration_id: int
@@ -25,6 +26,11 @@ def _collect_iteration(state: State, command: CollectIteration) -> Decision:
             f"iteration {iteration.iteration_id} has {len(iteration.consumers)} consumers; "
             "only an iteration that nobody reads is collected"
         )
+    if not state.jobs[iteration.job_id].name:
+        return Decision(collected(state, iteration), None)
+    if iteration.finished:
+        summarized = ev.IterationSummarized(iteration_id=iteration.iteration_id)
+        return Decision([ev.Event(iteration_summarized=summarized)], None)
     if iteration.ledgers and not iteration.all_tasks:
         return Decision([], None)
     return Decision(let_go(state, iteration), None)
@@ -52,12 +58,15 @@ def collected(state: State, iteration: Iteration) -> list[ev.Event]:
 def _iteration_created(state: State, event: ev.IterationCreated) -> None:
     iteration_id = taken(state, event.iteration_id)
     job = state.jobs[event.job_id]
+    over = ranges.holds(job.summarized, event.epoch)  # and to be finished next: no split is left
+    if over:
+        ranges.remove(job.summarized, event.epoch, event.epoch + 1)
     sources = state.datasets[job.dataset_id].definition.sources
     state.iterations[iteration_id] = Iteration(
         iteration_id,
         event.job_id,
         event.epoch,
-        ledgers(sources) if job.sharding == ev.DYNAMIC else [],
+        ledgers(sources) if job.sharding == ev.DYNAMIC and not over else [],
         idle_since_ms=state.time_ms,
     )
     job.iterations[event.epoch] = iteration_id
@@ -71,20 +80,44 @@ def _iteration_finished(state: State, event: ev.IterationFinished) -> None:
     forget_tasks_nobody_reads(state, iteration)
 
 
-def _iteration_collected(state: State, event: ev.IterationCollected) -> None:
+def _iteration_summarized(state: State, event: ev.IterationSummarized) -> None:
     iteration = state.iterations[event.iteration_id]
-    tasks.forget(state, iteration)
-    del state.iterations[event.iteration_id]
-    job = state.jobs[iteration.job_id]
-    del job.iterations[iteration.epoch]
+    job = _forget(state, iteration)
+    ranges.add(job.summarized, iteration.epoch, iteration.epoch + 1)
+    job.lost_splits += lost_splits(iteration)
+
+
+def lost_splits(iteration: Iteration) -> int:
+    """Of the present pass; of sources that are leased together, once."""
+    alone = [x for x in iteration.ledgers if x.leased_with is None or iteration.leased_singly]
+    return sum(ranges.total(ledger.lost) for ledger in alone)
+
+
+def _iteration_collected(state: State, event: ev.IterationCollected) -> None:
+    job = _forget(state, state.iterations[event.iteration_id])
     if not job.name and not job.iterations:
         del state.jobs[job.job_id]
+
+
+def _forget(state: State, iteration: Iteration) -> Job:
+    """It goes, with its tasks; the job that it was of."""
+    tasks.forget(state, iteration)
+    del state.iterations[iteration.iteration_id]
+    job = state.jobs[iteration.job_id]
+    del job.iterations[iteration.epoch]
+    return job
 
 
 def _iteration_paused(state: State, event: ev.IterationPaused) -> None:
     iteration = state.iterations[event.iteration_id]
     tasks.forget(state, iteration)
     iteration.version += 1
+
+
+def used(state: State, iteration: Iteration) -> None:
+    """Somebody has joined it, or left."""
+    job = state.jobs[iteration.job_id]
+    job.used_ms = state.datasets[job.dataset_id].used_ms = state.time_ms
 
 
 def forget_tasks_nobody_reads(state: State, iteration: Iteration) -> None:
@@ -99,6 +132,7 @@ DECIDE: Decide = {CollectIteration: _collect_iteration}
 APPLY: Apply = {
     "iteration_created": _iteration_created,
     "iteration_finished": _iteration_finished,
+    "iteration_summarized": _iteration_summarized,
     "iteration_collected": _iteration_collected,
     "iteration_paused": _iteration_paused,
 }

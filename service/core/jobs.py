@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
-from ..errors import InvalidArgument, NotFound, Unimplemented
+from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unimplemented
 from .base import Apply, Command, Decide, Decision, taken
+from .consumers import left
+from .iterations import collected
 from .places import require_list
 from .state import Job, State
 
@@ -20,6 +22,15 @@ class GetOrCreateJob(Command, frozen=True, kw_only=True):
     target_workers: int = 0
 
 
+class RemoveJob(Command, frozen=True, kw_only=True):
+    """Nobody reads it, or is to. → LeaseLost …, IterationCollected …, JobRemoved
+
+    Who names it again begins another one, from the first split on.
+    """
+
+    job_id: int
+
+
 def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
     if command.name and command.name in state.job_by_name:
         job = state.jobs[state.job_by_name[command.name]]
@@ -28,7 +39,8 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
     dataset = state.datasets.get(command.dataset_id)
     if dataset is None:
         raise NotFound(
-            f"Dataset id {command.dataset_id} not found; register it with this dispatcher first"
+            f"Dataset id {command.dataset_id} not found: it was removed, or never registered with "
+            "this dispatcher; register it first"
         )
     if command.num_consumers is not None:
         _check_coordinated(command, command.num_consumers)
@@ -114,10 +126,45 @@ def _job_created(state: State, event: ev.JobCreated) -> None:
         event.num_consumers if event.HasField("num_consumers") else None,
         event.cross_trainer_cache,
         event.target_workers,
+        used_ms=state.time_ms,
     )
+    state.datasets[event.dataset_id].used_ms = state.time_ms
     if event.name:
         state.job_by_name[event.name] = job_id
 
 
-DECIDE: Decide = {GetOrCreateJob: _get_or_create_job}
-APPLY: Apply = {"job_created": _job_created}
+def _remove_job(state: State, command: RemoveJob) -> Decision:
+    job = state.jobs.get(command.job_id)
+    if job is None:
+        return Decision([], None)
+    if readers := readers_of(state, job):
+        raise FailedPrecondition(
+            f"job {job.name or job.job_id} has {len(readers)} consumers; only a job that nobody "
+            "reads is removed"
+        )
+    return Decision(removed(state, job, ""), None)
+
+
+def readers_of(state: State, job: Job) -> list[int]:
+    """Its consumers, of all epochs."""
+    return [i for number in job.iterations.values() for i in state.iterations[number].consumers]
+
+
+def removed(state: State, job: Job, reason: str) -> list[ev.Event]:
+    """The job goes, with all that it has. Its consumers are told the `reason`."""
+    events = [left(consumer_id, reason) for consumer_id in sorted(readers_of(state, job))]
+    for iteration_id in job.iterations.values():
+        events += collected(state, state.iterations[iteration_id])
+    if job.name or not job.iterations:  # else it has gone with the last of them
+        events.append(ev.Event(job_removed=ev.JobRemoved(job_id=job.job_id)))
+    return events
+
+
+def _job_removed(state: State, event: ev.JobRemoved) -> None:
+    job = state.jobs.pop(event.job_id)
+    if job.name:
+        del state.job_by_name[job.name]
+
+
+DECIDE: Decide = {GetOrCreateJob: _get_or_create_job, RemoveJob: _remove_job}
+APPLY: Apply = {"job_created": _job_created, "job_removed": _job_removed}

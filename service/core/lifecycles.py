@@ -51,6 +51,7 @@ ITERATION: Table = {
     "consumer_joined": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},
     "iteration_paused": {WAITING: WAITING, RUNNING: WAITING},
     "iteration_finished": {WAITING: FINISHED},
+    "iteration_summarized": {FINISHED: ABSENT},
     "iteration_collected": {WAITING: ABSENT, RUNNING: ABSENT, FINISHED: ABSENT},
 }  # It waits as soon as none of its tasks runs. Stock workers may ask for splits at any time.
 

@@ -67,6 +67,8 @@ def _answer(event: ev.Event) -> Any:
         return event.consumer_joined
     if kind == "splits_leased":
         return event.splits_leased
+    if kind == "dataset_removed":
+        return event.dataset_removed
     return None
 
 
@@ -84,6 +86,8 @@ def apply(state: State, event: ev.Event) -> None:
     state.recent.append((state.sequence, event))
     APPLY[kind](state, body)
     if event.HasField("request"):
+        if kind == "consumer_joined":
+            state.consumers[body.consumer_id].caller = event.request.caller
         answers = state.answers
         answers.pop(event.request.caller, None)
         answers[event.request.caller] = Answer(event.request.number, event.SerializeToString())

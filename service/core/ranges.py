@@ -34,6 +34,12 @@ def remove(ranges: Ranges, start: int, stop: int) -> None:
     ranges[at : at + 1] = [r for r in ((first, start), (stop, last)) if r[0] < r[1]]
 
 
+def holds(ranges: Ranges, number: int) -> bool:
+    """Whether one of the ranges contains it."""
+    at = bisect_left(ranges, (number + 1,)) - 1
+    return at >= 0 and number < ranges[at][1]
+
+
 def total(ranges: Ranges) -> int:
     """How many integers the ranges hold."""
     return sum(stop - start for start, stop in ranges)

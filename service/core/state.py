@@ -14,13 +14,15 @@ import msgspec
 
 from ...journal.proto import events_pb2 as ev
 from .ledger import Ledger
+from .ranges import Ranges
 
 MAX_ANSWERS = 1 << 17
 """Answers kept for retries, one a caller; the caller that was quiet longest goes first."""
 
 
 MAX_DEPARTED = 1000
-"""Goodbyes remembered. A late heartbeat of such a worker comes within seconds, if at all."""
+"""Goodbyes remembered, of workers and of consumers. A late heartbeat of such a worker, or a late
+retry of such a consumer's, comes within seconds, if at all."""
 
 
 MAX_LOST_TASKS = 10_000
@@ -41,6 +43,9 @@ class Dataset(Struct):
     dataset_id: str
     definition_bytes: bytes  # ev.DatasetDefinition
     compression_disabled: bool | None = None  # None: nobody asked yet
+    graph_bytes: int = 0  # 0: not known
+    registered_ms: int = 0  # 0: not known
+    used_ms: int = 0  # when it was registered or read last; 0: not known
 
     @property
     def definition(self) -> ev.DatasetDefinition:
@@ -56,6 +61,9 @@ class Job(Struct):
     cross_trainer_cache: bool
     target_workers: int
     iterations: dict[int, int] = {}  # epoch → iteration id
+    summarized: Ranges = []  # epochs that are finished, and of which nothing else is kept
+    lost_splits: int = 0  # of those
+    used_ms: int = 0  # when it was made, joined or left last; 0: not known
 
 
 class Lease(Struct):
@@ -133,6 +141,7 @@ class Consumer(Struct):
     consumer_id: int
     iteration_id: int
     began: bool = False  # to read, in a coordinated read
+    caller: str = ""  # who asked to join, if that was numbered
 
 
 class Worker(Struct):
@@ -185,6 +194,8 @@ class State(Struct, dict=True):
     lost_tasks: dict[int, Task] = {}  # listed no more; of unfinished iterations, the latest last
     leases: dict[int, Lease] = {}
     answers: dict[str, Answer] = {}  # by caller, least recently answered first
+    departed_callers: list[str] = []  # whose consumers left, the latest last
+    unused_blobs: list[str] = []  # no dataset has them, and they are to be deleted
 
     def __post_init__(self) -> None:
         self.recent: deque[tuple[int, ev.Event]] = deque(maxlen=MAX_RECENT)

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS
 from . import ranges
+from .jobs import readers_of
 from .ledger import Ledger
 from .places import place_of
-from .state import Iteration, State
+from .state import Dataset, Iteration, Job, State
 
 
 class Stranger(NamedTuple):
@@ -57,6 +58,8 @@ def status(state: State, strangers: Iterable[Stranger] = ()) -> dict[str, Any]:
                 "name": job.name or None,
                 "dataset_id": job.dataset_id,
                 "sharding": ev.Sharding.Name(job.sharding),
+                "summarized": [[first, stop - 1] for first, stop in job.summarized],
+                "lost_splits": job.lost_splits,
                 "iterations": [
                     _iteration(state.iterations[i]) for i in sorted(job.iterations.values())
                 ],
@@ -64,6 +67,27 @@ def status(state: State, strangers: Iterable[Stranger] = ()) -> dict[str, Any]:
             for job in state.jobs.values()
         ],
         "leases": len(state.leases),
+    }
+
+
+def datasets(state: State) -> list[dict[str, Any]]:
+    """A JSON-ready list of what is registered, and by whom it is read."""
+    jobs: dict[str, list[Job]] = {}
+    for job in state.jobs.values():
+        jobs.setdefault(job.dataset_id, []).append(job)
+    return [_dataset(state, d, jobs.get(d.dataset_id, [])) for d in state.datasets.values()]
+
+
+def _dataset(state: State, dataset: Dataset, jobs: list[Job]) -> dict[str, Any]:
+    definition = dataset.definition
+    return {
+        "dataset_id": dataset.dataset_id,
+        "structure": definition.structure or None,
+        "graph_bytes": dataset.graph_bytes or None,
+        "registered_ms": dataset.registered_ms or None,
+        "used_ms": dataset.used_ms or None,
+        "jobs": [job.name for job in jobs if job.name],
+        "consumers": sum(len(readers_of(state, job)) for job in jobs),
     }
 
 

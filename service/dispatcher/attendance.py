@@ -20,13 +20,14 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..core import commands as c
+from ..core.jobs import readers_of
 from ..core.state import Iteration, Worker
-from ..errors import Unavailable
+from ..errors import FailedPrecondition, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from .dispatcher import Dispatcher
@@ -58,6 +59,11 @@ class _Presence:
     broken: bool = True  # the newest of them was, or there is none yet
     refuses: bool = False  # consumers, since it spoke last
     gone_from_s: float = math.inf  # a consumer that does not come back, once its poll has broken
+
+
+def _now_ms() -> int:
+    """As events have it."""
+    return time.time_ns() // 1_000_000
 
 
 class Attendance:
@@ -187,6 +193,8 @@ class Attendance:
                 if time.monotonic() >= next_gc:
                     next_gc = time.monotonic() + gc_s
                     await self._collect_idle_iterations()
+                    await self._remove_unused()
+                    await self._dispatcher.delete_unused_blobs()
             except Unavailable:
                 if self._dispatcher.stopped.is_set():
                     return
@@ -224,14 +232,36 @@ class Attendance:
             await self._dispatcher.execute(c.LeaveIteration(consumer_id=member_id, reason=SILENT))
 
     async def _collect_idle_iterations(self) -> None:
-        options, now_ms = self._dispatcher.options, time.time_ns() // 1_000_000
+        options, now_ms = self._dispatcher.options, _now_ms()
         timeouts_ms = (options.job_gc_timeout_ms, options.dynamic_gc_timeout_ms)
         over = []
         for iteration in self._idle_iterations():
             timeout_ms = timeouts_ms[bool(iteration.ledgers)]
+            if iteration.finished:
+                timeout_ms = options.finished_retention_ms
             if 0 <= timeout_ms <= now_ms - iteration.idle_since_ms:
                 over.append(iteration)
         await self._collect(over)
+
+    async def _remove_unused(self) -> None:
+        """Jobs and datasets that nobody has used for long."""
+        dispatcher, options = self._dispatcher, self._dispatcher.options
+        state, now_ms = dispatcher.state, _now_ms()
+
+        def is_old(used_ms: int, timeout_ms: float) -> bool:
+            return used_ms > 0 and 0 <= timeout_ms <= now_ms - used_ms
+
+        unused_ms = options.unused_retention_hours * 3_600_000
+        for job in list(state.jobs.values()):
+            # Without a name, it goes with its iteration, unless nobody has ever joined one.
+            never_read = not job.name and is_old(job.used_ms, options.job_gc_timeout_ms)
+            if (never_read or is_old(job.used_ms, unused_ms)) and not readers_of(state, job):
+                await dispatcher.execute(c.RemoveJob(job_id=job.job_id))
+        for dataset in list(state.datasets.values()):
+            if is_old(dataset.used_ms, unused_ms):
+                with suppress(FailedPrecondition, NotFound):  # it is read; or was removed meanwhile
+                    await dispatcher.execute(c.RemoveDataset(dataset_id=dataset.dataset_id))
+                    log.info("dataset %s was removed: nobody has used it", dataset.dataset_id)
 
     async def _bound_idle_iterations(self) -> None:
         """Epochs that trainers leave early are let go beyond the latest ones of each job."""
@@ -247,14 +277,15 @@ class Attendance:
     def _idle_iterations(self) -> Iterator[Iteration]:
         """Those without consumers that anything can be taken from."""
         for iteration in self._dispatcher.state.iterations.values():
-            if not iteration.consumers and (iteration.tasks or not iteration.ledgers):
+            paused = iteration.ledgers and not iteration.tasks and not iteration.finished
+            if not iteration.consumers and not paused:
                 yield iteration
 
     async def _collect(self, iterations: list[Iteration]) -> None:
         for iteration in iterations:
             current = self._dispatcher.state.iterations.get(iteration.iteration_id)
             if current is iteration and not iteration.consumers:  # nobody has joined meanwhile
-                if iteration.ledgers:
+                if iteration.ledgers and not iteration.finished:
                     log.warning(
                         "epoch %d of job %s is paused, since nobody reads it: who joins it "
                         "gets the splits that are left, not what workers have begun",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import time
@@ -31,7 +32,7 @@ from ..core.lifecycles import WrongTransition
 from ..core.machine import apply, decide
 from ..core.state import Dataset, State
 from ..core.status import Stranger
-from ..errors import AnotherJournal, Unavailable
+from ..errors import AnotherJournal, ForebayError, NotFound, Unavailable
 from ..pipelines import definitions
 from ..proto import forebay_pb2 as pb
 from .attendance import Attendance
@@ -45,6 +46,9 @@ _QUIET = frozenset({"splits_leased", "lease_begun", "lease_returned", "pass_star
 
 REFUSAL_PAUSE_MS = 1_000
 MAX_STRANGERS = 10_000
+USED_MS = 60_000
+"""How old it may be what is known of a dataset's last use, when it is registered again."""
+
 STRANGER_MS = 60_000
 """Who has not asked again for so long has gone, or has begun anew."""
 
@@ -73,6 +77,7 @@ class Dispatcher:
         self._watcher: asyncio.Task[None] | None = None
         self._journal.on_failure = self._journal_failed
         self._strangers: dict[str, Stranger] = {}  # by who, the latest last
+        self._marks = (f"{writer.term}-{number}" for number in itertools.count(1))
         self._condemning: asyncio.Task[None] | None = None
         self.leadership = Leadership(writer, on_lost=self._journal_failed)
         self.attendance = Attendance(self)
@@ -227,26 +232,80 @@ class Dispatcher:
         chooses an id has it for himself. If the graph of the one that is known cannot be read,
         this one takes its place. Raises what RegisterDataset does, InvalidGraph, Unavailable.
         """
+        if not dataset_id:
+            print_ = await asyncio.to_thread(definitions.fingerprint, graph)
+            definition.tf_data_graph.fingerprint = print_
+        while True:
+            known = self._known(dataset_id, definition)
+            lost = known is not None and await self.is_lost(known)
+            if known is None or lost:
+                return await self._register_anew(dataset_id, definition, graph, known)
+            if self._known(dataset_id, definition) is known:  # and was not removed meanwhile
+                return await self._register_known(known, dataset_id, definition)
+
+    def _known(self, dataset_id: str, definition: ev.DatasetDefinition) -> Dataset | None:
         state = self.state
-        reference = definition.tf_data_graph
-        if dataset_id:
-            known = state.datasets.get(dataset_id)
-        else:
-            reference.fingerprint = await asyncio.to_thread(definitions.fingerprint, graph)
-            equal = state.dataset_by_fingerprint.get(fingerprint(definition), "")
-            known = state.datasets.get(equal)
-        lost = known is not None and await self.is_lost(known)
-        if known is None or lost:
-            try:
-                reference.blob = await asyncio.to_thread(self._writer.write_blob, graph)
-            except StorageError as error:
-                raise Unavailable(f"the dataset could not be stored: {error}") from error
-        if known is not None and lost:
-            dataset_id = known.dataset_id
+        equal = dataset_id or state.dataset_by_fingerprint.get(fingerprint(definition), "")
+        return state.datasets.get(equal)
+
+    async def _register_known(
+        self, known: Dataset, dataset_id: str, definition: ev.DatasetDefinition
+    ) -> str:
+        renews = time.time_ns() // 1_000_000 - known.used_ms > USED_MS
         answer: str = await self.execute(
-            c.RegisterDataset(dataset_id=dataset_id, definition=definition, restores=lost)
+            c.RegisterDataset(dataset_id=dataset_id, definition=definition, renews=renews)
         )
         return answer
+
+    async def _register_anew(
+        self, dataset_id: str, definition: ev.DatasetDefinition, graph: bytes, lost: Dataset | None
+    ) -> str:
+        """Store the graph first; `lost` is the dataset that has lost its own, if there is one.
+
+        No graph has the name that another one ever had. So a dispatcher that was displaced as it
+        was about to delete the graph of a dataset that had been removed can take it from nobody.
+        """
+        try:
+            blob = await asyncio.to_thread(self._writer.write_blob, graph, next(self._marks))
+        except StorageError as error:
+            raise Unavailable(f"the dataset could not be stored: {error}") from error
+        definition.tf_data_graph.blob = blob
+        register = c.RegisterDataset(
+            dataset_id=dataset_id if lost is None else lost.dataset_id,
+            definition=definition,
+            restores=lost is not None,
+            graph_bytes=len(graph),
+        )
+        try:
+            answer: str = await self.execute(register)
+        except ForebayError:
+            await self._delete_blob(blob)
+            raise
+        registered = self.state.datasets.get(answer)
+        if registered is None or registered.definition.tf_data_graph.blob != blob:
+            await self._delete_blob(blob)  # somebody has registered an equal one meanwhile
+        return answer
+
+    async def renew(self, known: Dataset) -> None:
+        """Somebody is given the id of this dataset."""
+        await self._register_known(known, known.dataset_id, known.definition)
+
+    async def _delete_blob(self, name: str) -> None:
+        """One of this term's, of which no event says anything."""
+        if not self.stopped.is_set():  # else who knows what the journal says
+            with contextlib.suppress(StorageError):  # then it stays, and nobody knows it
+                await asyncio.to_thread(self._writer.delete_blob, name)
+
+    async def delete_unused_blobs(self) -> None:
+        """Of datasets that were removed. Raises Unavailable; what could not be deleted stays."""
+        await self._durable()  # or they might be back after a crash
+        for blob in list(self.state.unused_blobs):
+            try:
+                await asyncio.to_thread(self._writer.delete_blob, blob)
+            except StorageError as error:
+                log.error("the graph %s, which no dataset has, cannot be deleted: %s", blob, error)
+            else:
+                await self.execute(c.ForgetBlob(blob=blob))
 
     async def is_lost(self, known: Dataset) -> bool:
         """Whether the dataset's graph cannot be read."""
@@ -257,9 +316,18 @@ class Dispatcher:
             return True
         return False
 
-    async def read_blob(self, digest: str) -> bytes:
+    async def read_graph(self, dataset: Dataset) -> bytes:
+        """The dataset's graph. Raises NotFound if that is removed meanwhile, Missing, Corrupt."""
+        try:
+            return await self.read_blob(dataset.definition.tf_data_graph.blob)
+        except Missing:
+            if self.state.datasets.get(dataset.dataset_id) is dataset:
+                raise
+            raise NotFound(f"Dataset id {dataset.dataset_id} not found: it was removed") from None
+
+    async def read_blob(self, name: str) -> bytes:
         """A stored graph."""
-        return await asyncio.to_thread(self._storage.read_blob, digest)
+        return await asyncio.to_thread(self._storage.read_blob, name)
 
     # -- history -----------------------------------------------------------------------------
 
@@ -385,7 +453,7 @@ class Dispatcher:
 
 
 def needed_blobs(state: State) -> dict[str, str]:
-    """The digests of what its datasets are kept as, by their ids."""
+    """The names of what its datasets are kept as, by their ids."""
     return {name: known.definition.tf_data_graph.blob for name, known in state.datasets.items()}
 
 

@@ -13,7 +13,7 @@ from ...journal.proto import events_pb2 as ev
 from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core.state import Iteration, Task, lease_caller
-from ..core.status import status
+from ..core.status import datasets, status
 from ..errors import InvalidArgument, NotFound, Unavailable
 from ..pipelines.definitions import sanitize
 from ..proto import forebay_pb2 as pb
@@ -41,6 +41,7 @@ _ASKERS = {
 
 _DECIDING = (
     "RegisterDataset",
+    "RemoveDataset",
     "GetOrCreateJob",
     "JoinIteration",
     "LeaveIteration",
@@ -66,6 +67,8 @@ class ForebayFace:
         functions: dict[str, Function] = {
             "RegisterDataset": self.register_dataset,
             "GetDataset": self.get_dataset,
+            "ListDatasets": self.list_datasets,
+            "RemoveDataset": self.remove_dataset,
             "GetOrCreateJob": self.get_or_create_job,
             "JoinIteration": self.join_iteration,
             "ConsumerHeartbeat": self.consumer_heartbeat,
@@ -99,13 +102,25 @@ class ForebayFace:
         dataset = self._dispatcher.state.datasets.get(request.dataset_id)
         if dataset is None:
             raise NotFound(
-                f"Dataset id {request.dataset_id} not found; register it with this dispatcher first"
+                f"Dataset id {request.dataset_id} not found: it was removed, or never registered "
+                "with this dispatcher; register it first"
             )
-        definition = dataset.definition
-        graph = b""
-        if request.with_graph:
-            graph = await self._dispatcher.read_blob(definition.tf_data_graph.blob)
-        return pb.GetDatasetResponse(definition=definition, graph=graph)
+        graph = await self._dispatcher.read_graph(dataset) if request.with_graph else b""
+        return pb.GetDatasetResponse(definition=dataset.definition, graph=graph)
+
+    async def list_datasets(self, _: pb.ListDatasetsRequest) -> pb.ListDatasetsResponse:
+        return pb.ListDatasetsResponse(datasets=json.dumps(datasets(self._dispatcher.state)))
+
+    async def remove_dataset(self, request: pb.RemoveDatasetRequest) -> pb.RemoveDatasetResponse:
+        removed: ev.DatasetRemoved = await self._dispatcher.execute(
+            c.RemoveDataset(
+                request=_numbered(request.request),
+                dataset_id=request.dataset_id,
+                force=request.force,
+            )
+        )
+        await self._dispatcher.delete_unused_blobs()
+        return pb.RemoveDatasetResponse(jobs=removed.jobs)
 
     async def get_or_create_job(
         self, request: pb.GetOrCreateJobRequest
@@ -205,7 +220,8 @@ class ForebayFace:
         if consumer is None:
             raise NotFound(
                 f"Consumer id {consumer_id} not found: it left, or was given up after too long a "
-                "silence, or this dispatcher lost its state (it was in memory, or was repaired)"
+                "silence, or its dataset was removed by force, or this dispatcher lost its state "
+                "(it was in memory, or was repaired)"
             )
         return self._dispatcher.state.iterations[consumer.iteration_id]
 

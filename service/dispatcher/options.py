@@ -123,6 +123,22 @@ class DispatcherOptions(ServerOptions):
             least=-1,
         ),
     ] = 16
+    finished_retention_ms: Annotated[
+        int,
+        Option(
+            "When nobody has read a finished epoch for so long, keep no more of it than that it is "
+            "finished; -1: keep all. Who comes later gets its end, sooner or later.",
+            least=-1,
+        ),
+    ] = 300_000
+    unused_retention_hours: Annotated[
+        float,
+        Option(
+            "Remove datasets that nobody has registered or read for so long, with their jobs, and "
+            "jobs of others that nobody has read for so long; -1: never.",
+            least=-1,
+        ),
+    ] = -1.0
     worker_timeout_ms: Annotated[
         int, Option("Give up a worker that is silent for so long; -1: never.", least=-1)
     ] = 60_000

@@ -63,6 +63,7 @@ class TensorFlowFace:
         self._deployment_mode = f"DEPLOYMENT_MODE_{mode}"
         self._pusher = TaskPusher(dispatcher, self._task_def)
         self._removals = TaskRemovals(dispatcher)
+        dispatcher.subscribe(self._see)
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """For `grpc.aio.Server.add_generic_rpc_handlers`."""
@@ -102,8 +103,11 @@ class TensorFlowFace:
         self, request: pb.GetOrRegisterDatasetRequest
     ) -> pb.GetOrRegisterDatasetResponse:
         known = self._dispatcher.state.datasets.get(request.dataset_id)
-        if known is not None and not await self._dispatcher.is_lost(known):
+        lost = known is None or await self._dispatcher.is_lost(known)
+        if not lost and self._dispatcher.state.datasets.get(request.dataset_id) is known:
+            assert known is not None
             _require_same_structure(known, request.metadata)
+            await self._dispatcher.renew(known)
             return pb.GetOrRegisterDatasetResponse(dataset_id=known.dataset_id)
         graph = await asyncio.to_thread(sanitize, request.dataset.graph)
         definition = ev.DatasetDefinition(metadata=request.metadata)
@@ -120,12 +124,14 @@ class TensorFlowFace:
     def _dataset(self, dataset_id: str) -> Dataset:
         dataset = self._dispatcher.state.datasets.get(dataset_id)
         if dataset is None:
-            raise NotFound(f"Dataset id {dataset_id} not found; register it with this dispatcher")
+            raise NotFound(
+                f"Dataset id {dataset_id} not found: it was removed, or never registered with this "
+                "dispatcher; register it"
+            )
         return dataset
 
     async def _dataset_def(self, dataset: Dataset) -> pb.DatasetDef:
-        blob = dataset.definition.tf_data_graph.blob
-        return pb.DatasetDef(graph=await self._dispatcher.read_blob(blob))
+        return pb.DatasetDef(graph=await self._dispatcher.read_graph(dataset))
 
     async def get_dataset_def(self, request: pb.GetDatasetDefRequest) -> pb.GetDatasetDefResponse:
         dataset = self._dataset(request.dataset_id)
@@ -334,6 +340,10 @@ class TensorFlowFace:
             return pb.GetSplitResponse(end_of_splits=True)
         value = split_value(sources[leased.source], leased.first)
         return pb.GetSplitResponse(split=_split(_SCALAR_INT64, value))
+
+    def _see(self, event: ev.Event) -> None:
+        if event.HasField("dataset_removed"):  # the next one of that id may be another one
+            self._sources.pop(event.dataset_removed.dataset_id, None)
 
     def _sources_of(self, iteration_id: int) -> Sequence[ev.SplitSource]:
         state = self._dispatcher.state

@@ -59,6 +59,32 @@ class GetDatasetResponse(_message.Message):
     graph: bytes
     def __init__(self, definition: _Optional[_Union[_events_pb2.DatasetDefinition, _Mapping]] = ..., graph: _Optional[bytes] = ...) -> None: ...
 
+class ListDatasetsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListDatasetsResponse(_message.Message):
+    __slots__ = ("datasets",)
+    DATASETS_FIELD_NUMBER: _ClassVar[int]
+    datasets: str
+    def __init__(self, datasets: _Optional[str] = ...) -> None: ...
+
+class RemoveDatasetRequest(_message.Message):
+    __slots__ = ("dataset_id", "force", "request")
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    dataset_id: str
+    force: bool
+    request: _events_pb2.Request
+    def __init__(self, dataset_id: _Optional[str] = ..., force: bool = ..., request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ...) -> None: ...
+
+class RemoveDatasetResponse(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, jobs: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class GetOrCreateJobRequest(_message.Message):
     __slots__ = ("request", "dataset_id", "job_name", "sharding", "target_workers", "known", "num_consumers")
     REQUEST_FIELD_NUMBER: _ClassVar[int]

@@ -15,7 +15,7 @@ The displaced writer may wake up between any two of its instructions. Whatever i
 does in the directory that it knows, where nobody looks any more: finish an append or take one
 back, begin a segment, trim, rename a snapshot, condemn the log. It cannot reach what the new
 directory has: of the linked files it writes to none (it writes to its last segment only, and
-that one was copied), and blobs are named by their content, and never removed.
+that one was copied), and the name of a blob that it removes is never given to another one.
 
 Who opens may stall as well, and be displaced in its turn. TERM and the name of a takeover change
 only under the lock of OPENING, which is held for moments, and only by who finds TERM as it

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ..base import Writer, blob_digest
+from ..base import Writer, blob_name
 from ..batches import encode_batch
 from ..errors import AppendFailed, Corrupt, Fenced, OutOfSequence, StorageError
 from ..tfrecord import frame
@@ -156,9 +156,9 @@ class FileWriter(Writer):
                 for superseded in self._place.layout.list_superseded(self._log):
                     remove(superseded)
 
-    def write_blob(self, data: bytes) -> str:
-        digest = blob_digest(data)
-        path = self._place.layout.blobs / digest
+    def write_blob(self, data: bytes, mark: str = "") -> str:
+        name = blob_name(data, mark)
+        path = self._place.layout.blobs / name
         with self._acting():
             check_is_file(path)
             try:
@@ -169,7 +169,14 @@ class FileWriter(Writer):
                 sync_directory(path.parent)
             else:
                 write_atomically(path, data)
-        return digest
+        return name
+
+    def delete_blob(self, name: str) -> None:
+        path = self._place.layout.blob(name)
+        if path is not None:
+            with self._acting():
+                path.unlink(missing_ok=True)
+                sync_directory(path.parent)
 
     def close(self) -> None:
         with self._appending, self._closing:

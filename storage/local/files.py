@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from ..base import LEASE_MS, REGISTER, Extent, Holdings, Record, Storage, blob_digest
+from ..base import LEASE_MS, REGISTER, Extent, Holdings, Record, Storage, is_blob
 from ..batches import records_above
 from ..errors import Corrupt, Missing, StorageUnusable
 from ..tfrecord import unframe
@@ -117,16 +117,16 @@ class FileStorage(Storage):
             raise Corrupt(f"{path}: byte 0: the snapshot's checksum does not match", str(path))
         return data
 
-    def read_blob(self, digest: str) -> bytes:
+    def read_blob(self, name: str) -> bytes:
         self._layout.read_format()
-        path = self._layout.blob(digest)
+        path = self._layout.blob(name)
         if path is None:
-            raise Missing(f"{digest!r} is not the name of a blob, a SHA-256 in hexadecimal")
+            raise Missing(f"{name!r} is not the name of a blob, a SHA-256 in hexadecimal")
         try:
             _, data = _contents(path)
         except Missing as error:
             raise Missing(f"{error}; {REGISTER}") from None
-        if blob_digest(data) != digest:
+        if not is_blob(name, data):
             raise Corrupt(
                 f"{path}: byte 0: the blob's content does not match its name; {REGISTER}", str(path)
             )

@@ -3,7 +3,7 @@
 FORMAT                               of what follows; a newer one is not touched
 OPENING                              locked, briefly, by who changes who the writer is
 TERM                                 the latest writer's term; its modification is a sign of life
-blobs/<SHA-256>
+blobs/<SHA-256>[.<mark>]
 cut/<number>/…                       what a repair moved aside
 
 and the log, with what belongs to it:
@@ -36,7 +36,7 @@ FORMAT = 2
 _MARKER = re.compile(rb"forebay storage (\d+)\n")
 _SEGMENT = re.compile(r"(\d{20})\.tfrecord")
 _SNAPSHOT = re.compile(r"(\d{20})\.snapshot")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+_BLOB = re.compile(r"[0-9a-f]{64}(\.[0-9A-Za-z-]+)?")
 _TAKEOVER = re.compile(r"takeover-(\d+)")
 
 
@@ -140,12 +140,12 @@ class Layout:
             )
         return int(marker[1])
 
-    def blob(self, digest: str) -> Path | None:
+    def blob(self, name: str) -> Path | None:
         """None if that cannot be the name of a blob."""
-        return self.blobs / digest if _DIGEST.fullmatch(digest) else None
+        return self.blobs / name if _BLOB.fullmatch(name) else None
 
     def list_blobs(self) -> list[Path]:
-        return [self.blobs / match[0] for match in _matches(self.blobs, _DIGEST)]
+        return [self.blobs / match[0] for match in _matches(self.blobs, _BLOB)]
 
     def takeover(self, term: int) -> LogDirectory:
         return LogDirectory(self.path / f"takeover-{term}", term)

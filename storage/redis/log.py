@@ -3,7 +3,7 @@
 <prefix>:meta        a hash: what Meta lists
 <prefix>:log         a stream: id = <sequence of the batch's last record>-0, its one field a frame
 <prefix>:snapshots   a hash: a frame by sequence
-<prefix>:blobs       a hash: data by SHA-256
+<prefix>:blobs       a hash: data by name: its SHA-256, with a mark behind it
 <prefix>:cut:<n>:…   what a repair moved aside
 """
 

@@ -174,6 +174,8 @@ return {'ok'}
 """
 )
 
+DELETE_BLOB = Script(_CHECK + _REFUSE + "redis.call('HDEL', blobs, ARGV[4]) return {'ok'}")
+
 TRIM = Script(
     _CHECK
     + _REFUSE

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ..base import LEASE_MS, REGISTER, Extent, Holdings, Record, Storage, blob_digest
+from ..base import LEASE_MS, REGISTER, Extent, Holdings, Record, Storage, is_blob
 from ..batches import records_above
 from ..errors import Corrupt, Locked, Missing, Volatile
 from ..tfrecord import unframe
@@ -78,12 +78,12 @@ class RedisStorage(Storage):
             raise Corrupt(f"{where}: the snapshot's checksum does not match")
         return data
 
-    def read_blob(self, digest: str) -> bytes:
-        where = f"{self.url}: {self._keys.blobs}: {digest}"
-        data: bytes | None = self._client.run("HGET", self._keys.blobs, digest)
+    def read_blob(self, name: str) -> bytes:
+        where = f"{self.url}: {self._keys.blobs}: {name}"
+        data: bytes | None = self._client.run("HGET", self._keys.blobs, name)
         if data is None:
             raise Missing(f"{where}: there is no such blob; {REGISTER}")
-        if blob_digest(data) != digest:
+        if not is_blob(name, data):
             raise Corrupt(f"{where}: the blob's content does not match its name; {REGISTER}")
         return data
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import tenacity
 
-from ..base import Writer, blob_digest
+from ..base import Writer, blob_name
 from ..batches import encode_batch
 from ..errors import (
     AppendFailed,
@@ -37,6 +37,7 @@ from .scripts import (
     CLOSE,
     CONDEMN,
     CONFIRM,
+    DELETE_BLOB,
     DELETE_SNAPSHOT,
     RENEW,
     TRIM,
@@ -140,10 +141,13 @@ class RedisWriter(Writer):
     def trim(self, before: int) -> None:
         self._run(TRIM, before)
 
-    def write_blob(self, data: bytes) -> str:
-        digest = blob_digest(data)
-        self._run_patiently(WRITE_BLOB, digest, data)
-        return digest
+    def write_blob(self, data: bytes, mark: str = "") -> str:
+        name = blob_name(data, mark)
+        self._run_patiently(WRITE_BLOB, name, data)
+        return name
+
+    def delete_blob(self, name: str) -> None:
+        self._run(DELETE_BLOB, name)
 
     def close(self) -> None:
         if self._closed.is_set():

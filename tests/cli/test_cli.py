@@ -21,11 +21,14 @@ from rich.console import Console
 from forebay.journal import encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.cli import app
+from forebay.service.cli.dataset import render as render_datasets
 from forebay.service.cli.status import render
+from forebay.service.client.datasets import DatasetInfo, list_datasets, remove_dataset
 from forebay.service.client.waiting import wait_for_workers
 from forebay.service.connections.dispatcher_client import DispatcherClient
-from forebay.service.errors import InvalidArgument, Unavailable
+from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.structure import describe
 from forebay.storage import Locked, open_storage
 from forebay.storage.redis.storage import RedisStorage
 
@@ -76,9 +79,10 @@ class TestErrors:
     def test_every_option_can_come_from_the_environment(self) -> None:
         group = typer.main.get_command(app)
         assert isinstance(group, typer.core.TyperGroup)
-        nested = group.commands["journal"]
-        assert isinstance(nested, typer.core.TyperGroup)
-        for command in [*group.commands.values(), *nested.commands.values()]:
+        nested = [g for g in group.commands.values() if isinstance(g, typer.core.TyperGroup)]
+        assert [g.name for g in nested] == ["dataset", "journal"]
+        inner = [command for g in nested for command in g.commands.values()]
+        for command in [*group.commands.values(), *inner]:
             for option in command.params:
                 if isinstance(option, typer.core.TyperOption) and not option.hidden:
                     expected = option.opts[0].strip("-").replace("-", "_").upper()
@@ -357,6 +361,11 @@ class TestStatus:
         rows = [line.split() for line in text if "DYNAMIC" in line]
         assert rows[0][3:] == ["1–3,", "5", "finished", "1", "lost"]
         assert [row[3] for row in rows[1:]] == ["4", "6"]
+        summarized = {"summarized": [[1, 9], [11, 11]], "lost_splits": 2}
+        late = iteration(10, finished=True, lost=True)
+        text = self.shown({**job("j", late), **summarized})
+        (row,) = [line.split() for line in text if "DYNAMIC" in line]
+        assert row[3:] == ["1–11", "finished", "3", "lost"]
 
 
 STATUS = {"leader": "a:1", "term": 1, "journal_id": "x", "sequence": 9, "leases": 0, "workers": []}
@@ -371,6 +380,46 @@ def iteration(epoch: int, *, finished: bool = False, lost: bool = False) -> dict
     splits = {"splits": 9, "begun": 9 - lost, "leased": 0, "lost": int(lost)}
     tasks = {"completed_tasks": 1, "running_tasks": 1, "consumers": 1}
     return {"epoch": epoch, "finished": finished, "sources": [splits], **tasks}
+
+
+class TestDatasets:
+    def test_list_and_remove(self, dispatcher: DispatcherProcess) -> None:
+        (known,) = list_datasets(dispatcher.target)
+        assert (known.jobs, known.consumers, known.graph_bytes) == (("j",), 1, len(GRAPH))
+        dataset_id = known.dataset_id
+        (shown,) = json.loads(forebay("dataset", "list", dispatcher.address, "--json").stdout)
+        assert shown == known.as_json()
+        with pytest.raises(
+            FailedPrecondition, match=r"read by 1 consumers, of the jobs j: .*force"
+        ):
+            remove_dataset(dispatcher.target, dataset_id)
+        done = forebay("dataset", "remove", dataset_id, dispatcher.address, FOREBAY_FORCE="1")
+        assert done.stdout == f"dataset {dataset_id} is removed, and its jobs j\n"
+        assert list_datasets(dispatcher.target) == []
+        with pytest.raises(NotFound, match=f"{dataset_id} not found: it was removed already"):
+            remove_dataset(dispatcher.target, dataset_id)
+        with pytest.raises(InvalidArgument, match="must be a string"):
+            remove_dataset(dispatcher.target, "")
+
+    def test_what_is_known_is_shown(self) -> None:
+        structure = {
+            "dict": [
+                ["a", {"tensor": "uint8", "shape": [224, None]}],
+                ["b", {"tuple": [{"ragged": "int32", "shape": None, "ragged_rank": 1}]}],
+                ["c", {"named": "P", "fields": [["x", {"constant": 1}], ["y", {"none": True}]]}],
+            ]
+        }
+        elements = describe(json.dumps(structure))
+        assert elements == "{a: uint8[224, ?], b: (ragged int32[…]), c: P(x=1, y=None)}"
+        hour = 3_600_000
+        known = DatasetInfo("1", elements, 12_345, 0 * hour, 47 * hour, ("dataset_id=/1/j",), 0)
+        unknown = DatasetInfo("2", None, None, None, None, (), 1)
+        console = Console(file=io.StringIO(), width=200)
+        console.print(render_datasets([known, unknown], now_s=48 * 3600))
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        rows = [[cell.strip() for cell in re.split("[│┃]", line)][1:-1] for line in lines]
+        assert ["1", elements, "12,345 bytes", "2 d ago", "1 h ago", "j"] in rows
+        assert ["2", "–", "–", "–", "now", ""] in rows
 
 
 class TestRedis:

@@ -217,11 +217,44 @@ def coordinated(cluster: Cluster) -> None:
     cluster.leave(other.consumer_id)
 
 
+def removed(cluster: Cluster) -> None:
+    """Epochs of which a summary is left, and datasets and jobs that go."""
+    live(cluster)
+    for dataset_id, blob in (("goes", "one"), ("stays", "two"), ("read", "three")):
+        graph = ev.TfDataGraph(blob=blob)
+        definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=9)], tf_data_graph=graph)
+        register = c.RegisterDataset(
+            dataset_id=dataset_id, definition=definition, graph_bytes=len(blob), renews=True
+        )
+        cluster.do(register)
+        cluster.do(register)
+    worker_id = cluster.worker(41)
+    for dataset_id in ("goes", "stays"):
+        job_id = cluster.job(dataset_id, f"job of {dataset_id}", ev.OFF)
+        for epoch in (0, 1, 3):
+            joined = cluster.join(job_id, epoch, dataset_id)
+            for other in list(cluster.state.iterations[joined.iteration_id].tasks):
+                cluster.do(c.CompleteTask(task_id=other))
+            cluster.leave(joined.consumer_id)
+            cluster.do(c.CollectIteration(iteration_id=joined.iteration_id))
+    cluster.join(job_id, 1, "late")
+    cluster.do(c.RemoveDataset(dataset_id="goes"))
+    cluster.do(c.ForgetBlob(blob="one"))
+    unread = cluster.join(cluster.job("read", "given up"), caller="unread")
+    cluster.leave(unread.consumer_id)
+    cluster.do(c.RemoveJob(job_id=cluster.state.job_by_name["given up"]))
+    cluster.join(cluster.job("read", "by force"), caller="force")
+    cluster.lease(cluster.task(worker_id), 3, 1)
+    cluster.elect(3)
+    cluster.do(c.RemoveDataset(dataset_id="read", force=True))
+
+
 LIVES: dict[str, Callable[[Cluster], None]] = {
     "live": live,
     "repaired": repaired,
     "divided": divided,
     "coordinated": coordinated,
+    "removed": removed,
 }
 
 

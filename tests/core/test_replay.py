@@ -63,6 +63,7 @@ class Dispatcher(RuleBasedStateMachine):
         self.numbers: Counter[str] = Counter()
         self.handed_out: Counter[tuple[int, int, int, int]] = Counter()
         self.leases: dict[int, ev.SplitsLeased] = {}
+        self.over: set[tuple[int, int]] = set()  # jobs and epochs that were summarized
         self.last: tuple[c.Command, Any] | None = None
 
     def run(self, command: c.Command) -> Any:
@@ -74,6 +75,7 @@ class Dispatcher(RuleBasedStateMachine):
             assert str(error)
             decision = Decision([], None)
         assert encode_state(self.live) == before, "decide changed the state"
+        epoch_of = {i.iteration_id: (i.job_id, i.epoch) for i in self.live.iterations.values()}
         for event in decision.events:
             expected = transitions(self.live, event)
             apply(self.live, event)
@@ -82,6 +84,12 @@ class Dispatcher(RuleBasedStateMachine):
             assert self.twin == self.live
             if event.HasField("splits_leased"):
                 self.count(event.splits_leased)
+            if event.HasField("iteration_summarized"):
+                self.over.add(epoch_of[event.iteration_summarized.iteration_id])
+            if event.HasField("iteration_created"):
+                made = event.iteration_created
+                again = (made.job_id, made.epoch) in self.over
+                assert again == decision.events[1].HasField("iteration_finished")
             if event.HasField("iteration_finished"):
                 self.was_read(event.iteration_finished.iteration_id)
             if event.HasField("lease_returned"):
@@ -100,6 +108,9 @@ class Dispatcher(RuleBasedStateMachine):
 
     def was_read(self, iteration_id: int) -> None:
         iteration = self.live.iterations[iteration_id]
+        if (iteration.job_id, iteration.epoch) in self.over:  # and so it was before
+            assert not iteration.ledgers
+            return
         if kind_of(self.live.jobs[iteration.job_id]) is DIVIDED:
             assert iteration.shards_read == set(range(len(self.live.places)))
 
@@ -145,16 +156,42 @@ class Dispatcher(RuleBasedStateMachine):
         self.run(elect)
         assert self.live.journal_id == "j"
 
-    @rule(dataset=st.sampled_from(["", "d", "e"]), metadata=st.sampled_from([b"m", b"n"]))
-    def register_dataset(self, dataset: str, metadata: bytes) -> None:
-        definition = ev.DatasetDefinition(sources=SOURCES, metadata=metadata)
-        self.run(c.RegisterDataset(dataset_id=dataset, definition=definition))
+    @rule(
+        dataset=st.sampled_from(["", "d", "e"]),
+        metadata=st.sampled_from([b"m", b"n"]),
+        lost=st.booleans(),
+    )
+    def register_dataset(self, dataset: str, metadata: bytes, lost: bool) -> None:
+        """Each time with a graph that has a name of its own, as a dispatcher does."""
+        graph = ev.TfDataGraph(blob=f"blob {self.time_ms}", fingerprint="" if dataset else "same")
+        definition = ev.DatasetDefinition(sources=SOURCES, metadata=metadata, tf_data_graph=graph)
+        registered = c.RegisterDataset(
+            dataset_id=dataset, definition=definition, restores=lost, renews=lost
+        )
+        dataset_id = self.run(registered)
+        assert dataset_id is None or dataset_id in self.live.datasets
+
+    @rule(dataset=st.sampled_from(["d", "e", "whole", ""]), force=st.booleans())
+    def remove_dataset(self, dataset: str, force: bool) -> None:
+        dataset_id = dataset or min(self.live.datasets, default="d")
+        self.run(c.RemoveDataset(dataset_id=dataset_id, force=force))
+
+    @rule(job=st.integers(0, 50))
+    def remove_job(self, job: int) -> None:
+        self.run(c.RemoveJob(job_id=self.pick(self.live.jobs, job)))
+
+    @rule()
+    def forget_blob(self) -> None:
+        for blob in self.live.unused_blobs[:1]:
+            self.run(c.ForgetBlob(blob=blob))
 
     @rule(disable=st.booleans())
     def decide_compression(self, disable: bool) -> None:
-        first = self.live.datasets["d"].compression_disabled
+        known = self.live.datasets.get("d")
         answer = self.run(c.DecideCompression(dataset_id="d", disable=disable))
-        assert answer == (disable if first is None else first)
+        if known is not None:
+            first = known.compression_disabled
+            assert answer == (disable if first is None else first)
 
     @rule(
         name=st.sampled_from(["", "x", "y"]),
@@ -282,6 +319,16 @@ class Dispatcher(RuleBasedStateMachine):
             mine = {t.task_id for t in state.tasks.values() if t.worker_id == worker.worker_id}
             assert not any(state.tasks[i].orphan for i in mine)
             assert worker.tasks == {i for i in mine if not state.tasks[i].completed}
+        blobs = [d.definition.tf_data_graph.blob for d in state.datasets.values()]
+        assert not set(blobs) & set(state.unused_blobs)
+        assert len(set(state.unused_blobs)) == len(state.unused_blobs)
+        assert set(state.dataset_by_fingerprint.values()) <= state.datasets.keys()
+        assert state.job_by_name == {j.name: j.job_id for j in state.jobs.values() if j.name}
+        for job in state.jobs.values():
+            assert job.dataset_id in state.datasets
+            assert not any(ranges.holds(job.summarized, epoch) for epoch in job.iterations)
+        for consumer in state.consumers.values():
+            assert consumer.consumer_id in state.iterations[consumer.iteration_id].consumers
         there = [place.address for place in state.places if place.address]
         assert len(set(there)) == len(there)
         for iteration in state.iterations.values():
@@ -345,6 +392,7 @@ def test_ranges_are_a_set_of_integers() -> None:
         ranges.add(kept, start, stop)
         model |= set(range(start, stop))
         assert sorted(model) == [n for part in kept for n in range(*part)]
+        assert [n for n in range(-1, 25) if ranges.holds(kept, n)] == sorted(model)
     assert kept == [(0, 15), (20, 21)]
     for start, stop in [(3, 6), (0, 1), (20, 21), (14, 15)]:
         ranges.remove(kept, start, stop)

@@ -24,7 +24,7 @@ from forebay.storage import (
     Storage,
     StorageError,
     Writer,
-    blob_digest,
+    blob_name,
 )
 from forebay.storage.base import LEASE_MS
 
@@ -263,11 +263,15 @@ class RemoteWriter(Writer):
         self._open()
         self._storage.ask(lambda: self._server.trim(self.term, before))
 
-    def write_blob(self, data: bytes) -> str:
+    def write_blob(self, data: bytes, mark: str = "") -> str:
         self._open()
-        digest = blob_digest(data)
-        self._change(lambda: self._server.blobs.__setitem__(digest, data))
-        return digest
+        name = blob_name(data, mark)
+        self._change(lambda: self._server.blobs.__setitem__(name, data))
+        return name
+
+    def delete_blob(self, name: str) -> None:
+        self._open()
+        self._change(lambda: self._server.blobs.pop(name, b""))
 
     def condemn(self, reason: str) -> None:
         def condemn() -> None:

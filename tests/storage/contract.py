@@ -23,9 +23,11 @@ from forebay.storage import (
     StorageError,
     Writer,
     blob_digest,
+    blob_name,
 )
 from forebay.storage.base import LEASE_MS
 
+NO_BLOBS = ["0" * 64, "", "..", "../FORMAT", "no digest", "A" * 64, f"{'0' * 64}.", f"{'0' * 64}./"]
 BATCHES = st.lists(st.lists(st.binary(max_size=40), max_size=5), max_size=8)
 
 
@@ -276,11 +278,29 @@ class StorageContract(ABC):
         assert reader.holdings().blobs == 2
         assert reader.holdings().blob_bytes == len(data)
 
-    @pytest.mark.parametrize("digest", ["0" * 64, "", "..", "../FORMAT", "no digest", "A" * 64])
-    def test_there_is_no_other_blob(self, storage: Storage, writer: Writer, digest: str) -> None:
+    @pytest.mark.parametrize("name", NO_BLOBS)
+    def test_there_is_no_other_blob(self, storage: Storage, writer: Writer, name: str) -> None:
         writer.write_blob(b"x")
         with pytest.raises(Missing):
-            storage.read_blob(digest)
+            storage.read_blob(name)
+        writer.delete_blob(name)
+        assert storage.holdings().blobs == 1
+
+    def test_a_blob_is_deleted_and_no_other_of_the_same_data(
+        self, storage: Storage, writer: Writer
+    ) -> None:
+        names = [writer.write_blob(b"x", mark) for mark in ("", "1-0", "1-1")]
+        assert names == [blob_name(b"x"), blob_name(b"x", "1-0"), blob_name(b"x", "1-1")]
+        reader = self.reopen(storage)
+        for kept, name in zip((2, 1, 0), reversed(names), strict=True):
+            assert reader.read_blob(name) == b"x"
+            writer.delete_blob(name)
+            writer.delete_blob(name)
+            assert reader.holdings().blobs == kept
+            with pytest.raises(Missing):
+                reader.read_blob(name)
+        assert writer.write_blob(b"x") == names[0]
+        assert reader.read_blob(names[0]) == b"x"
 
     # -- many threads ----------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from forebay.storage import (
     Locked,
     Missing,
     Writer,
+    blob_name,
 )
 from forebay.storage.local import file_opening
 
@@ -61,6 +62,7 @@ ACTS: dict[str, Callable[[Scene], object]] = {
     "delete snapshot": lambda scene: scene.old.delete_snapshot(3),
     "trim": lambda scene: scene.old.trim(11),
     "blob": lambda scene: scene.old.write_blob(b"a blob"),
+    "delete blob": lambda scene: scene.old.delete_blob(blob_name(b"a blob")),
     "renew": lambda scene: scene.old.renew(),
 }
 

@@ -21,6 +21,7 @@ from forebay.storage import (
     Record,
     StorageUnusable,
     Writer,
+    blob_name,
 )
 from forebay.storage.proto.segment_pb2 import Batch
 from forebay.storage.redis import storage as redis_storage
@@ -268,6 +269,7 @@ def test_a_silent_writer_is_displaced_after_its_own_lease(
         silent.renew,
         lambda: silent.trim(1),
         lambda: silent.write_blob(b"b"),
+        lambda: silent.delete_blob(blob_name(b"b")),
         lambda: silent.write_snapshot(1, b"s"),
         lambda: silent.delete_snapshot(1),
         lambda: silent.condemn("no reason"),

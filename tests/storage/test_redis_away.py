@@ -165,6 +165,7 @@ def test_other_calls_fail_and_the_writer_goes_on(server: RedisServer) -> None:
         writer.renew,
         lambda: writer.write_snapshot(1, b"s"),
         lambda: writer.delete_snapshot(1),
+        lambda: writer.delete_blob("b"),
         lambda: writer.trim(1),
         lambda: writer.write_blob(b"b"),
         lambda: writer.condemn("no reason"),

@@ -1,0 +1,89 @@
+"""`forebay dataset …`: what is registered, and its removal."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import typer
+
+from .status import PATIENCE_S
+
+app = typer.Typer(help="List the datasets that are registered, remove them.", no_args_is_help=True)
+
+SERVICE = typer.Argument(
+    ..., help="HOST:PORT of the dispatcher; several, comma-separated.", envvar="FOREBAY_SERVICE"
+)
+UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
+
+
+@app.command("list")
+def list_(
+    service: str = SERVICE,
+    as_json: bool = typer.Option(
+        False, "--json", help="As JSON, for programs.", envvar="FOREBAY_JSON"
+    ),
+) -> None:
+    """Each dataset's id, elements, size of its graph, age, jobs, and when it was used last."""
+    from rich.console import Console
+
+    from ..client.datasets import list_datasets
+
+    found = list_datasets(service, timeout_s=PATIENCE_S)
+    if as_json:
+        print(json.dumps([dataset.as_json() for dataset in found], indent=2))
+    else:
+        Console().print(render(found, time.time()))
+
+
+@app.command()
+def remove(
+    dataset_id: str = typer.Argument(..., help="As `forebay dataset list` shows it."),
+    service: str = SERVICE,
+    force: bool = typer.Option(
+        False, help="Also if it is being read: its readers get an error.", envvar="FOREBAY_FORCE"
+    ),
+) -> None:
+    """Remove a dataset, its jobs, and its graph from the storage.
+
+    What has been read of the jobs' epochs is forgotten. Refused while somebody reads it.
+    """
+    from ..client.datasets import remove_dataset
+
+    jobs = remove_dataset(service, dataset_id, force=force, timeout_s=PATIENCE_S)
+    with_jobs = f", and its jobs {', '.join(jobs)}" if jobs else ""
+    print(f"dataset {dataset_id} is removed{with_jobs}")
+
+
+def render(found: Any, now_s: float) -> Any:
+    """The datasets as something that rich prints."""
+    from rich.table import Table
+
+    columns = ("dataset", "elements", "graph", "registered", "last use", "jobs")
+    table = Table(*columns, title="datasets", title_justify="left")
+    for column in table.columns[:2]:
+        column.overflow = "fold"
+    for dataset in found:
+        used = "now" if dataset.consumers else _ago(dataset.used_ms, now_s)
+        prefix = f"dataset_id=/{dataset.dataset_id}/"  # tf.data service's clients put it there
+        table.add_row(
+            dataset.dataset_id,
+            dataset.elements or "–",
+            f"{dataset.graph_bytes:,} bytes" if dataset.graph_bytes else "–",
+            _ago(dataset.registered_ms, now_s),
+            used,
+            ", ".join(job.removeprefix(prefix) for job in dataset.jobs),
+        )
+    return table
+
+
+def _ago(time_ms: int | None, now_s: float) -> str:
+    """How long it is ago, in words."""
+    if time_ms is None:
+        return "–"
+    seconds = now_s - time_ms / 1000
+    for unit, length in UNITS:
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return "just now"

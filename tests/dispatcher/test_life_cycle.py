@@ -1,0 +1,290 @@
+"""What is removed, and when; and that nobody loses what he was given by it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.journal import verify
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import commands as c
+from forebay.service.dispatcher import tensorflow_face
+from forebay.service.dispatcher.dispatcher import Dispatcher
+from forebay.service.dispatcher.forebay_face import ForebayFace
+from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
+from forebay.service.errors import NotFound
+from forebay.service.pipelines import definitions
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.proto import tf_service_pb2 as tf
+from forebay.storage import FileStorage, MemoryStorage, Storage, StorageError
+
+from .leading import run_dispatcher, until
+
+GRAPH = b"the bytes of a GraphDef"
+OFTEN = {"job_gc_check_interval_ms": 10}
+NEVER = {"job_gc_check_interval_ms": 3_600_000}
+
+
+@pytest.fixture(autouse=True)
+def _no_graph_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(definitions, "fingerprint", lambda graph: "the same")
+    monkeypatch.setattr(tensorflow_face, "sanitize", lambda graph: GRAPH)
+    monkeypatch.setattr(tensorflow_face, "split_sources", lambda graph, evaluate: [])
+
+
+@pytest.fixture(params=["memory", "files"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    return MemoryStorage() if request.param == "memory" else FileStorage(tmp_path)
+
+
+async def register(dispatcher: Dispatcher, dataset_id: str = "", count: int = 9) -> str:
+    definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=count)])
+    return await dispatcher.register(dataset_id, definition, GRAPH)
+
+
+async def remove(dispatcher: Dispatcher, dataset_id: str) -> None:
+    request = pb.RemoveDatasetRequest(dataset_id=dataset_id)
+    await ForebayFace(dispatcher).remove_dataset(request)
+
+
+async def graph_of(dispatcher: Dispatcher, dataset_id: str) -> bytes:
+    return await dispatcher.read_graph(dispatcher.state.datasets[dataset_id])
+
+
+async def join(dispatcher: Dispatcher, dataset_id: str, name: str = "n") -> ev.ConsumerJoined:
+    job = c.GetOrCreateJob(dataset_id=dataset_id, name=name, sharding=ev.OFF)
+    join = c.JoinIteration(job_id=await dispatcher.execute(job), epoch=0)
+    joined: ev.ConsumerJoined = await dispatcher.execute(join)
+    return joined
+
+
+async def leave(dispatcher: Dispatcher, joined: ev.ConsumerJoined) -> None:
+    await dispatcher.execute(c.LeaveIteration(consumer_id=joined.consumer_id, reason="r"))
+
+
+def test_a_removed_dataset_leaves_nothing_in_the_storage(storage: Storage) -> None:
+    names = []
+
+    async def scene(dispatcher: Dispatcher) -> None:
+        for _ in range(2):
+            dataset_id = await register(dispatcher)
+            assert await register(dispatcher) == dataset_id
+            names.append(dispatcher.state.datasets[dataset_id].definition.tf_data_graph.blob)
+            assert storage.holdings().blobs == 1
+            assert await graph_of(dispatcher, dataset_id) == GRAPH
+            dataset = dispatcher.state.datasets[dataset_id]
+            assert dataset.graph_bytes == len(GRAPH)
+            await remove(dispatcher, dataset_id)
+            assert storage.holdings().blobs == 0
+            assert not dispatcher.state.unused_blobs
+            with pytest.raises(NotFound, match=f"{dataset_id} not found: it was removed"):
+                await dispatcher.read_graph(dataset)
+        assert verify(storage).problems == []
+
+    for _ in range(2):  # who was displaced may delete late what it was about to
+        run_dispatcher(storage, scene, **NEVER)
+    assert len(set(names)) == 4, "a name was used twice"
+
+
+class Stubborn(MemoryStorage):
+    """Deletes no graph until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = False
+
+    def open_writer(self, owner: str, **how: Any) -> Any:
+        writer = super().open_writer(owner, **how)
+        delete = writer.delete_blob
+
+        def delete_blob(name: str) -> None:
+            if not self.may:
+                raise StorageError("the disk is away")
+            delete(name)
+
+        writer.delete_blob = delete_blob  # type: ignore[method-assign]
+        return writer
+
+
+def test_a_graph_that_could_not_be_deleted_is_deleted_by_who_leads_later() -> None:
+    storage = Stubborn()
+
+    async def fail(dispatcher: Dispatcher) -> None:
+        await remove(dispatcher, await register(dispatcher))
+        assert dispatcher.state.unused_blobs
+
+    async def go_on(dispatcher: Dispatcher) -> None:
+        again = await register(dispatcher)
+        storage.may = True
+        await until(lambda: not dispatcher.state.unused_blobs)
+        assert storage.holdings().blobs == 1
+        assert await graph_of(dispatcher, again) == GRAPH
+
+    run_dispatcher(storage, fail, **NEVER)
+    assert storage.holdings().blobs == 1
+    run_dispatcher(storage, go_on, **OFTEN)
+
+
+def test_who_registers_a_dataset_while_it_is_removed_is_given_one_that_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene(dispatcher: Dispatcher) -> None:
+        is_lost, face = dispatcher.is_lost, TensorFlowFace(dispatcher)
+
+        async def remove_meanwhile(known: Any) -> bool:
+            found = await is_lost(known)
+            if known.dataset_id in dispatcher.state.datasets:
+                await remove(dispatcher, known.dataset_id)
+            return found
+
+        for chosen in ("", "chosen"):
+            await register(dispatcher, chosen)
+            with monkeypatch.context() as patch:
+                patch.setattr(dispatcher, "is_lost", remove_meanwhile)
+                again = await register(dispatcher, chosen)
+            assert await graph_of(dispatcher, again) == GRAPH
+        request = tf.GetOrRegisterDatasetRequest(dataset_id="chosen")
+        with monkeypatch.context() as patch:
+            patch.setattr(dispatcher, "is_lost", remove_meanwhile)
+            answer = await face.get_or_register_dataset(request)
+        assert answer.dataset_id in dispatcher.state.datasets
+        assert await graph_of(dispatcher, answer.dataset_id) == GRAPH
+        await face.close()
+
+    run_dispatcher(MemoryStorage(), scene, **NEVER)
+
+
+def test_a_graph_that_is_registered_while_one_like_it_is_deleted_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene(dispatcher: Dispatcher) -> None:
+        delete, reached, go_on = dispatcher._writer.delete_blob, asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def slowly(name: str) -> None:
+            loop.call_soon_threadsafe(reached.set)
+            assert go_on.wait(60)
+            delete(name)
+
+        monkeypatch.setattr(dispatcher._writer, "delete_blob", slowly)
+        removal = asyncio.create_task(remove(dispatcher, await register(dispatcher)))
+        await reached.wait()
+        again = await register(dispatcher)
+        go_on.set()
+        await removal
+        assert await graph_of(dispatcher, again) == GRAPH
+
+    run_dispatcher(MemoryStorage(), scene, **NEVER)
+
+
+def test_equal_datasets_that_are_registered_at_once_store_one_graph() -> None:
+    storage = MemoryStorage()
+
+    async def scene(dispatcher: Dispatcher) -> None:
+        ids = await asyncio.gather(*(register(dispatcher) for _ in range(5)))
+        assert len(set(ids)) == 1
+        assert storage.holdings().blobs == 1
+        assert await graph_of(dispatcher, ids[0]) == GRAPH
+
+    run_dispatcher(storage, scene, **NEVER)
+
+
+def test_a_finished_epoch_shrinks_and_what_is_unfinished_does_not() -> None:
+    async def scene(dispatcher: Dispatcher) -> None:
+        state, dataset_id = dispatcher.state, await register(dispatcher)
+        await dispatcher.execute(c.RegisterWorker(address="w:1", uid=1))
+        read, left = await join(dispatcher, dataset_id), await join(dispatcher, dataset_id, "left")
+        await leave(dispatcher, left)
+        (task_id,) = state.iterations[read.iteration_id].tasks
+        await dispatcher.execute(c.CompleteTask(task_id=task_id))
+        await dispatcher.attendance._collect_idle_iterations()
+        assert read.iteration_id in state.iterations, "somebody may ask for it yet"
+        await leave(dispatcher, read)
+        await until(lambda: read.iteration_id not in state.iterations)
+        assert left.iteration_id in state.iterations
+        late = await join(dispatcher, dataset_id)
+        assert state.iterations[late.iteration_id].finished
+
+    run_dispatcher(MemoryStorage(), scene, finished_retention_ms=0, **OFTEN)
+
+
+def test_what_nobody_uses_goes_with_time_and_what_is_read_does_not() -> None:
+    storage = MemoryStorage()
+
+    async def begin(dispatcher: Dispatcher) -> None:
+        for dataset_id in ("unread", "read", "used again"):
+            await register(dispatcher, dataset_id)
+        for name in ("reading", "left"):
+            joined = await join(dispatcher, "read", name)
+        await leave(dispatcher, joined)
+        await dispatcher.execute(c.GetOrCreateJob(dataset_id="read", name="", sharding=ev.OFF))
+
+    async def go_on(dispatcher: Dispatcher) -> None:
+        await until(lambda: list(dispatcher.state.datasets) == ["read"])
+        await until(lambda: [job.name for job in dispatcher.state.jobs.values()] == ["reading"])
+        await until(lambda: storage.holdings().blobs == 1)
+        (consumer_id,) = dispatcher.state.consumers
+        await dispatcher.execute(c.LeaveIteration(consumer_id=consumer_id, reason="r"))
+        await until(lambda: not dispatcher.state.datasets)
+
+    async def keep(dispatcher: Dispatcher) -> None:
+        await dispatcher.attendance._remove_unused()
+        assert len(dispatcher.state.datasets) == 3
+        assert len(dispatcher.state.jobs) == 3
+
+    run_dispatcher(storage, begin, **NEVER)
+    run_dispatcher(storage, keep, **NEVER)
+    run_dispatcher(storage, go_on, unused_retention_hours=0.0, **OFTEN)
+
+
+def test_a_dataset_that_is_registered_again_counts_as_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene(dispatcher: Dispatcher) -> None:
+        ids = [await register(dispatcher, chosen) for chosen in ("", "chosen")]
+        uses: list[Callable[[], Any]] = [
+            lambda: register(dispatcher),
+            lambda: register(dispatcher, "chosen"),
+            lambda: face.get_or_register_dataset(
+                tf.GetOrRegisterDatasetRequest(dataset_id="chosen")
+            ),
+        ]
+        face = TensorFlowFace(dispatcher)
+        for dataset_id, use in zip([*ids, "chosen"], uses, strict=True):
+            dispatcher.state.datasets[dataset_id].used_ms = 1
+            await use()
+            assert dispatcher.state.datasets[dataset_id].used_ms > 1
+            sequence = dispatcher.state.sequence
+            await use()
+            assert dispatcher.state.sequence == sequence, "each start of a trainer is an event"
+        await face.close()
+
+    run_dispatcher(MemoryStorage(), scene, **NEVER)
+
+
+def test_an_id_that_another_dataset_gets_yields_that_ones_splits() -> None:
+    async def scene(dispatcher: Dispatcher) -> None:
+        face, first = TensorFlowFace(dispatcher), []
+        for source in (ev.SplitSource(count=5), ev.SplitSource(arithmetic=STEPS)):
+            definition = ev.DatasetDefinition(sources=[source])
+            dataset_id = await dispatcher.register("chosen", definition, GRAPH)
+            job = c.GetOrCreateJob(dataset_id=dataset_id, name="n", sharding=ev.DYNAMIC)
+            joined = await dispatcher.execute(
+                c.JoinIteration(job_id=await dispatcher.execute(job), epoch=0)
+            )
+            request = tf.GetSplitRequest(iteration_id=joined.iteration_id)
+            first.append((await face.get_split(request)).split)
+            await leave(dispatcher, joined)
+            await remove(dispatcher, dataset_id)
+        assert first[0] != first[1]
+        await face.close()
+
+    run_dispatcher(MemoryStorage(), scene, **NEVER)
+
+
+STEPS = ev.Arithmetic(start=7, stop=70, step=7)
