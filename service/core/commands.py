@@ -6,17 +6,30 @@ from .datasets import DecideCompression, RegisterDataset
 from .iterations import CollectIteration
 from .jobs import GetOrCreateJob
 from .rounds import RemoveTask, ReportRound
+from .saves import (
+    AssignSplit,
+    AssignStream,
+    CommitChunk,
+    CompleteStream,
+    FailSave,
+    StartSave,
+)
 from .splits import GetSplit, LeaseSplits
 from .tasks import CompleteTask
 from .terms import ElectLeader
 from .workers import LoseWorker, RegisterWorker
 
 __all__ = [
+    "AssignSplit",
+    "AssignStream",
     "CollectIteration",
     "Command",
+    "CommitChunk",
+    "CompleteStream",
     "CompleteTask",
     "DecideCompression",
     "ElectLeader",
+    "FailSave",
     "GetOrCreateJob",
     "GetSplit",
     "JoinIteration",
@@ -27,4 +40,5 @@ __all__ = [
     "RegisterWorker",
     "RemoveTask",
     "ReportRound",
+    "StartSave",
 ]

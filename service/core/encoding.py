@@ -88,6 +88,7 @@ EARLIER: dict[str, Callable[[Any], Any]] = {
     "unnamed": _providers_to_ledgers,
     "b2931630d57eaaaf": _providers_to_ledgers,
     "5bba8a9e19ddf821": _as_it_is,
+    "7def4e6b7414062f": _as_it_is,
 }
 """Schemas of which a snapshot is read as well, and what makes a state of today's fields of it.
 
