@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .client.api import distribute, from_dataset_id, register_dataset
     from .client.options import SHARD_HINT, CrossTrainerCache, ShardingPolicy
     from .client.reader import ElementIterator, read
+    from .client.saves import distributed_save
     from .client.waiting import wait_for_workers
     from .errors import ForebayError
     from .servers import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
@@ -30,6 +31,7 @@ __all__ = [
     "WorkerConfig",
     "WorkerServer",
     "distribute",
+    "distributed_save",
     "from_dataset_id",
     "read",
     "register_dataset",
@@ -39,6 +41,7 @@ __all__ = [
 _HOMES = {
     ".client.api": ("distribute", "from_dataset_id", "register_dataset"),
     ".client.options": ("SHARD_HINT", "CrossTrainerCache", "ShardingPolicy"),
+    ".client.saves": ("distributed_save",),
     ".client.reader": ("ElementIterator", "read"),
     ".client.waiting": ("wait_for_workers",),
     ".errors": ("ForebayError",),

@@ -40,6 +40,10 @@ from .state import (
 )
 
 
+STREAMS = 8
+"""An eighth of a worker's even share of a save is the least that a stream has."""
+
+
 class StartSave(Command, frozen=True, kw_only=True):
     """→ SaveStarted, which is the answer."""
 
@@ -240,8 +244,11 @@ def _another(state: State, save: Save, worker: Worker) -> ev.Event | None:
         if not left and save.streams:
             return None
         writers = sum(not other.stock for other in state.workers.values())
-        # Half of the even share, so that the last streams end at about the same time.
-        assigned.count = left if writers < 2 else -(-left // (2 * writers))
+        # Half of the even share, so that the last streams end at about the same time; but each is a
+        # pipeline of its own, and a dataset.
+        least = -(-_together(save) // (STREAMS * writers))
+        share = max(-(-left // (2 * writers)), least)
+        assigned.count = left if writers < 2 else min(share, left)
     return ev.Event(stream_assigned=assigned)
 
 

@@ -128,7 +128,8 @@ class Saves:
             indivisible=await asyncio.to_thread(_indivisible, graph, sources),
             is_gone=is_gone,
         )
-        if not is_absolute(path) or (path in state.save_at and not is_gone):
+        known = state.save_at.get(path)
+        if not is_absolute(path) or known in state.saves or (known is not None and not is_gone):
             started = await self._dispatcher.execute(command)  # refused, or answered before
         elif not is_gone:
             raise AlreadyExists(
@@ -139,6 +140,8 @@ class Saves:
             try:
                 await asyncio.to_thread(_prepare, command.prepared, says, graph)
                 started = await self._dispatcher.execute(command)
+                if started.prepared != command.prepared:  # another attempt was answered meanwhile
+                    await asyncio.to_thread(_remove, command.prepared)
             except OSError as error:
                 await asyncio.to_thread(_remove, command.prepared)
                 raise _cannot_write(path, error) from error

@@ -270,7 +270,8 @@ def saved(cluster: Cluster) -> None:
     complete(singly, 1, 2)
     one, two = cluster.worker(4), cluster.worker(5)
     ranged = start("/ranged")
-    assign(one), assign(two)
+    for worker_id in (one, two):
+        assign(worker_id)
     commit(ranged, 0, 0, 4)
     commit(ranged, 0, 1, 4)
     complete(ranged, 0, 4)
