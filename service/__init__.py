@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .client.datasets import DatasetInfo, list_datasets, remove_dataset
     from .client.options import SHARD_HINT, CrossTrainerCache, ShardingPolicy
     from .client.reader import ElementIterator, read
+    from .client.saves import distributed_save
     from .client.waiting import wait_for_workers
     from .errors import ForebayError
     from .servers import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
@@ -32,6 +33,7 @@ __all__ = [
     "WorkerConfig",
     "WorkerServer",
     "distribute",
+    "distributed_save",
     "from_dataset_id",
     "list_datasets",
     "read",
@@ -44,6 +46,7 @@ _HOMES = {
     ".client.api": ("distribute", "from_dataset_id", "register_dataset"),
     ".client.datasets": ("DatasetInfo", "list_datasets", "remove_dataset"),
     ".client.options": ("SHARD_HINT", "CrossTrainerCache", "ShardingPolicy"),
+    ".client.saves": ("distributed_save",),
     ".client.reader": ("ElementIterator", "read"),
     ".client.waiting": ("wait_for_workers",),
     ".errors": ("ForebayError",),

@@ -3,6 +3,7 @@
 ForebayError
 ├── the caller's fault
 │   ├── InvalidArgument      asks for what can never be
+│   ├── AlreadyExists        asks to make what is there
 │   ├── NotFound             names what the dispatcher does not know
 │   ├── FailedPrecondition   asks for what cannot be now, and will not be by waiting
 │   └── Unimplemented        asks for what this version does not do
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AddressInUse",
+    "AlreadyExists",
     "AnotherJournal",
     "FailedPrecondition",
     "ForebayError",
@@ -52,6 +54,10 @@ class InvalidArgument(ForebayError, ValueError):
 
 class NotFound(ForebayError):
     """The request names a dataset, job, iteration, consumer or task that is not known."""
+
+
+class AlreadyExists(ForebayError):
+    """What the request asks to make is there already."""
 
 
 class FailedPrecondition(ForebayError):
@@ -103,6 +109,7 @@ class AddressInUse(ForebayError):
 _STATUS: dict[type[ForebayError], str] = {
     InvalidArgument: "INVALID_ARGUMENT",
     NotFound: "NOT_FOUND",
+    AlreadyExists: "ALREADY_EXISTS",
     FailedPrecondition: "FAILED_PRECONDITION",
     Unimplemented: "UNIMPLEMENTED",
     AnotherJournal: "ABORTED",
@@ -114,7 +121,10 @@ _STATUS: dict[type[ForebayError], str] = {
 }
 _OF_STATUS = {
     _STATUS[e]: e
-    for e in (InvalidArgument, NotFound, FailedPrecondition, Unimplemented, AnotherJournal)
+    for e in (
+        *(InvalidArgument, NotFound, AlreadyExists),
+        *(FailedPrecondition, Unimplemented, AnotherJournal),
+    )
 } | dict.fromkeys(("UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED"), Unavailable)
 
 

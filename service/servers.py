@@ -210,6 +210,7 @@ class WorkerConfig:
     host: str | None = None
     data_port: int | None = None
     drain_timeout_ms: int | None = None
+    save_chunk_bytes: int | None = None
 
     def options(self) -> WorkerOptions:
         """What it asks for. Raises InvalidArgument."""

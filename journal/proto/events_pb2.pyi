@@ -34,7 +34,7 @@ FILE_OR_DATA: Sharding
 HINT: Sharding
 
 class Event(_message.Message):
-    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_begun", "lease_returned", "lease_lost", "pass_started", "iteration_paused", "consumer_began", "task_proposed", "round_targeted", "consumer_blocked", "task_started", "task_removed", "iteration_summarized", "job_removed", "dataset_used", "dataset_removed", "blob_deleted")
+    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_begun", "lease_returned", "lease_lost", "pass_started", "iteration_paused", "consumer_began", "task_proposed", "round_targeted", "consumer_blocked", "task_started", "task_removed", "iteration_summarized", "job_removed", "dataset_used", "dataset_removed", "blob_deleted", "save_started", "stream_assigned", "save_split_assigned", "chunk_committed", "stream_completed", "save_finished", "save_failed")
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     LEADER_ELECTED_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,13 @@ class Event(_message.Message):
     DATASET_USED_FIELD_NUMBER: _ClassVar[int]
     DATASET_REMOVED_FIELD_NUMBER: _ClassVar[int]
     BLOB_DELETED_FIELD_NUMBER: _ClassVar[int]
+    SAVE_STARTED_FIELD_NUMBER: _ClassVar[int]
+    STREAM_ASSIGNED_FIELD_NUMBER: _ClassVar[int]
+    SAVE_SPLIT_ASSIGNED_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    STREAM_COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FAILED_FIELD_NUMBER: _ClassVar[int]
     time_ms: int
     request: Request
     leader_elected: LeaderElected
@@ -99,7 +106,14 @@ class Event(_message.Message):
     dataset_used: DatasetUsed
     dataset_removed: DatasetRemoved
     blob_deleted: BlobDeleted
-    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_begun: _Optional[_Union[LeaseBegun, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., pass_started: _Optional[_Union[PassStarted, _Mapping]] = ..., iteration_paused: _Optional[_Union[IterationPaused, _Mapping]] = ..., consumer_began: _Optional[_Union[ConsumerBegan, _Mapping]] = ..., task_proposed: _Optional[_Union[TaskProposed, _Mapping]] = ..., round_targeted: _Optional[_Union[RoundTargeted, _Mapping]] = ..., consumer_blocked: _Optional[_Union[ConsumerBlocked, _Mapping]] = ..., task_started: _Optional[_Union[TaskStarted, _Mapping]] = ..., task_removed: _Optional[_Union[TaskRemoved, _Mapping]] = ..., iteration_summarized: _Optional[_Union[IterationSummarized, _Mapping]] = ..., job_removed: _Optional[_Union[JobRemoved, _Mapping]] = ..., dataset_used: _Optional[_Union[DatasetUsed, _Mapping]] = ..., dataset_removed: _Optional[_Union[DatasetRemoved, _Mapping]] = ..., blob_deleted: _Optional[_Union[BlobDeleted, _Mapping]] = ...) -> None: ...
+    save_started: SaveStarted
+    stream_assigned: StreamAssigned
+    save_split_assigned: SaveSplitAssigned
+    chunk_committed: ChunkCommitted
+    stream_completed: StreamCompleted
+    save_finished: SaveFinished
+    save_failed: SaveFailed
+    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_begun: _Optional[_Union[LeaseBegun, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., pass_started: _Optional[_Union[PassStarted, _Mapping]] = ..., iteration_paused: _Optional[_Union[IterationPaused, _Mapping]] = ..., consumer_began: _Optional[_Union[ConsumerBegan, _Mapping]] = ..., task_proposed: _Optional[_Union[TaskProposed, _Mapping]] = ..., round_targeted: _Optional[_Union[RoundTargeted, _Mapping]] = ..., consumer_blocked: _Optional[_Union[ConsumerBlocked, _Mapping]] = ..., task_started: _Optional[_Union[TaskStarted, _Mapping]] = ..., task_removed: _Optional[_Union[TaskRemoved, _Mapping]] = ..., iteration_summarized: _Optional[_Union[IterationSummarized, _Mapping]] = ..., job_removed: _Optional[_Union[JobRemoved, _Mapping]] = ..., dataset_used: _Optional[_Union[DatasetUsed, _Mapping]] = ..., dataset_removed: _Optional[_Union[DatasetRemoved, _Mapping]] = ..., blob_deleted: _Optional[_Union[BlobDeleted, _Mapping]] = ..., save_started: _Optional[_Union[SaveStarted, _Mapping]] = ..., stream_assigned: _Optional[_Union[StreamAssigned, _Mapping]] = ..., save_split_assigned: _Optional[_Union[SaveSplitAssigned, _Mapping]] = ..., chunk_committed: _Optional[_Union[ChunkCommitted, _Mapping]] = ..., stream_completed: _Optional[_Union[StreamCompleted, _Mapping]] = ..., save_finished: _Optional[_Union[SaveFinished, _Mapping]] = ..., save_failed: _Optional[_Union[SaveFailed, _Mapping]] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("caller", "number")
@@ -470,6 +484,90 @@ class PassStarted(_message.Message):
     source: int
     pass_number: int
     def __init__(self, iteration_id: _Optional[int] = ..., source: _Optional[int] = ..., pass_number: _Optional[int] = ...) -> None: ...
+
+class SaveStarted(_message.Message):
+    __slots__ = ("save_id", "path", "definition", "metadata", "prepared", "indivisible")
+    SAVE_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DEFINITION_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
+    INDIVISIBLE_FIELD_NUMBER: _ClassVar[int]
+    save_id: int
+    path: str
+    definition: DatasetDefinition
+    metadata: bytes
+    prepared: str
+    indivisible: str
+    def __init__(self, save_id: _Optional[int] = ..., path: _Optional[str] = ..., definition: _Optional[_Union[DatasetDefinition, _Mapping]] = ..., metadata: _Optional[bytes] = ..., prepared: _Optional[str] = ..., indivisible: _Optional[str] = ...) -> None: ...
+
+class StreamAssigned(_message.Message):
+    __slots__ = ("save_id", "stream", "worker_address", "worker_uid", "stock", "first", "count")
+    SAVE_ID_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_UID_FIELD_NUMBER: _ClassVar[int]
+    STOCK_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    save_id: int
+    stream: int
+    worker_address: str
+    worker_uid: int
+    stock: bool
+    first: int
+    count: int
+    def __init__(self, save_id: _Optional[int] = ..., stream: _Optional[int] = ..., worker_address: _Optional[str] = ..., worker_uid: _Optional[int] = ..., stock: bool = ..., first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class SaveSplitAssigned(_message.Message):
+    __slots__ = ("save_id", "stream", "source", "pass_number", "number")
+    SAVE_ID_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PASS_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    save_id: int
+    stream: int
+    source: int
+    pass_number: int
+    number: int
+    def __init__(self, save_id: _Optional[int] = ..., stream: _Optional[int] = ..., source: _Optional[int] = ..., pass_number: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class ChunkCommitted(_message.Message):
+    __slots__ = ("save_id", "stream", "elements", "file")
+    SAVE_ID_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    save_id: int
+    stream: int
+    elements: int
+    file: str
+    def __init__(self, save_id: _Optional[int] = ..., stream: _Optional[int] = ..., elements: _Optional[int] = ..., file: _Optional[str] = ...) -> None: ...
+
+class StreamCompleted(_message.Message):
+    __slots__ = ("save_id", "stream")
+    SAVE_ID_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    save_id: int
+    stream: int
+    def __init__(self, save_id: _Optional[int] = ..., stream: _Optional[int] = ...) -> None: ...
+
+class SaveFinished(_message.Message):
+    __slots__ = ("save_id",)
+    SAVE_ID_FIELD_NUMBER: _ClassVar[int]
+    save_id: int
+    def __init__(self, save_id: _Optional[int] = ...) -> None: ...
+
+class SaveFailed(_message.Message):
+    __slots__ = ("save_id", "code", "message")
+    SAVE_ID_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    save_id: int
+    code: str
+    message: str
+    def __init__(self, save_id: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Snapshot(_message.Message):
     __slots__ = ("format", "time_ms", "state")

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..errors import (
+    AlreadyExists,
     FailedPrecondition,
     ForebayError,
     InvalidArgument,
@@ -39,6 +40,7 @@ def _both(ours: type[ForebayError], tensorflows: Any) -> type[ForebayError]:
 _TENSORFLOWS: dict[type, Any] = {
     InvalidArgument: tf.errors.InvalidArgumentError,
     NotFound: tf.errors.NotFoundError,
+    AlreadyExists: tf.errors.AlreadyExistsError,
     FailedPrecondition: tf.errors.FailedPreconditionError,
     Unimplemented: tf.errors.UnimplementedError,
     Unavailable: tf.errors.UnavailableError,

@@ -6,17 +6,30 @@ from .datasets import DecideCompression, ForgetBlob, RegisterDataset, RemoveData
 from .iterations import CollectIteration
 from .jobs import GetOrCreateJob, RemoveJob
 from .rounds import RemoveTask, ReportRound
+from .saves import (
+    AssignSplit,
+    AssignStream,
+    CommitChunk,
+    CompleteStream,
+    FailSave,
+    StartSave,
+)
 from .splits import GetSplit, LeaseSplits
 from .tasks import CompleteTask
 from .terms import ElectLeader
 from .workers import LoseWorker, RegisterWorker
 
 __all__ = [
+    "AssignSplit",
+    "AssignStream",
     "CollectIteration",
     "Command",
+    "CommitChunk",
+    "CompleteStream",
     "CompleteTask",
     "DecideCompression",
     "ElectLeader",
+    "FailSave",
     "ForgetBlob",
     "GetOrCreateJob",
     "GetSplit",
@@ -30,4 +43,5 @@ __all__ = [
     "RemoveJob",
     "RemoveTask",
     "ReportRound",
+    "StartSave",
 ]

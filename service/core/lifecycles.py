@@ -1,7 +1,7 @@
-"""The lives of a lease, a task and an iteration, on one page: which event may follow which.
+"""The lives of a lease, a task, an iteration and a save, on one page: which event may follow which.
 
 `apply` asks before it changes anything. What cannot follow is a bug, or a journal that this program
-did not write; the error tells what happened to that lease, task or iteration lately.
+did not write; the error tells what happened to that one lately.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ LEASED, LOST = "leased", "lost"
 RUNNING, COMPLETED, COMPLETED_LOST = "running", "completed", "completed and lost"
 PENDING, ORPHANED = "pending", "orphaned"  # only in coordinated reads (rounds.py)
 WAITING, FINISHED = "waiting", "finished"
+WRITTEN, FAILED = "being written", "failed"
 EITHER = "waiting or running"  # as its tasks say
 
 Table = dict[str, dict[str, str]]
@@ -56,6 +57,17 @@ ITERATION: Table = {
 }  # It waits as soon as none of its tasks runs. Stock workers may ask for splits at any time.
 
 
+SAVE: Table = {
+    "save_started": {ABSENT: WRITTEN},
+    "stream_assigned": {WRITTEN: WRITTEN},
+    "save_split_assigned": {WRITTEN: WRITTEN},
+    "chunk_committed": {WRITTEN: WRITTEN},
+    "stream_completed": {WRITTEN: WRITTEN},
+    "save_finished": {WRITTEN: FINISHED},
+    "save_failed": {WRITTEN: FAILED},
+}  # One that is over is absent once another is started at its path, and after many others.
+
+
 class WrongTransition(Exception):
     """An event that cannot follow what is there: a bug, or another program's journal."""
 
@@ -92,6 +104,14 @@ def iteration_state(state: State, iteration_id: int) -> str:
     return FINISHED if iteration.finished else RUNNING if iteration.running_tasks else WAITING
 
 
+def save_state(state: State, save_id: int) -> str:
+    """Being written, finished, failed or absent."""
+    if save_id in state.saves:
+        return WRITTEN
+    ended = state.ended_saves.get(save_id)
+    return ABSENT if ended is None else FINISHED if ended.finished else FAILED
+
+
 class Entity(NamedTuple):
     name: str
     states: Callable[[State, int], str]
@@ -102,6 +122,7 @@ ENTITIES = (
     Entity("lease", lease_state, LEASE),
     Entity("task", task_state, TASK),
     Entity("iteration", iteration_state, ITERATION),
+    Entity("save", save_state, SAVE),
 )
 
 

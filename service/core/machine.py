@@ -22,6 +22,7 @@ from . import (
     jobs,
     lifecycles,
     rounds,
+    saves,
     splits,
     tasks,
     terms,
@@ -30,7 +31,7 @@ from . import (
 from .base import Apply, Command, Decide, Decision
 from .state import MAX_ANSWERS, Answer, State
 
-TOPICS = (terms, datasets, jobs, iterations, consumers, workers, tasks, rounds, splits)
+TOPICS = (terms, datasets, jobs, iterations, consumers, workers, tasks, rounds, splits, saves)
 
 DECIDE: Decide = {command: how for topic in TOPICS for command, how in topic.DECIDE.items()}
 APPLY: Apply = {kind: how for topic in TOPICS for kind, how in topic.APPLY.items()}
@@ -69,6 +70,8 @@ def _answer(event: ev.Event) -> Any:
         return event.splits_leased
     if kind == "dataset_removed":
         return event.dataset_removed
+    if kind == "save_started":
+        return event.save_started
     return None
 
 

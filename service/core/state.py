@@ -28,6 +28,9 @@ retry of such a consumer's, comes within seconds, if at all."""
 MAX_LOST_TASKS = 10_000
 """Tasks remembered of workers that were given up, and may come back."""
 
+MAX_ENDED_SAVES = 1000
+"""Saves remembered that have ended; their directories say what became of the others."""
+
 MAX_RECENT = 1000
 """Events that an error can tell a story of."""
 
@@ -163,6 +166,67 @@ class Place(Struct):
     address: str = ""  # of the worker that has it, or had it last
 
 
+class SplitRun(Struct):
+    """Splits of a stream that follow each other in their pass, and in the save."""
+
+    pass_number: int
+    first: int
+    place: int  # of the first of them, among all that were assigned of the save
+    count: int = 1
+
+
+class StreamSource(Struct):
+    """What a stock worker was given of a source, for one stream."""
+
+    assigned: int = 0
+    runs: list[SplitRun] = []  # all of it, until the stream is complete
+
+
+class Stream(Struct):
+    """A part of a save, written by one worker at a time."""
+
+    address: str  # of the worker that writes it, or wrote it last
+    uid: int  # of its process
+    first: int = 0  # of Forebay's workers: the splits first … first + count − 1
+    count: int = 0
+    sources: list[StreamSource] = []  # of TensorFlow's
+    chunks: int = 0  # of Forebay's: that were committed
+    elements: int = 0  # in all of them
+    last_elements: int = 0  # in the last of them
+    last_file: str = ""  # its name until it is renamed
+    completed: bool = False
+
+
+class SaveSource(Struct):
+    """How far a source was given out, split by split."""
+
+    size: int
+    pass_number: int = 0
+    next: int = 0
+
+
+class Save(Struct):
+    """A dataset that is written to a directory, in streams (saves.py)."""
+
+    save_id: int
+    path: str
+    prepared: str  # the directory's name before it was renamed to `path`
+    metadata: bytes  # tensorflow.data.experimental.DistributedSnapshotMetadata
+    indivisible: str  # why Forebay's workers cannot write it
+    definition_bytes: bytes = b""  # ev.DatasetDefinition, until it has ended
+    sources: list[SaveSource] = []
+    stock: bool | None = None  # whose workers write it; None: nobody has begun yet
+    streams: list[Stream] = []
+    assigned: int = 0  # splits, one by one, over all sources
+    finished: bool = False
+    failed: str = ""  # the canonical name of an error's status
+    message: str = ""  # of that error
+
+    @property
+    def definition(self) -> ev.DatasetDefinition:
+        return ev.DatasetDefinition.FromString(self.definition_bytes)
+
+
 class Answer(Struct):
     """The event that answered a caller's last numbered command."""
 
@@ -179,7 +243,7 @@ class State(Struct, dict=True):
     leader: str = ""
     sequence: int = 0  # of the last applied event
     time_ms: int = 0  # of that event
-    next_id: int = 0  # for datasets, jobs, iterations, consumers, workers, tasks, leases
+    next_id: int = 0  # for datasets, jobs, iterations, consumers, workers, tasks, leases, saves
     datasets: dict[str, Dataset] = {}
     dataset_by_fingerprint: dict[str, str] = {}
     jobs: dict[int, Job] = {}
@@ -193,6 +257,9 @@ class State(Struct, dict=True):
     tasks: dict[int, Task] = {}
     lost_tasks: dict[int, Task] = {}  # listed no more; of unfinished iterations, the latest last
     leases: dict[int, Lease] = {}
+    saves: dict[int, Save] = {}  # that are being written
+    ended_saves: dict[int, Save] = {}  # the latest last
+    save_at: dict[str, int] = {}  # path → save id
     answers: dict[str, Answer] = {}  # by caller, least recently answered first
     departed_callers: list[str] = []  # whose consumers left, the latest last
     unused_blobs: list[str] = []  # no dataset has them, and they are to be deleted

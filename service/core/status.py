@@ -11,7 +11,7 @@ from . import ranges
 from .jobs import readers_of
 from .ledger import Ledger
 from .places import place_of
-from .state import Dataset, Iteration, Job, State
+from .state import Dataset, Iteration, Job, Save, State
 
 
 class Stranger(NamedTuple):
@@ -67,6 +67,23 @@ def status(state: State, strangers: Iterable[Stranger] = ()) -> dict[str, Any]:
             for job in state.jobs.values()
         ],
         "leases": len(state.leases),
+        "saves": [_save(save) for save in (*state.saves.values(), *state.ended_saves.values())],
+    }
+
+
+def _save(save: Save) -> dict[str, Any]:
+    if save.failed:
+        error = f"{save.failed}: {save.message}"
+        return {"path": save.path, "state": "failed", "error": error}
+    sizes = [source.size for source in save.sources]
+    return {
+        "path": save.path,
+        "state": "finished" if save.finished else "being written",
+        "streams": len(save.streams),
+        "completed_streams": sum(stream.completed for stream in save.streams),
+        "splits": [None if size == ENDLESS else size for size in sizes],
+        "assigned": save.assigned if save.stock else sum(s.count for s in save.streams),
+        "elements": sum(stream.elements for stream in save.streams),
     }
 
 

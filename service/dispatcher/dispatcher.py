@@ -38,10 +38,13 @@ from ..proto import forebay_pb2 as pb
 from .attendance import Attendance
 from .leadership import Leadership
 from .options import DispatcherOptions
+from .saves import Saves
 
 log = logging.getLogger(__name__)
 
-_QUIET = frozenset({"splits_leased", "lease_begun", "lease_returned", "pass_started"})
+_QUIET = frozenset(
+    {"splits_leased", "lease_begun", "lease_returned", "pass_started", "save_split_assigned"}
+)
 """Events that nobody waits for."""
 
 REFUSAL_PAUSE_MS = 1_000
@@ -82,6 +85,8 @@ class Dispatcher:
         self.leadership = Leadership(writer, on_lost=self._journal_failed)
         self.attendance = Attendance(self)
         self._keeper: asyncio.Task[None] | None = None
+        self.saves = Saves(self)
+        self._saver: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(
@@ -117,6 +122,8 @@ class Dispatcher:
             )  # fmt: skip
         self._watcher = asyncio.create_task(self.attendance.watch(), name="forebay-attendance")
         self._watcher.add_done_callback(self.task_ended)
+        self._saver = asyncio.create_task(self.saves.follow(), name="forebay-saves")
+        self._saver.add_done_callback(self.task_ended)
         return self
 
     async def finish(self) -> None:
@@ -132,7 +139,7 @@ class Dispatcher:
         """Flush and give up the journal. Call it when no request is being served any more."""
         self.stopped.set()
         self.wake_all()
-        for task in (self._watcher, self._snapshot_task, self._keeper):
+        for task in (self._watcher, self._saver, self._snapshot_task, self._keeper):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)

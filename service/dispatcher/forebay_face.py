@@ -12,11 +12,13 @@ import grpc
 from ...journal.proto import events_pb2 as ev
 from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
-from ..core.state import Iteration, Task, lease_caller
+from ..core.saves import may_assign
+from ..core.state import Iteration, Save, Task, lease_caller
 from ..core.status import datasets, status
 from ..errors import InvalidArgument, NotFound, Unavailable
 from ..pipelines.definitions import sanitize
 from ..proto import forebay_pb2 as pb
+from ..proto import tf_service_pb2 as tf
 from .answering import Function, answering
 from .dispatcher import Dispatcher
 from .task_removal import TaskRemovals
@@ -35,6 +37,8 @@ _ASKERS = {
     "LeaseSplits": "task {0.task_id}",
     "CompleteTask": "task {0.task_id}",
     "LeaveService": "worker {0.worker_id}",
+    "CommitChunk": "stream {0.stream} of save {0.save_id}",
+    "EndStream": "stream {0.stream} of save {0.save_id}",
     "FindGoneConsumers": "a worker that drains",
 }
 """Who asks: of the methods that name what a journal has given out, and say which one they know."""
@@ -48,6 +52,8 @@ _DECIDING = (
     "LeaseSplits",
     "CompleteTask",
     "LeaveService",
+    "CommitChunk",
+    "EndStream",
 )
 
 
@@ -78,6 +84,9 @@ class ForebayFace:
             "CompleteTask": self.complete_task,
             "LeaveService": self.leave_service,
             "FindGoneConsumers": self.find_gone_consumers,
+            "StartSave": self.start_save,
+            "CommitChunk": self.commit_chunk,
+            "EndStream": self.end_stream,
             "GetStatus": self.get_status,
         }
         return answering(self._dispatcher, pb, functions, _DECIDING, _ASKERS)
@@ -252,9 +261,16 @@ class ForebayFace:
             raise Unavailable(f"worker {request.address} was replaced; beat again")
         response = pb.WorkerHeartbeatResponse(worker_id=worker_id)
         with dispatcher.attendance.poll(worker_id):
+            most_saves = dispatcher.options.most_saves_a_worker
             await dispatcher.wait_until(
-                lambda: worker.version != request.version or worker_id not in state.workers, wait_ms
+                lambda: (
+                    worker.version != request.version
+                    or worker_id not in state.workers
+                    or may_assign(state, worker, most_saves)
+                ),
+                wait_ms,
             )
+            streams = await dispatcher.saves.write(worker_id)
             if worker_id not in state.workers:  # "no tasks" would have it drop what it has
                 raise Unavailable(f"worker {request.address} was given up meanwhile; beat again")
             response.version = worker.version
@@ -274,6 +290,7 @@ class ForebayFace:
                         num_consumers=job.num_consumers or 0,
                     )
                 )
+            response.streams.extend(_stream(save, number) for save, number in streams)
             await dispatcher.settled()  # within the poll, which may break meanwhile
         return response
 
@@ -319,9 +336,66 @@ class ForebayFace:
         gone = [i for i in request.consumer_ids if self._dispatcher.attendance.is_gone(i)]
         return pb.FindGoneConsumersResponse(gone=gone)
 
+    async def start_save(self, request: pb.StartSaveRequest) -> pb.StartSaveResponse:
+        if not request.graph:
+            raise InvalidArgument("a dataset without a graph; save a tf.data.Dataset")
+        graph = await asyncio.to_thread(sanitize, request.graph)
+        await self._dispatcher.saves.start(
+            request.path, graph, request.sources, request.metadata, _numbered(request.request)
+        )
+        return pb.StartSaveResponse()
+
+    async def commit_chunk(self, request: pb.CommitChunkRequest) -> pb.CommitChunkResponse:
+        await self._dispatcher.execute(
+            c.CommitChunk(
+                save_id=request.save_id,
+                stream=request.stream,
+                worker_uid=request.worker_uid,
+                chunk=request.chunk,
+                elements=request.elements,
+                file=request.file,
+            )
+        )
+        return pb.CommitChunkResponse()
+
+    async def end_stream(self, request: pb.EndStreamRequest) -> pb.EndStreamResponse:
+        save_id, stream, uid = request.save_id, request.stream, request.worker_uid
+        if request.code:
+            await self._dispatcher.execute(
+                c.FailSave(
+                    save_id=save_id,
+                    code=request.code,
+                    message=request.message,
+                    stream=stream,
+                    worker_uid=uid,
+                )
+            )
+        else:
+            await self._dispatcher.execute(
+                c.CompleteStream(save_id=save_id, stream=stream, worker_uid=uid)
+            )
+        return pb.EndStreamResponse()
+
     async def get_status(self, _: pb.GetStatusRequest) -> pb.GetStatusResponse:
         text = json.dumps(status(self._dispatcher.state, self._dispatcher.strangers()))
         return pb.GetStatusResponse(status=text)
+
+
+def _stream(save: Save, number: int) -> pb.Stream:
+    stream = save.streams[number]
+    return pb.Stream(
+        save_id=save.save_id,
+        path=save.path,
+        stream=number,
+        sources=save.definition.sources,
+        first=stream.first,
+        count=stream.count,
+        compression=tf.DistributedSnapshotMetadata.FromString(save.metadata).compression,
+        chunks=stream.chunks,
+        elements=stream.elements,
+        last_elements=stream.last_elements,
+        last_file=stream.last_file,
+    )
 
 
 def _wait_ms(wanted: int, timeout_ms: int) -> int:

@@ -12,6 +12,8 @@ from ..options import Option, ServerOptions
 
 DEPLOYMENT_MODES = ("COLOCATED", "REMOTE", "HYBRID")
 MAX_PORT = 65535
+MOST_SAVES = 3
+"""At a time a worker, if nothing is said: tf.data service's own number."""
 
 _FORMS = "give each worker HOST:PORT, HOST or HOST:%port%"
 _ADDRESS = re.compile(r"(?!.*://)[^\s,%]+(:%port(_[a-zA-Z0-9_]+)?%)?")
@@ -153,9 +155,17 @@ class DispatcherOptions(ServerOptions):
     client_timeout_ms: Annotated[
         int, Option("Give up a consumer that is silent for so long; -1: never.", least=-1)
     ] = 120_000
+    worker_max_concurrent_snapshots: Annotated[
+        int, Option("How many saves a worker writes at a time, at most; 0: three.", least=0)
+    ] = 0
     snapshot_events: Annotated[
         int, Option("Events between snapshots of the state, at least.", least=1)
     ] = 50_000
     retention_hours: Annotated[
         float, Option("How long history is kept, for audit and rewind.", least=0.0)
     ] = 168.0
+
+    @property
+    def most_saves_a_worker(self) -> int:
+        """How many of them each worker writes at a time."""
+        return self.worker_max_concurrent_snapshots or MOST_SAVES

@@ -7,7 +7,6 @@ UNAVAILABLE, ABORTED and CANCELLED; any other status ends a trainer's iterator.
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,18 +16,19 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.splits import split_value
 from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
+from ..core.saves import find_save
 from ..core.state import Dataset, Worker
 from ..errors import (
     ForebayError,
     InvalidArgument,
     NotFound,
     Unavailable,
-    Unimplemented,
 )
 from ..pipelines.definitions import Evaluate, evaluate_in_subprocess, sanitize, split_sources
 from ..proto import tf_service_pb2 as pb
 from .answering import Function, answering
 from .dispatcher import Dispatcher
+from .saves import split_tensor
 from .task_pusher import TaskPusher
 from .task_removal import TaskRemovals
 
@@ -37,10 +37,6 @@ PROTOCOL_VERSION = 9
 
 MAX_EVALUATIONS = 2
 """Helper processes at once; each of them imports TensorFlow."""
-
-# A split is a scalar int64 TensorProto: dtype 9, an empty shape, 8 bytes of tensor_content.
-_split = struct.Struct("<6sq").pack
-_SCALAR_INT64 = b"\x08\x09\x12\x00\x22\x08"
 
 _DECIDING = (
     "GetSplit",
@@ -87,9 +83,9 @@ class TensorFlowFace:
             "ClientHeartbeat": self.client_heartbeat,
             "GetWorkers": self.get_workers,
             "DisableCompressionAtRuntime": self.disable_compression_at_runtime,
-            "Snapshot": self.refuse_snapshot,
-            "GetSnapshotSplit": self.refuse_snapshot,
-            "GetSnapshotStreams": self.refuse_snapshot,
+            "Snapshot": self.snapshot,
+            "GetSnapshotSplit": self.get_snapshot_split,
+            "GetSnapshotStreams": self.get_snapshot_streams,
         }
         return answering(self._dispatcher, pb, functions, _DECIDING)
 
@@ -270,6 +266,10 @@ class TensorFlowFace:
             )
         )
         self._dispatcher.attendance.saw(worker_id)
+        saves = self._dispatcher.saves
+        for path, progress in request.snapshot_task_progress.items():
+            await saves.report(request.worker_address, path, progress)
+        streams = await saves.write(worker_id)
         worker = self._dispatcher.state.workers.get(worker_id)
         if worker is None:
             raise Unavailable(f"worker {request.worker_address} was replaced; beat again")
@@ -279,6 +279,15 @@ class TensorFlowFace:
         return pb.WorkerHeartbeatResponse(
             new_tasks=[task for task in definitions if task is not None],
             tasks_to_delete=sorted(running - tasks),
+            snapshot_tasks=[
+                pb.SnapshotTaskDef(
+                    base_path=save.path,
+                    stream_index=number,
+                    num_sources=len(save.sources),
+                    metadata=save.metadata,
+                )
+                for save, number in streams
+            ],
         )
 
     async def worker_update(self, request: pb.WorkerUpdateRequest) -> pb.WorkerUpdateResponse:
@@ -339,7 +348,7 @@ class TensorFlowFace:
         if not leased.count:
             return pb.GetSplitResponse(end_of_splits=True)
         value = split_value(sources[leased.source], leased.first)
-        return pb.GetSplitResponse(split=_split(_SCALAR_INT64, value))
+        return pb.GetSplitResponse(split=split_tensor(value))
 
     def _see(self, event: ev.Event) -> None:
         if event.HasField("dataset_removed"):  # the next one of that id may be another one
@@ -366,11 +375,31 @@ class TensorFlowFace:
         config = pb.DataServiceConfig(deployment_mode=self._deployment_mode)
         return pb.GetDataServiceConfigResponse(config=config)
 
-    async def refuse_snapshot(self, _: object) -> None:
-        raise Unimplemented(
-            "this dispatcher does not write distributed snapshots; save the dataset with "
-            "tf.data.Dataset.save, or read it through the service"
-        )
+    # -- saves -----------------------------------------------------------------------------------
+
+    async def snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotResponse:
+        graph = await asyncio.to_thread(sanitize, request.dataset.graph)
+        async with self._evaluations:
+            sources = await asyncio.to_thread(split_sources, graph, self._evaluate)
+        splits = [source.splits for source in sources]
+        await self._dispatcher.saves.start(request.path, graph, splits, request.metadata)
+        return pb.SnapshotResponse()
+
+    async def get_snapshot_split(
+        self, request: pb.GetSnapshotSplitRequest
+    ) -> pb.GetSnapshotSplitResponse:
+        return await self._dispatcher.saves.split(request)
+
+    async def get_snapshot_streams(
+        self, request: pb.GetSnapshotStreamsRequest
+    ) -> pb.GetSnapshotStreamsResponse:
+        save = find_save(self._dispatcher.state, request.path)
+        states = pb.SnapshotStreamInfo
+        streams = [
+            states(index=number, state=states.DONE if stream.completed else states.ASSIGNED)
+            for number, stream in enumerate(save.streams)
+        ]
+        return pb.GetSnapshotStreamsResponse(streams=streams)
 
 
 def _metadata(data: bytes) -> pb.DataServiceMetadata:

@@ -7,7 +7,7 @@ dispatcher, which runs none of them, by `definitions`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from ...journal.proto import events_pb2 as ev
@@ -17,13 +17,16 @@ from ..proto import tf_service_pb2 as tf
 from .splits import Shard, SplitFeed, SplitRange
 
 __all__ = [
+    "Chunk",
     "Pipeline",
     "Run",
     "Shard",
     "SplitFeed",
     "SplitRange",
+    "chunk_opener",
     "load",
     "open_pipeline",
+    "open_saved",
     "response_maker",
 ]
 
@@ -78,6 +81,21 @@ class Pipeline(Protocol):
         ...
 
 
+class Chunk(Protocol):
+    """A file that elements are written to. Its methods raise PipelineError."""
+
+    elements: int
+    bytes: int  # of them
+
+    def write(self, block: Block) -> None:
+        """Append a block's elements."""
+        ...
+
+    def close(self) -> None:
+        """Hand all of it to the system, which has it on disk some time later."""
+        ...
+
+
 def load() -> None:
     """Import what pipelines need, so that the first task does not wait for it."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -113,6 +131,23 @@ def open_pipeline(
     return TfDataPipeline(
         graph, definition.sources, element_spec=spec, compressed=metadata.compressed
     )
+
+
+def open_saved(graph: bytes, sources: Sequence[ev.SplitSource]) -> Pipeline:
+    """The pipeline of a dataset that is saved, for bundles: elements are what its graph yields.
+
+    Raises as `open_pipeline`.
+    """
+    from .tf_data.pipeline import TfDataPipeline
+
+    return TfDataPipeline(graph, sources)
+
+
+def chunk_opener(graph: bytes, compression: str) -> Callable[[str], Chunk]:
+    """Opens chunks of a save for what `open_saved` yields, by their paths."""
+    from .tf_data import chunks
+
+    return chunks.chunk_opener(graph, compression)
 
 
 def response_maker(definition: ev.DatasetDefinition) -> Callable[[Block], tf.GetElementResponse]:

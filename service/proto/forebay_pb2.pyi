@@ -251,16 +251,18 @@ class WorkerHeartbeatRequest(_message.Message):
     def __init__(self, address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class WorkerHeartbeatResponse(_message.Message):
-    __slots__ = ("worker_id", "version", "tasks", "journal")
+    __slots__ = ("worker_id", "version", "tasks", "journal", "streams")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     version: int
     tasks: _containers.RepeatedCompositeFieldContainer[Task]
     journal: JournalPosition
-    def __init__(self, worker_id: _Optional[int] = ..., version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+    streams: _containers.RepeatedCompositeFieldContainer[Stream]
+    def __init__(self, worker_id: _Optional[int] = ..., version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., streams: _Optional[_Iterable[_Union[Stream, _Mapping]]] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("task_id", "iteration_id", "dataset_id", "sharding", "num_sources", "num_shards", "shard", "num_consumers")
@@ -367,6 +369,96 @@ class FindGoneConsumersResponse(_message.Message):
     gone: _containers.RepeatedScalarFieldContainer[int]
     journal: JournalPosition
     def __init__(self, gone: _Optional[_Iterable[int]] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+
+class Stream(_message.Message):
+    __slots__ = ("save_id", "path", "stream", "sources", "first", "count", "compression", "chunks", "elements", "last_elements", "last_file")
+    SAVE_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FILE_FIELD_NUMBER: _ClassVar[int]
+    save_id: int
+    path: str
+    stream: int
+    sources: _containers.RepeatedCompositeFieldContainer[_events_pb2.SplitSource]
+    first: int
+    count: int
+    compression: str
+    chunks: int
+    elements: int
+    last_elements: int
+    last_file: str
+    def __init__(self, save_id: _Optional[int] = ..., path: _Optional[str] = ..., stream: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., compression: _Optional[str] = ..., chunks: _Optional[int] = ..., elements: _Optional[int] = ..., last_elements: _Optional[int] = ..., last_file: _Optional[str] = ...) -> None: ...
+
+class StartSaveRequest(_message.Message):
+    __slots__ = ("request", "path", "graph", "sources", "metadata")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    request: _events_pb2.Request
+    path: str
+    graph: bytes
+    sources: _containers.RepeatedCompositeFieldContainer[_events_pb2.SplitSource]
+    metadata: bytes
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., path: _Optional[str] = ..., graph: _Optional[bytes] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., metadata: _Optional[bytes] = ...) -> None: ...
+
+class StartSaveResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CommitChunkRequest(_message.Message):
+    __slots__ = ("save_id", "stream", "worker_uid", "chunk", "elements", "file", "known")
+    SAVE_ID_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    WORKER_UID_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    save_id: int
+    stream: int
+    worker_uid: int
+    chunk: int
+    elements: int
+    file: str
+    known: JournalPosition
+    def __init__(self, save_id: _Optional[int] = ..., stream: _Optional[int] = ..., worker_uid: _Optional[int] = ..., chunk: _Optional[int] = ..., elements: _Optional[int] = ..., file: _Optional[str] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+
+class CommitChunkResponse(_message.Message):
+    __slots__ = ("journal",)
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    journal: JournalPosition
+    def __init__(self, journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+
+class EndStreamRequest(_message.Message):
+    __slots__ = ("save_id", "stream", "worker_uid", "code", "message", "known")
+    SAVE_ID_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    WORKER_UID_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    save_id: int
+    stream: int
+    worker_uid: int
+    code: str
+    message: str
+    known: JournalPosition
+    def __init__(self, save_id: _Optional[int] = ..., stream: _Optional[int] = ..., worker_uid: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+
+class EndStreamResponse(_message.Message):
+    __slots__ = ("journal",)
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    journal: JournalPosition
+    def __init__(self, journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

@@ -7,6 +7,26 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OK: _ClassVar[Code]
+    CANCELLED: _ClassVar[Code]
+    UNKNOWN: _ClassVar[Code]
+    INVALID_ARGUMENT: _ClassVar[Code]
+    DEADLINE_EXCEEDED: _ClassVar[Code]
+    NOT_FOUND: _ClassVar[Code]
+    ALREADY_EXISTS: _ClassVar[Code]
+    PERMISSION_DENIED: _ClassVar[Code]
+    RESOURCE_EXHAUSTED: _ClassVar[Code]
+    FAILED_PRECONDITION: _ClassVar[Code]
+    ABORTED: _ClassVar[Code]
+    OUT_OF_RANGE: _ClassVar[Code]
+    UNIMPLEMENTED: _ClassVar[Code]
+    INTERNAL: _ClassVar[Code]
+    UNAVAILABLE: _ClassVar[Code]
+    DATA_LOSS: _ClassVar[Code]
+    UNAUTHENTICATED: _ClassVar[Code]
+
 class TargetWorkers(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TARGET_WORKERS_UNSPECIFIED: _ClassVar[TargetWorkers]
@@ -20,6 +40,23 @@ class DeploymentMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DEPLOYMENT_MODE_COLOCATED: _ClassVar[DeploymentMode]
     DEPLOYMENT_MODE_REMOTE: _ClassVar[DeploymentMode]
     DEPLOYMENT_MODE_HYBRID: _ClassVar[DeploymentMode]
+OK: Code
+CANCELLED: Code
+UNKNOWN: Code
+INVALID_ARGUMENT: Code
+DEADLINE_EXCEEDED: Code
+NOT_FOUND: Code
+ALREADY_EXISTS: Code
+PERMISSION_DENIED: Code
+RESOURCE_EXHAUSTED: Code
+FAILED_PRECONDITION: Code
+ABORTED: Code
+OUT_OF_RANGE: Code
+UNIMPLEMENTED: Code
+INTERNAL: Code
+UNAVAILABLE: Code
+DATA_LOSS: Code
+UNAUTHENTICATED: Code
 TARGET_WORKERS_UNSPECIFIED: TargetWorkers
 TARGET_WORKERS_AUTO: TargetWorkers
 TARGET_WORKERS_ANY: TargetWorkers
@@ -39,6 +76,13 @@ class ActiveTask(_message.Message):
 
 class WorkerHeartbeatRequest(_message.Message):
     __slots__ = ("worker_address", "transfer_servers", "worker_tags", "worker_uid", "current_tasks", "snapshot_task_progress", "active_tasks")
+    class SnapshotTaskProgressEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: SnapshotTaskProgress
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[SnapshotTaskProgress, _Mapping]] = ...) -> None: ...
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_SERVERS_FIELD_NUMBER: _ClassVar[int]
     WORKER_TAGS_FIELD_NUMBER: _ClassVar[int]
@@ -51,9 +95,9 @@ class WorkerHeartbeatRequest(_message.Message):
     worker_tags: _containers.RepeatedScalarFieldContainer[str]
     worker_uid: int
     current_tasks: _containers.RepeatedScalarFieldContainer[int]
-    snapshot_task_progress: _containers.RepeatedScalarFieldContainer[bytes]
+    snapshot_task_progress: _containers.MessageMap[str, SnapshotTaskProgress]
     active_tasks: _containers.RepeatedCompositeFieldContainer[ActiveTask]
-    def __init__(self, worker_address: _Optional[str] = ..., transfer_servers: _Optional[_Iterable[_Union[DataTransferServerInfo, _Mapping]]] = ..., worker_tags: _Optional[_Iterable[str]] = ..., worker_uid: _Optional[int] = ..., current_tasks: _Optional[_Iterable[int]] = ..., snapshot_task_progress: _Optional[_Iterable[bytes]] = ..., active_tasks: _Optional[_Iterable[_Union[ActiveTask, _Mapping]]] = ...) -> None: ...
+    def __init__(self, worker_address: _Optional[str] = ..., transfer_servers: _Optional[_Iterable[_Union[DataTransferServerInfo, _Mapping]]] = ..., worker_tags: _Optional[_Iterable[str]] = ..., worker_uid: _Optional[int] = ..., current_tasks: _Optional[_Iterable[int]] = ..., snapshot_task_progress: _Optional[_Mapping[str, SnapshotTaskProgress]] = ..., active_tasks: _Optional[_Iterable[_Union[ActiveTask, _Mapping]]] = ...) -> None: ...
 
 class WorkerHeartbeatResponse(_message.Message):
     __slots__ = ("new_tasks", "tasks_to_delete", "snapshot_tasks")
@@ -462,8 +506,24 @@ class SnapshotTaskProgress(_message.Message):
     STATUS_FIELD_NUMBER: _ClassVar[int]
     snapshot_task: SnapshotTaskDef
     completed: bool
-    status: bytes
-    def __init__(self, snapshot_task: _Optional[_Union[SnapshotTaskDef, _Mapping]] = ..., completed: bool = ..., status: _Optional[bytes] = ...) -> None: ...
+    status: StatusProto
+    def __init__(self, snapshot_task: _Optional[_Union[SnapshotTaskDef, _Mapping]] = ..., completed: bool = ..., status: _Optional[_Union[StatusProto, _Mapping]] = ...) -> None: ...
+
+class DistributedSnapshotMetadata(_message.Message):
+    __slots__ = ("element_spec", "compression")
+    ELEMENT_SPEC_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
+    element_spec: bytes
+    compression: str
+    def __init__(self, element_spec: _Optional[bytes] = ..., compression: _Optional[str] = ...) -> None: ...
+
+class StatusProto(_message.Message):
+    __slots__ = ("code", "message")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    code: Code
+    message: str
+    def __init__(self, code: _Optional[_Union[Code, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class SnapshotStreamInfo(_message.Message):
     __slots__ = ("index", "state")

@@ -66,4 +66,9 @@ class WorkerOptions(ServerOptions):
             least=0,
         ),
     ] = 20_000  # with what follows, up to 10 s, Kubernetes' 30 s
+    save_chunk_bytes: Annotated[
+        int,
+        Option("Of a file of distributed_save's, from which on the next one is begun.", least=1),
+    ] = 1 << 30
     output_bytes: int = 8 << 20  # of finished blocks a task, before it waits: one full block
+    save_chunk_s: float = 10.0  # after which a stream's first one is; each later one in twice that

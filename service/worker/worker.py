@@ -32,6 +32,7 @@ from ..transport import BlockServer
 from .element_face import ElementFace
 from .observer import Observer
 from .options import WorkerOptions
+from .saves import StreamWriters
 from .task_states import (
     BeginAnew,
     Cancel,
@@ -92,6 +93,7 @@ class Worker:
         self._ending: list[TaskRunner] = []  # cancelled, and not yet over
         self._lock = threading.Lock()  # of these three
         self._starting = threading.Semaphore(STARTING)
+        self._streams = StreamWriters(self.uid, self._dispatcher, options)
         self._stopping = threading.Event()
         self._heartbeats = threading.Thread(
             target=self._heartbeat, name="forebay-heartbeat", daemon=True
@@ -149,6 +151,7 @@ class Worker:
         delivered = self._drain() if drain else True
         self._stopping.set()
         self._handle(StopAsked())
+        self._streams.cancel()
         self._blocks.stop()
         if self._states.worker_id:
             try:
@@ -166,6 +169,7 @@ class Worker:
         for runner in self._ending:  # only now: the heartbeat may just have cancelled one
             if not runner.join(max(0.0, give_up_s - time.monotonic())):
                 log.warning("task %d is still in an element, and is left", runner.task.task_id)
+        self._streams.join(give_up_s)
         return delivered
 
     def _data_addresses(self) -> list[tuple[str, str]]:
@@ -339,5 +343,6 @@ class Worker:
             unlisted = [i for i in self._states.unfinished() if i not in listed]
         read = {i for i in unlisted if self._blocks.is_read(i)}
         self._handle(Listed(response.worker_id, listed, read, time.monotonic()))
+        self._streams.obey(response.streams)
         with self._lock:
             self._ending = [runner for runner in self._ending if not runner.join(0)]

@@ -249,12 +249,83 @@ def removed(cluster: Cluster) -> None:
     cluster.do(c.RemoveDataset(dataset_id="read", force=True))
 
 
+def saved(cluster: Cluster) -> None:
+    """Saves: by both kinds of workers, lost in between, finished and failed."""
+    do = cluster.do
+    cluster.elect(1)
+    definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=10)])
+
+    def start(path: str, is_gone: bool = False) -> int:
+        command = c.StartSave(
+            path=path, definition=definition, metadata=b"m", prepared=f"{path}.p", is_gone=is_gone
+        )
+        save_id: int = do(command).save_id
+        return save_id
+
+    def assign(worker_id: int) -> None:
+        do(c.AssignStream(worker_id=worker_id, most=3))
+
+    def split(path: str, stream: int, address: str, pass_number: int = 0) -> None:
+        do(
+            c.AssignSplit(
+                path=path, stream=stream, source=0, pass_number=pass_number, worker_address=address
+            )
+        )
+
+    def complete(save_id: int, stream: int, worker: int) -> None:
+        do(
+            c.CompleteStream(
+                save_id=save_id, stream=stream, worker_address=f"w:{worker}", worker_uid=worker
+            )
+        )
+
+    def commit(save_id: int, stream: int, chunk: int, worker: int) -> None:
+        do(
+            c.CommitChunk(
+                save_id=save_id, stream=stream, worker_uid=worker, chunk=chunk, elements=5,
+                file=f"{worker}-{chunk}",
+            )
+        )  # fmt: skip
+
+    stock = [cluster.worker(uid, stock=True) for uid in (1, 2)]
+    singly = start("/singly")
+    for worker_id in stock:
+        assign(worker_id)
+    for stream in (0, 1, 0, 0):
+        split("/singly", stream, f"w:{stream + 1}")
+    cluster.elect(2)
+    split("/singly", 1, "w:2", 1)
+    do(c.LoseWorker(worker_id=stock[0], reason="no sign of life"))
+    third = cluster.worker(3, stock=True)
+    assign(third)
+    split("/singly", 0, "w:3", 1)
+    complete(singly, 1, 2)
+    one, two = cluster.worker(4), cluster.worker(5)
+    ranged = start("/ranged")
+    for worker_id in (one, two):
+        assign(worker_id)
+    commit(ranged, 0, 0, 4)
+    commit(ranged, 0, 1, 4)
+    complete(ranged, 0, 4)
+    do(c.LoseWorker(worker_id=two, reason="no sign of life"))
+    assign(one)
+    commit(ranged, 1, 0, 4)
+    failed = start("/failed")
+    assign(one)
+    do(c.FailSave(save_id=failed, code="INTERNAL", message="why", stream=0, worker_uid=4))
+    again = start("/failed", is_gone=True)
+    assign(third)
+    complete(again, 0, 3)
+    start("/waiting")
+
+
 LIVES: dict[str, Callable[[Cluster], None]] = {
     "live": live,
     "repaired": repaired,
     "divided": divided,
     "coordinated": coordinated,
     "removed": removed,
+    "saved": saved,
 }
 
 

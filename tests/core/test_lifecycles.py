@@ -15,7 +15,7 @@ from .make_fold import Cluster
 
 
 def cluster_with_one_in_each_state() -> tuple[Cluster, dict[str, dict[str, int]]]:
-    """A cluster, and the id of a lease, a task and an iteration in each state, by the two."""
+    """A cluster, and the id of a lease, task, iteration and save in each state, by the two."""
     cluster = Cluster()
     cluster.elect(1)
     sources = [ev.SplitSource(count=100)]
@@ -38,6 +38,14 @@ def cluster_with_one_in_each_state() -> tuple[Cluster, dict[str, dict[str, int]]
     cluster.do(c.CollectIteration(iteration_id=waiting.iteration_id))
     for worker_id in workers[2:]:
         cluster.do(c.LoseWorker(worker_id=worker_id, reason="r"))
+    started = [
+        cluster.do(c.StartSave(path=f"/{n}", definition=definition, metadata=b"", prepared=""))
+        for n in range(3)
+    ]
+    writes, finishes, fails = (save.save_id for save in started)
+    for save_id in (fails, finishes):
+        cluster.do(c.FailSave(save_id=save_id, code="UNKNOWN", message="why"))
+    cluster.state.ended_saves[finishes].finished = True
     return cluster, {
         "lease": {"leased": leases[0], "lost": leases[2], "absent": leases[1]},
         "task": {
@@ -48,6 +56,9 @@ def cluster_with_one_in_each_state() -> tuple[Cluster, dict[str, dict[str, int]]
         "iteration": {
             "running": running.iteration_id, "waiting": waiting.iteration_id,
             "finished": finished.iteration_id, "absent": 10**9,
+        },
+        "save": {
+            "being written": writes, "finished": finishes, "failed": fails, "absent": 10**9,
         },
     }  # fmt: skip
 

@@ -1,0 +1,86 @@
+"""`distributed_save`: TensorFlow's call of the same name, as a function of Forebay's."""
+
+from __future__ import annotations
+
+import uuid
+
+import tensorflow as tf
+from tensorflow.core.protobuf import snapshot_pb2
+
+from ...journal.proto import events_pb2 as ev
+from ..connections.dispatcher_client import DispatcherClient
+from ..errors import InvalidArgument
+from ..pipelines.tf_data.element_specs import encode_element_spec, plain
+from ..pipelines.tf_data.evaluate import evaluate
+from ..pipelines.tf_data.split_sources import split_sources
+from ..proto import forebay_pb2 as pb
+from .api import Dataset, Service
+from .reader import PATIENCE_S
+from .tf_elements import graph_of
+from .tf_errors import raising_tensorflows
+
+_COMPRESSIONS: dict[str | None, str] = {
+    "AUTO": "SNAPPY",
+    "SNAPPY": "SNAPPY",
+    "GZIP": "GZIP",
+    None: "",
+}
+
+
+@plain
+@raising_tensorflows()
+def distributed_save(
+    dataset: Dataset, path: str, service: Service, compression: str | None = "AUTO"
+) -> None:
+    """Have the service's workers save a dataset to a directory; return once that has begun.
+
+    `tf.data.Dataset.load(path, wait=True)` reads it, also while it is being written; it raises the
+    error of a save that failed. Each element is saved once, in no order. A worker saves a part of
+    the dataset's splits at a time as a dataset of its own: a `batch`, `shuffle` or `take` works
+    within that part. What a worker that died had not committed is computed again, whatever the
+    dispatcher and the workers go through meanwhile.
+
+    Args:
+      dataset: a finite `tf.data.Dataset`, without Python functions. For Forebay's workers it has
+        one source of splits, or several that are zipped, and repeats nothing: repeat what you load.
+      path: an absolute path, where nothing is yet, on a file system that the dispatcher, all
+        workers and all readers share under this name, and that can rename.
+      service: as in `register_dataset`. The dispatcher has a storage that outlasts it.
+      compression: of the files: "AUTO", "SNAPPY", "GZIP" or None.
+
+    Raises ValueError for arguments that make no sense, AlreadyExists if the dataset was saved
+    there or something else is there, FailedPrecondition if the directory cannot be written,
+    Unimplemented with the reason for a dataset that cannot be divided, Unavailable; each is the
+    error of `tf.errors` as well.
+    """
+    if not isinstance(compression, str | None) or compression not in _COMPRESSIONS:
+        raise InvalidArgument(
+            f"Invalid `compression` argument: {compression}. Must be one of {list(_COMPRESSIONS)}."
+        )
+    if not isinstance(dataset, tf.data.Dataset):
+        raise InvalidArgument(f"`dataset` must be a tf.data.Dataset, not {type(dataset)}")
+    if not isinstance(path, str) or not path:
+        raise InvalidArgument(f"`path` must be the path of a directory, not {path!r}")
+    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise InvalidArgument(
+            "Saving an infinite dataset is not allowed: limit it, for example with `take`"
+        )
+    policy = dataset.options().experimental_external_state_policy
+    policy = policy or tf.data.experimental.ExternalStatePolicy.WARN
+    graph = graph_of(dataset, policy)
+    metadata = snapshot_pb2.DistributedSnapshotMetadata(
+        element_spec=encode_element_spec(dataset.element_spec),
+        compression=_COMPRESSIONS[compression],
+    )
+    request = pb.StartSaveRequest(
+        request=ev.Request(caller=uuid.uuid4().hex, number=1),  # a retry begins no other one
+        path=path,
+        graph=graph,
+        sources=[source.splits for source in split_sources(graph, evaluate)],
+        metadata=metadata.SerializeToString(),
+    )
+    client = DispatcherClient(service)
+    try:
+        client.call(request, pb.StartSaveResponse, timeout_s=60, patience_s=PATIENCE_S)
+    finally:
+        client.close()

@@ -1,0 +1,456 @@
+"""Saves: a dataset is written to a directory, in streams, by several workers.
+
+Who writes which stream, and what belongs to it, is decided here; the directory follows
+(dispatcher/saves.py), in the format of TensorFlow's distributed snapshots.
+
+    started ──► streams: assigned ──► … ──► completed ──► finished, when all are
+                  │        ▲                              failed, at the first error
+                  └────────┘ its worker is gone: it goes on at another
+
+A stream is nobody's when no worker of its address (TensorFlow's) or process (Forebay's) is
+registered, and goes to the next worker that may write another one. What has been done of it:
+
+- TensorFlow's workers ask for splits one by one, and keep their state in the directory: a stream
+  goes on where they committed, with the splits that it was given since, again. All of these are
+  kept in the state, in runs, so that their files can be written again.
+- Forebay's have a range of splits as one bundle, whose elements are the same wherever it is run. A
+  chunk belongs to the save when it is committed here, so that nothing is missing, and a worker that
+  was given up and does not know it yet adds nothing. A stream goes on behind what was committed.
+
+One kind of worker writes a save: that of the worker which comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...journal.proto import events_pb2 as ev
+from ...journal.splits import source_size
+from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Unimplemented
+from .base import Apply, Command, Decide, Decision, Ids, taken
+from .state import (
+    MAX_ENDED_SAVES,
+    Save,
+    SaveSource,
+    SplitRun,
+    State,
+    Stream,
+    StreamSource,
+    Worker,
+)
+
+STREAMS = 8
+"""An eighth of a worker's even share of a save is the least that a stream has."""
+
+
+class StartSave(Command, frozen=True, kw_only=True):
+    """→ SaveStarted, which is the answer."""
+
+    path: str
+    definition: ev.DatasetDefinition
+    metadata: bytes
+    prepared: str
+    indivisible: str = ""
+    is_gone: bool = False  # nothing is at the path, whatever was saved there
+
+
+class AssignStream(Command, frozen=True, kw_only=True):
+    """A worker has time. → StreamAssigned, if it writes less than `most` and there is another."""
+
+    worker_id: int
+    most: int
+
+
+class AssignSplit(Command, frozen=True, kw_only=True):
+    """TensorFlow's GetSnapshotSplit. → SaveSplitAssigned, unless the pass has ended.
+
+    Answers how many of the source the stream was given before, and the event, or None at the end of
+    the pass.
+    """
+
+    path: str
+    stream: int
+    source: int
+    pass_number: int
+    worker_address: str
+
+
+class CommitChunk(Command, frozen=True, kw_only=True):
+    """→ ChunkCommitted, unless it was. Raises FailedPrecondition if the stream is another's."""
+
+    save_id: int
+    stream: int
+    worker_uid: int
+    chunk: int
+    elements: int
+    file: str
+
+
+class CompleteStream(Command, frozen=True, kw_only=True):
+    """→ StreamCompleted (, SaveFinished). Of another worker's stream, or one that is not known any
+    more: nothing."""
+
+    save_id: int
+    stream: int
+    worker_address: str = ""  # of a stock worker
+    worker_uid: int = 0  # of Forebay's
+
+
+class FailSave(Command, frozen=True, kw_only=True):
+    """→ SaveFailed, unless it is over. A worker says it only of a stream of its own."""
+
+    save_id: int
+    code: str  # a canonical status name
+    message: str
+    stream: int | None = None
+    worker_address: str = ""
+    worker_uid: int = 0
+
+
+def _start_save(state: State, command: StartSave) -> Decision:
+    path = command.path
+    if not is_absolute(path):
+        raise InvalidArgument(
+            f"a dataset cannot be saved to {path!r}: give the absolute path of a directory that "
+            "the dispatcher, all workers and all readers see under this name"
+        )
+    save_id = state.save_at.get(path)
+    if save_id is not None and not (save_id in state.ended_saves and command.is_gone):
+        raise AlreadyExists(
+            f"tf.data snapshot at {path} is already started or completed; save to another path, or "
+            "delete the directory once the save is over"
+        )
+    if why := command.definition.unsplittable:
+        raise Unimplemented(f"a dataset is saved split by split: {why}")
+    if command.indivisible and state.workers and not any(w.stock for w in state.workers.values()):
+        raise Unimplemented(_only_by_tensorflows(command.indivisible))
+    started = ev.SaveStarted(
+        save_id=Ids(state).new(),
+        path=path,
+        definition=command.definition,
+        metadata=command.metadata,
+        prepared=command.prepared,
+        indivisible=command.indivisible,
+    )
+    return Decision([ev.Event(save_started=started)], started)
+
+
+def is_absolute(path: str) -> bool:
+    """Whether a dataset can be saved there, as far as the path says by itself."""
+    return path.startswith("/") and "\0" not in path
+
+
+def _only_by_tensorflows(why: str) -> str:
+    return f"Forebay's workers write ranges of a dataset's splits, TensorFlow's write any: {why}"
+
+
+def _save_started(state: State, event: ev.SaveStarted) -> None:
+    save_id = taken(state, event.save_id)
+    if (earlier := state.save_at.get(event.path)) is not None:
+        del state.ended_saves[earlier]
+    state.saves[save_id] = Save(
+        save_id,
+        event.path,
+        event.prepared,
+        event.metadata,
+        event.indivisible,
+        event.definition.SerializeToString(deterministic=True),
+        [SaveSource(source_size(source)) for source in event.definition.sources],
+    )
+    state.save_at[event.path] = save_id
+
+
+# -- streams -------------------------------------------------------------------------------------
+
+
+def find_save(state: State, path: str) -> Save:
+    """Being written, or one that has ended lately. Raises NotFound."""
+    save_id = state.save_at.get(path)
+    if save_id is None:
+        raise NotFound(f"the dispatcher does not know of a save at {path!r}")
+    return state.saves.get(save_id) or state.ended_saves[save_id]
+
+
+def is_written_by(save: Save, stream: Stream, worker: Worker) -> bool:
+    """Whether it was assigned to this worker last."""
+    if save.stock != worker.stock:
+        return False
+    return stream.address == worker.address if save.stock else stream.uid == worker.uid
+
+
+def streams_of(state: State, worker: Worker) -> Iterator[tuple[Save, int]]:
+    """What the worker shall write: saves, and the numbers of their streams."""
+    for save in state.saves.values():
+        for number, stream in enumerate(save.streams):
+            if not stream.completed and is_written_by(save, stream, worker):
+                yield save, number
+
+
+def may_assign(state: State, worker: Worker, most: int) -> bool:
+    """Whether AssignStream has one for it."""
+    return bool(_assign_stream(state, AssignStream(worker_id=worker.worker_id, most=most)).events)
+
+
+def _is_orphaned(state: State, save: Save, stream: Stream) -> bool:
+    worker = state.workers.get(state.worker_at.get(stream.address, 0))
+    if stream.completed:
+        return False
+    return worker is None or not is_written_by(save, stream, worker)
+
+
+def _assign_stream(state: State, command: AssignStream) -> Decision:
+    worker = state.workers.get(command.worker_id)
+    if worker is None or not state.saves:
+        return Decision([], None)
+    mine = {save.save_id for save, _ in streams_of(state, worker)}
+    if len(mine) >= command.most:
+        return Decision([], None)
+
+    def load(save: Save) -> int:
+        return sum(not (s.completed or _is_orphaned(state, save, s)) for s in save.streams)
+
+    for save in sorted(state.saves.values(), key=load):
+        if save.save_id in mine or save.stock not in (None, worker.stock):
+            continue
+        if (assigned := _another(state, save, worker)) is not None:
+            return Decision([assigned], None)
+    return Decision([], None)
+
+
+def _another(state: State, save: Save, worker: Worker) -> ev.Event | None:
+    """A stream that nobody writes, or a new one."""
+    assigned = ev.StreamAssigned(
+        save_id=save.save_id,
+        stream=len(save.streams),
+        worker_address=worker.address,
+        worker_uid=worker.uid,
+        stock=worker.stock,
+    )
+    for number, stream in enumerate(save.streams):
+        if _is_orphaned(state, save, stream):
+            assigned.stream, assigned.first, assigned.count = number, stream.first, stream.count
+            return ev.Event(stream_assigned=assigned)
+    if worker.stock:
+        if any(stream.completed for stream in save.streams):
+            return None  # which has seen the end of the data
+    elif save.indivisible:
+        if any(other.stock for other in state.workers.values()):
+            return None
+        return _failed(save, "UNIMPLEMENTED", _only_by_tensorflows(save.indivisible))
+    else:
+        assigned.first = save.sources[0].next
+        left = _together(save) - assigned.first
+        if not left and save.streams:
+            return None
+        writers = sum(not other.stock for other in state.workers.values())
+        # Half of the even share, so that the last streams end at about the same time; but each is a
+        # pipeline of its own, and a dataset.
+        least = -(-_together(save) // (STREAMS * writers))
+        share = max(-(-left // (2 * writers)), least)
+        assigned.count = left if writers < 2 else min(share, left)
+    return ev.Event(stream_assigned=assigned)
+
+
+def _together(save: Save) -> int:
+    """How many splits a save has whose sources, if they are several, are zipped."""
+    return min(source.size for source in save.sources)
+
+
+def _stream_assigned(state: State, event: ev.StreamAssigned) -> None:
+    save = state.saves[event.save_id]
+    save.stock = event.stock
+    if event.stream < len(save.streams):
+        stream = save.streams[event.stream]
+        stream.address, stream.uid = event.worker_address, event.worker_uid
+    else:
+        stream = Stream(event.worker_address, event.worker_uid, event.first, event.count)
+        if event.stock:
+            stream.sources = [StreamSource() for _ in save.sources]
+        else:
+            save.sources[0].next = event.first + event.count
+        save.streams.append(stream)
+    _tell(state, save, stream)
+
+
+def _tell(state: State, save: Save, stream: Stream) -> None:
+    """The list of what its worker writes has changed."""
+    worker = state.workers.get(state.worker_at.get(stream.address, 0))
+    if worker is not None and is_written_by(save, stream, worker):
+        worker.version += 1
+
+
+def _assign_split(state: State, command: AssignSplit) -> Decision:
+    save = find_save(state, command.path)
+    if save.save_id in state.ended_saves or not 0 <= command.stream < len(save.streams):
+        raise FailedPrecondition(
+            f"the save at {command.path!r} has no stream {command.stream} that is being written"
+        )
+    stream = save.streams[command.stream]
+    if not save.stock or stream.completed or stream.address != command.worker_address:
+        raise FailedPrecondition(
+            f"stream {command.stream} of the save at {command.path!r} is no longer written by "
+            f"the worker {command.worker_address}, but was assigned to {stream.address}"
+        )
+    if not 0 <= command.source < len(save.sources):
+        raise InvalidArgument(
+            f"the save at {command.path!r} has {len(save.sources)} split sources, and none is "
+            f"number {command.source}"
+        )
+    source = save.sources[command.source]
+    assigned = stream.sources[command.source].assigned
+    later = command.pass_number > source.pass_number
+    number = 0 if later else source.next
+    if command.pass_number < source.pass_number or number >= source.size:
+        return Decision([], (assigned, None))
+    event = ev.SaveSplitAssigned(
+        save_id=save.save_id,
+        stream=command.stream,
+        source=command.source,
+        pass_number=command.pass_number,
+        number=number,
+    )
+    return Decision([ev.Event(save_split_assigned=event)], (assigned, event))
+
+
+def _save_split_assigned(state: State, event: ev.SaveSplitAssigned) -> None:
+    save = state.saves[event.save_id]
+    source, stream = save.sources[event.source], save.streams[event.stream].sources[event.source]
+    source.pass_number, source.next = event.pass_number, event.number + 1
+    last = stream.runs[-1] if stream.runs else None
+    if (
+        last is not None
+        and last.pass_number == event.pass_number
+        and last.first + last.count == event.number
+        and last.place + last.count == save.assigned
+    ):
+        last.count += 1
+    else:
+        stream.runs.append(SplitRun(event.pass_number, event.number, save.assigned))
+    stream.assigned += 1
+    save.assigned += 1
+
+
+def _commit_chunk(state: State, command: CommitChunk) -> Decision:
+    stream = _stream_of(state, command.save_id, command.stream, command.worker_uid)
+    if stream is None:
+        raise FailedPrecondition(
+            f"stream {command.stream} of save {command.save_id} is not this worker's any more: it "
+            "was given up and another one goes on with it, or the save is over"
+        )
+    if command.chunk == stream.chunks - 1 and command.file == stream.last_file:
+        return Decision([], None)
+    if command.chunk != stream.chunks or command.elements <= 0 or not command.file:
+        raise InvalidArgument(
+            f"chunk {command.chunk} of stream {command.stream} with {command.elements} elements "
+            f"cannot follow: {stream.chunks} chunks were committed"
+        )
+    committed = ev.ChunkCommitted(
+        save_id=command.save_id,
+        stream=command.stream,
+        elements=command.elements,
+        file=command.file,
+    )
+    return Decision([ev.Event(chunk_committed=committed)], None)
+
+
+def _stream_of(
+    state: State, save_id: int, number: int, uid: int, address: str = ""
+) -> Stream | None:
+    """A stream that this worker writes."""
+    save = state.saves.get(save_id)
+    if save is None or not 0 <= number < len(save.streams):
+        return None
+    stream = save.streams[number]
+    mine = stream.address == address if save.stock else stream.uid == uid
+    return stream if mine and not stream.completed else None
+
+
+def _chunk_committed(state: State, event: ev.ChunkCommitted) -> None:
+    stream = state.saves[event.save_id].streams[event.stream]
+    stream.chunks += 1
+    stream.elements += event.elements
+    stream.last_elements, stream.last_file = event.elements, event.file
+
+
+# -- ends ----------------------------------------------------------------------------------------
+
+
+def _complete_stream(state: State, command: CompleteStream) -> Decision:
+    number = command.stream
+    uid, address = command.worker_uid, command.worker_address
+    if _stream_of(state, command.save_id, number, uid, address) is None:
+        return Decision([], None)
+    save = state.saves[command.save_id]
+    completed = ev.StreamCompleted(save_id=save.save_id, stream=number)
+    events = [ev.Event(stream_completed=completed)]
+    others = [stream for i, stream in enumerate(save.streams) if i != number]
+    all_given = save.stock or save.sources[0].next >= _together(save)
+    if all_given and all(stream.completed for stream in others):
+        events.append(ev.Event(save_finished=ev.SaveFinished(save_id=save.save_id)))
+    return Decision(events, None)
+
+
+def _stream_completed(state: State, event: ev.StreamCompleted) -> None:
+    save = state.saves[event.save_id]
+    stream = save.streams[event.stream]
+    stream.completed, stream.sources = True, []
+    _tell(state, save, stream)
+
+
+def _fail_save(state: State, command: FailSave) -> Decision:
+    save = state.saves.get(command.save_id)
+    if save is None:
+        return Decision([], None)
+    if command.stream is not None:
+        uid, address = command.worker_uid, command.worker_address
+        if _stream_of(state, save.save_id, command.stream, uid, address) is None:
+            return Decision([], None)
+    return Decision([_failed(save, command.code, command.message)], None)
+
+
+def _failed(save: Save, code: str, message: str) -> ev.Event:
+    failed = ev.SaveFailed(save_id=save.save_id, code=code, message=message)
+    return ev.Event(save_failed=failed)
+
+
+def _save_finished(state: State, event: ev.SaveFinished) -> None:
+    state.saves[event.save_id].finished = True
+    _end(state, event.save_id)
+
+
+def _save_failed(state: State, event: ev.SaveFailed) -> None:
+    save = state.saves[event.save_id]
+    save.failed, save.message = event.code, event.message
+    _end(state, event.save_id)
+
+
+def _end(state: State, save_id: int) -> None:
+    save = state.saves.pop(save_id)
+    state.ended_saves[save_id] = save
+    save.definition_bytes, save.sources = b"", []
+    for stream in save.streams:
+        stream.sources = []
+        if not stream.completed:
+            _tell(state, save, stream)
+    if len(state.ended_saves) > MAX_ENDED_SAVES:
+        oldest = state.ended_saves.pop(next(iter(state.ended_saves)))
+        del state.save_at[oldest.path]
+
+
+DECIDE: Decide = {
+    StartSave: _start_save,
+    AssignStream: _assign_stream,
+    AssignSplit: _assign_split,
+    CommitChunk: _commit_chunk,
+    CompleteStream: _complete_stream,
+    FailSave: _fail_save,
+}
+APPLY: Apply = {
+    "save_started": _save_started,
+    "stream_assigned": _stream_assigned,
+    "save_split_assigned": _save_split_assigned,
+    "chunk_committed": _chunk_committed,
+    "stream_completed": _stream_completed,
+    "save_finished": _save_finished,
+    "save_failed": _save_failed,
+}

@@ -1,0 +1,400 @@
+"""Saves: their directories follow the state (core/saves.py).
+
+What is decided is journaled first, and then done in the directory, before anybody is told of it. So
+a dispatcher that begins finds directories that lack the last of what was decided, and never such as
+have more; it makes up for that before it tells anybody of a stream. A directory that cannot be
+written ends its save, and nothing else.
+
+A save's directory is made under another name before the save is decided, and renamed afterwards:
+what cannot be written is refused, and whoever finds the directory finds all that load needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import shutil
+import struct
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from google.protobuf import text_format
+from google.protobuf.message import DecodeError
+
+from ...journal.proto import events_pb2 as ev
+from ...journal.splits import ENDLESS, source_size, split_value
+from ...storage.tfrecord import frame
+from ..core import commands as c
+from ..core.saves import find_save, is_absolute, streams_of
+from ..core.state import Save, Stream
+from ..errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    ForebayError,
+    InvalidArgument,
+    Unavailable,
+    Unimplemented,
+)
+from ..pipelines import definitions
+from ..proto import tf_service_pb2 as tf
+from ..save_files import (
+    CHUNKS,
+    DONE,
+    ERROR,
+    METADATA,
+    SPEC,
+    graph_file,
+    split_directory,
+    stream_directory,
+    write_whole,
+)
+
+if TYPE_CHECKING:
+    from .dispatcher import Dispatcher
+
+log = logging.getLogger(__name__)
+
+COMPRESSIONS = ("", "GZIP", "SNAPPY", "ZLIB")
+RETRY_S = 5.0
+"""How soon it is tried again to say in a directory that its save is over."""
+
+_CODES = {
+    errno.ENOSPC: "RESOURCE_EXHAUSTED",
+    errno.EDQUOT: "RESOURCE_EXHAUSTED",
+    errno.EACCES: "PERMISSION_DENIED",
+    errno.EPERM: "PERMISSION_DENIED",
+    errno.EROFS: "PERMISSION_DENIED",
+}
+
+# A split is a scalar int64 TensorProto: dtype 9, an empty shape, 8 bytes of tensor_content.
+_split = struct.Struct("<6sq").pack
+_SCALAR_INT64 = b"\x08\x09\x12\x00\x22\x08"
+
+
+def split_tensor(value: int) -> bytes:
+    """A split as TensorFlow's workers have it: a serialized TensorProto."""
+    return _split(_SCALAR_INT64, value)
+
+
+class _SplitFile(NamedTuple):
+    directory: str
+    name: str
+    value: int
+
+
+class Saves:
+    """Of one dispatcher. Everything but the files' work runs on its event loop."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._locks: dict[int, asyncio.Lock] = {}  # of each save that is being written
+        self._owners: dict[tuple[int, int], str] = {}  # as the files of streams say
+        self._written: dict[tuple[int, int], list[int]] = {}  # how many splits of each source
+        self._sealed: set[int] = set()  # those whose directories say that they are over
+        self._ended = asyncio.Event()
+        dispatcher.subscribe(self._see)
+
+    async def start(
+        self,
+        path: str,
+        graph: bytes,
+        sources: Sequence[ev.SplitSource],
+        metadata: bytes,
+        request: tuple[str, int] | None = None,
+    ) -> None:
+        """Begin to save the dataset of this graph.
+
+        Raises AlreadyExists, InvalidArgument, FailedPrecondition if the directory cannot be
+        written, Unimplemented if nobody can save the dataset, Unavailable.
+        """
+        if not self._dispatcher.position().lasting:
+            raise InvalidArgument(
+                "tf.data distributed snapshot requires running tf.data service in the fault "
+                "tolerant mode. Give the dispatcher a storage that outlasts it: a directory or a "
+                "Redis"
+            )
+        says = _metadata(metadata)
+        path, is_gone = await asyncio.to_thread(_look_at, path)
+        state = self._dispatcher.state
+        command = c.StartSave(
+            request=request,
+            path=path,
+            definition=ev.DatasetDefinition(sources=sources),
+            metadata=metadata,
+            prepared=f"{path}.{uuid.uuid4().hex}.preparing",
+            indivisible=await asyncio.to_thread(_indivisible, graph, sources),
+            is_gone=is_gone,
+        )
+        known = state.save_at.get(path)
+        if not is_absolute(path) or known in state.saves or (known is not None and not is_gone):
+            started = await self._dispatcher.execute(command)  # refused, or answered before
+        elif not is_gone:
+            raise AlreadyExists(
+                f"tf.data snapshot at {path} already exists, or something else does; save to "
+                "another path, or delete it"
+            )
+        else:
+            try:
+                await asyncio.to_thread(_prepare, command.prepared, says, graph)
+                started = await self._dispatcher.execute(command)
+                if started.prepared != command.prepared:  # another attempt was answered meanwhile
+                    await asyncio.to_thread(_remove, command.prepared)
+            except OSError as error:
+                await asyncio.to_thread(_remove, command.prepared)
+                raise _cannot_write(path, error) from error
+            except Unavailable:  # perhaps it is decided
+                raise
+            except ForebayError:
+                await asyncio.to_thread(_remove, command.prepared)
+                raise
+        save = state.saves.get(started.save_id)
+        if save is not None and not await self._follow(save):
+            save = state.ended_saves.get(started.save_id)
+            raise FailedPrecondition(save.message if save else f"the save at {path} has failed")
+
+    async def write(self, worker_id: int) -> list[tuple[Save, int]]:
+        """What a worker shall write, perhaps a stream more than before: saves and the numbers of
+        their streams, whose directories are ready.
+        """
+        dispatcher, state = self._dispatcher, self._dispatcher.state
+        if not state.saves:
+            return []
+        most = dispatcher.options.most_saves_a_worker
+        await dispatcher.execute(c.AssignStream(worker_id=worker_id, most=most))
+        worker = state.workers.get(worker_id)
+        if worker is None:
+            return []
+        found = list(streams_of(state, worker))
+        return [(save, number) for save, number in found if await self._follow(save, number)]
+
+    async def report(self, address: str, path: str, progress: tf.SnapshotTaskProgress) -> None:
+        """What one of TensorFlow's workers says of a stream."""
+        save_id = self._dispatcher.state.save_at.get(path, 0)
+        number = progress.snapshot_task.stream_index
+        if progress.completed:
+            await self._dispatcher.execute(
+                c.CompleteStream(save_id=save_id, stream=number, worker_address=address)
+            )
+        elif progress.status.code:
+            await self._dispatcher.execute(
+                c.FailSave(
+                    save_id=save_id,
+                    code=tf.Code.Name(progress.status.code),
+                    message=progress.status.message,
+                    stream=number,
+                    worker_address=address,
+                )
+            )
+
+    async def split(self, request: tf.GetSnapshotSplitRequest) -> tf.GetSnapshotSplitResponse:
+        """The next split of a stream, whose file has been written. Raises FailedPrecondition,
+        NotFound, InvalidArgument, Unavailable."""
+        state, number = self._dispatcher.state, request.stream_index
+        save = find_save(state, request.base_path)
+        assigned, event = await self._dispatcher.execute(
+            c.AssignSplit(
+                path=request.base_path,
+                stream=number,
+                source=request.source_index,
+                pass_number=request.repetition_index,
+                worker_address=request.worker_address,
+            )
+        )
+        if save.save_id in state.ended_saves or not await self._follow(save, number):
+            raise FailedPrecondition(f"the save at {save.path} is over")
+        response = tf.GetSnapshotSplitResponse(local_split_index=assigned)
+        if event is None:
+            response.end_of_splits = True
+        else:
+            source = save.definition.sources[event.source]
+            response.split = split_tensor(split_value(source, event.number))
+        return response
+
+    async def follow(self) -> None:
+        """Until it is cancelled, say in the directories of saves that are over how they ended."""
+        for save in list(self._dispatcher.state.saves.values()):
+            await self._follow(save)
+        while True:
+            self._ended.clear()
+            try:
+                await self._dispatcher.settled()
+            except Unavailable:
+                left = True
+            else:
+                left = await self._seal_all()
+            try:
+                await asyncio.wait_for(self._ended.wait(), RETRY_S if left else None)
+            except TimeoutError:
+                continue
+
+    def _see(self, event: ev.Event) -> None:
+        if event.HasField("save_finished") or event.HasField("save_failed"):
+            self._ended.set()
+
+    async def _seal_all(self) -> bool:
+        """Whether some directory could not be written."""
+        ended = self._dispatcher.state.ended_saves
+        self._sealed &= ended.keys()
+        for save in [save for save in ended.values() if save.save_id not in self._sealed]:
+            self._locks.pop(save.save_id, None)
+            for key in [key for key in self._owners if key[0] == save.save_id]:
+                del self._owners[key], self._written[key]
+            try:
+                await asyncio.to_thread(_seal, save)
+            except OSError as error:
+                log.error("that the save at %s is over cannot be said there: %s", save.path, error)
+                continue
+            self._sealed.add(save.save_id)
+            if save.failed:
+                log.error("the save at %s failed: %s: %s", save.path, save.failed, save.message)
+            else:
+                log.info("the save at %s is finished", save.path)
+        return not self._sealed >= ended.keys()
+
+    async def _follow(self, save: Save, number: int | None = None) -> bool:
+        """Bring the save's directory, and of one stream what is there, up to what has been decided.
+
+        If that cannot be, the save fails. Whether it is still being written.
+        """
+        state, save_id = self._dispatcher.state, save.save_id
+        async with self._locks.setdefault(save_id, asyncio.Lock()):
+            stream = None if number is None else save.streams[number]
+            owner, files, counts = "", [], []
+            if number is not None and stream is not None and save.stock and not stream.completed:
+                owner = stream.address
+                files = self._lacking(save, number, stream)
+                counts = [source.assigned for source in stream.sources]
+            # Nothing may be in the directory that the journal does not have.
+            await self._dispatcher.settled()
+            if save_id not in state.saves:
+                return False
+            try:
+                await asyncio.to_thread(_place, save.prepared, save.path)
+                if number is not None and owner:
+                    key = save_id, number
+                    if self._owners.get(key) != owner:
+                        await asyncio.to_thread(_own, save.path, number, len(counts), owner)
+                    await asyncio.to_thread(_write_splits, files)
+                    self._owners[key], self._written[key] = owner, counts
+                return True
+            except OSError as error:
+                reason = str(_cannot_write(save.path, error))
+                code = _CODES.get(error.errno or 0, "FAILED_PRECONDITION")
+        await self._dispatcher.execute(c.FailSave(save_id=save_id, code=code, message=reason))
+        return False
+
+    def _lacking(self, save: Save, number: int, stream: Stream) -> list[_SplitFile]:
+        """The files of splits that this dispatcher has not written, or looked at, yet."""
+        written = self._written.get((save.save_id, number), [0] * len(stream.sources))
+        if written == [source.assigned for source in stream.sources]:
+            return []
+        sources = save.definition.sources
+        found = []
+        for index, (source, local) in enumerate(zip(stream.sources, written, strict=True)):
+            stop = source.assigned
+            for run in reversed(source.runs):
+                start = stop - run.count
+                for at in range(max(start, local), stop):
+                    directory = split_directory(save.path, number, index, run.pass_number)
+                    name = f"split_{at}_{run.place + at - start}"
+                    value = split_value(sources[index], run.first + at - start)
+                    found.append(_SplitFile(directory, name, value))
+                if start <= local:
+                    break
+                stop = start
+        return found
+
+
+def _metadata(data: bytes) -> tf.DistributedSnapshotMetadata:
+    try:
+        metadata = tf.DistributedSnapshotMetadata.FromString(data)
+    except DecodeError as error:
+        raise InvalidArgument(f"the save's metadata does not parse: {error}") from error
+    if metadata.compression not in COMPRESSIONS:
+        raise InvalidArgument(
+            f"a save cannot be compressed with {metadata.compression!r}; give one of "
+            f"{[*filter(None, COMPRESSIONS)]}, AUTO or None"
+        )
+    return metadata
+
+
+def _indivisible(graph: bytes, sources: Sequence[ev.SplitSource]) -> str:
+    """Why Forebay's workers cannot write the dataset's ranges of splits; "" if they can."""
+    try:
+        definitions.require_bundles(graph, sources)
+    except Unimplemented as error:
+        return str(error)
+    if min(map(source_size, sources), default=ENDLESS) == ENDLESS:
+        return "its source has no end"
+    return ""
+
+
+def _cannot_write(path: str, error: OSError) -> FailedPrecondition:
+    return FailedPrecondition(
+        f"a dataset cannot be saved to {path}: {error.strerror or error} "
+        f"({error.filename or path}); give a path on a file system with enough space that the "
+        "dispatcher and all workers may write to"
+    )
+
+
+# -- in threads ----------------------------------------------------------------------------------
+
+
+def _look_at(path: str) -> tuple[str, bool]:
+    """The path as it is known, and whether nothing is there."""
+    if not is_absolute(path):
+        return path, False
+    path = os.path.normpath(path)
+    return path, not os.path.lexists(path)
+
+
+def _prepare(path: str, metadata: tf.DistributedSnapshotMetadata, graph: bytes) -> None:
+    """A directory with all that a save has before its first stream."""
+    os.makedirs(f"{path}/{CHUNKS}")
+    os.makedirs(f"{path}/streams")
+    write_whole(f"{path}/{METADATA}", text_format.MessageToString(metadata).encode())
+    write_whole(f"{path}/{SPEC}", metadata.element_spec)
+    write_whole(graph_file(path), tf.DatasetDef(graph=graph).SerializeToString())
+
+
+def _remove(path: str) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _place(prepared: str, path: str) -> None:
+    if os.path.lexists(prepared):
+        os.rename(prepared, path)
+    elif not os.path.isdir(path):
+        raise FileNotFoundError(errno.ENOENT, "the directory is gone", path)
+
+
+def _own(path: str, stream: int, sources: int, address: str) -> None:
+    for source in range(sources):
+        os.makedirs(split_directory(path, stream, source, 0), exist_ok=True)
+    write_whole(f"{stream_directory(path, stream)}/owner_worker", address.encode(), durable=False)
+
+
+def _write_splits(files: list[_SplitFile]) -> None:
+    """Those that are not there, whole."""
+    for directory, name, value in files:
+        path, data = f"{directory}/{name}", frame(split_tensor(value))
+        try:
+            if os.stat(path).st_size == len(data):
+                continue
+        except FileNotFoundError:
+            os.makedirs(directory, exist_ok=True)
+        write_whole(path, data, durable=False)
+
+
+def _seal(save: Save) -> None:
+    if os.path.lexists(save.prepared):
+        _remove(save.prepared)  # what is at the path, if anything is, belongs to somebody else
+    elif os.path.isdir(save.path) and save.finished:
+        if not os.path.exists(f"{save.path}/{DONE}"):
+            write_whole(f"{save.path}/{DONE}", b"")
+    elif os.path.isdir(save.path) and not os.path.exists(f"{save.path}/{ERROR}"):
+        status = tf.StatusProto(code=save.failed, message=save.message)
+        write_whole(f"{save.path}/{ERROR}", text_format.MessageToString(status).encode())

@@ -1,0 +1,83 @@
+"""Chunks: elements in a file, as TensorFlow's distributed snapshots have them.
+
+A chunk is TFRecords, perhaps compressed as a whole: for each element one record for each tensor
+that the graph yields, a TensorProto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import tensor_pb2
+from tensorflow.python.lib.io import _pywrap_record_io as record_io
+
+from ...blocks import Array, Block
+from .drivers import pipeline_error
+from .graphs import Graph
+from .imports import output_specs
+
+Record = Callable[[Any], bytes]
+
+
+class ChunkWriter:
+    """Writes a file. `close` it; what was written before is not on disk yet then."""
+
+    def __init__(self, path: str, compression: str, records: list[Record]) -> None:
+        """Raises PipelineError with the file system's code, as all of its methods."""
+        self.elements = 0
+        self.bytes = 0
+        self._records = records
+        options = record_io.RecordWriterOptions(compression)
+        try:
+            self._file = record_io.RecordWriter(path, options)
+        except tf.errors.OpError as error:
+            raise pipeline_error(error) from error
+
+    def write(self, block: Block) -> None:
+        """Append a block's elements."""
+        tensors = [component.elements() for component in block.components]
+        try:
+            for element in zip(*tensors, strict=True) if tensors else [()] * block.count:
+                for record, tensor in zip(self._records, element, strict=True):
+                    data = record(tensor)
+                    self._file.write(data)
+                    self.bytes += len(data)
+        except tf.errors.OpError as error:
+            raise pipeline_error(error) from error
+        self.elements += block.count
+
+    def close(self) -> None:
+        """Hand all of it to the system."""
+        try:
+            self._file.close()
+        except tf.errors.OpError as error:
+            raise pipeline_error(error) from error
+
+
+def chunk_opener(graph: bytes, compression: str) -> Callable[[str], ChunkWriter]:
+    """For chunks of what this graph yields, by their paths. Raises InvalidGraph."""
+    records = [_record_of(spec) for spec in output_specs(Graph(graph).dataset)]
+    return lambda path: ChunkWriter(path, compression, records)
+
+
+def _record_of(spec: Any) -> Record:
+    if spec.dtype == tf.variant:  # blocks have them serialized
+        return bytes
+    kind = spec.dtype.as_datatype_enum
+
+    def record(tensor: Array | bytes) -> bytes:
+        proto = tensor_pb2.TensorProto(dtype=kind)
+        for size in np.shape(tensor):
+            proto.tensor_shape.dim.add(size=size)
+        proto.tensor_shape.SetInParent()
+        if spec.dtype == tf.string:
+            strings = [tensor] if isinstance(tensor, bytes) else tensor.ravel().tolist()
+            proto.string_val.extend(strings)
+        else:
+            proto.tensor_content = tensor.tobytes()  # type: ignore[union-attr]
+        return bytes(proto.SerializeToString())
+
+    return record

@@ -1,0 +1,81 @@
+"""A save's directory: TensorFlow's format of distributed snapshots, which stock workers share and
+`tf.data.Dataset.load` reads, while it is being written too.
+
+    <path>/snapshot.metadata                 DistributedSnapshotMetadata, as text
+    <path>/dataset_spec.pb                   the element_spec in it
+    <path>/dataset_def.proto                 the dataset's graph
+    <path>/chunks/chunk_<stream>_<number>_<elements>       TFRecords, one a tensor: what load reads
+    <path>/streams/stream_<stream>/owner_worker            the address of its worker
+    <path>/streams/stream_<stream>/splits/source_<source>/repetition_<pass>/split_<local>_<global>
+    <path>/streams/stream_<stream>/uncommitted_chunks/…    being written, to be renamed
+    <path>/DONE, ERROR                       how it ended; the error's StatusProto, as text
+
+Files appear whole: they are written beside their place, and renamed.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+CHUNKS = "chunks"
+METADATA = "snapshot.metadata"
+SPEC = "dataset_spec.pb"
+DONE = "DONE"
+ERROR = "ERROR"
+
+
+def graph_file(path: str) -> str:
+    """The DatasetDef of what is saved."""
+    return f"{path}/dataset_def.proto"
+
+
+def stream_directory(path: str, stream: int) -> str:
+    """What belongs to a stream, but for its committed chunks."""
+    return f"{path}/streams/stream_{stream}"
+
+
+def split_directory(path: str, stream: int, source: int, pass_number: int) -> str:
+    """The splits that a stream was given of one pass over a source."""
+    directory = stream_directory(path, stream)
+    return f"{directory}/splits/source_{source}/repetition_{pass_number}"
+
+
+def uncommitted_directory(path: str, stream: int) -> str:
+    """Where a stream's chunks are written."""
+    return f"{stream_directory(path, stream)}/uncommitted_chunks"
+
+
+def chunk_file(path: str, stream: int, number: int, elements: int) -> str:
+    """A committed chunk."""
+    return f"{path}/{CHUNKS}/chunk_{stream}_{number}_{elements}"
+
+
+def write_whole(path: str, data: bytes, *, durable: bool = True) -> None:
+    """Write a file, in place of one that is there; `durable`: it outlasts the host's end, too.
+
+    Raises OSError.
+    """
+    unfinished = f"{path}__{uuid.uuid4().hex}.tmp"  # as TensorFlow names what it passes over
+    try:
+        with open(unfinished, "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except OSError:
+        if os.path.lexists(unfinished):
+            os.unlink(unfinished)
+        raise
+    if durable:
+        sync_directory(os.path.dirname(path))
+
+
+def sync_directory(path: str) -> None:
+    """Make the names in it outlast the host's end. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

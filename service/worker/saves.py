@@ -1,0 +1,244 @@
+"""Streams of saves: a bundle of a dataset's elements goes to files, chunk by chunk.
+
+    write a chunk → to disk → the dispatcher commits it → rename it to where readers look
+
+A committed chunk belongs to the save, whoever renames it; what was not committed never does. Who
+takes a stream over renames what its predecessor had committed last, if that is not done yet, and
+begins the bundle behind what was committed. So nothing is missing, nothing comes twice, and a
+worker that was given up and does not know it yet does no harm: its chunks are not committed.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterable
+
+from .. import pipelines
+from ..connections.dispatcher_client import DispatcherClient
+from ..errors import FailedPrecondition, ForebayError, PipelineError, Unavailable, status_of
+from ..pipelines import Chunk, Run, SplitRange
+from ..proto import forebay_pb2 as pb
+from ..proto import tf_service_pb2 as tf
+from ..save_files import (
+    DONE,
+    chunk_file,
+    graph_file,
+    stream_directory,
+    sync_directory,
+    uncommitted_directory,
+    write_whole,
+)
+from .options import WorkerOptions
+
+log = logging.getLogger(__name__)
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+MAX_DOUBLINGS = 5
+"""Of the time that a chunk is written for: of 10 s, up to 5 minutes."""
+
+
+class StreamWriters:
+    """All that a worker writes. `obey` and `cancel` may be called by different threads."""
+
+    def __init__(self, uid: int, dispatcher: DispatcherClient, options: WorkerOptions) -> None:
+        self._uid = uid
+        self._dispatcher = dispatcher
+        self._options = options
+        self._lock = threading.Lock()
+        self._cancelled = False
+        self._writers: dict[tuple[int, int], StreamWriter] = {}  # by save and stream
+        self._ending: list[StreamWriter] = []
+
+    def obey(self, streams: Iterable[pb.Stream]) -> None:
+        """Write these, and nothing else."""
+        listed = {(stream.save_id, stream.stream): stream for stream in streams}
+        with self._lock:
+            for key in [key for key in self._writers if key not in listed or self._cancelled]:
+                writer = self._writers.pop(key)
+                writer.cancel()
+                self._ending.append(writer)
+            self._ending = [writer for writer in self._ending if not writer.join(0)]
+            for key, stream in listed.items():
+                if key not in self._writers and not self._cancelled:
+                    before = [writer for writer in self._ending if writer.key == key]
+                    writer = StreamWriter(
+                        stream, self._uid, self._dispatcher, self._options, before
+                    )
+                    self._writers[key] = writer
+                    writer.start()
+
+    def cancel(self) -> None:
+        """End all of them soon, for good."""
+        with self._lock:
+            self._cancelled = True
+        self.obey([])
+
+    def join(self, give_up_s: float) -> None:
+        """Wait until they have ended, until `give_up_s` of the monotonic clock."""
+        for writer in self._ending:
+            if not writer.join(max(0.0, give_up_s - time.monotonic())):
+                log.warning("stream %d of %s is still in an element, and is left", *writer.names)
+
+
+class StreamWriter:
+    """Writes one stream, in a thread of its own."""
+
+    def __init__(
+        self,
+        stream: pb.Stream,
+        uid: int,
+        dispatcher: DispatcherClient,
+        options: WorkerOptions,
+        before: Iterable[StreamWriter] = (),
+    ) -> None:
+        """`before` have written it here, were cancelled, and may not have ended yet."""
+        self.key = stream.save_id, stream.stream
+        self.names = stream.stream, stream.path
+        self._stream = stream
+        self._uid = uid
+        self._dispatcher = dispatcher
+        self._options = options
+        self._before = list(before)
+        self._directory = uncommitted_directory(stream.path, stream.stream)
+        self._chunks = stream.chunks
+        self._cancelled = threading.Event()
+        self._bundle: Run | None = None
+        self._thread = threading.Thread(
+            target=self._run, name=f"forebay-stream-{stream.stream}", daemon=True
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """End it soon; what is committed stays. Idempotent."""
+        self._cancelled.set()
+        if self._bundle is not None:
+            self._bundle.cancel()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until it has ended; whether it has."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        for writer in self._before:
+            writer._thread.join()
+        code, message = "", ""
+        try:
+            if not self._write():
+                return
+        except PipelineError as error:
+            code, message = error.code, error.message
+        except FailedPrecondition as error:  # the heartbeat will say so, too
+            log.info("stream %d of %s is not written on here: %s", *self.names, error)
+            return
+        except Unavailable as error:  # only once it is cancelled
+            log.info("stream %d of %s has ended early: %s", *self.names, error)
+            return
+        except ForebayError as error:
+            code, message = status_of(error), str(error)
+        except OSError as error:
+            code = "RESOURCE_EXHAUSTED" if error.errno in _FULL else "FAILED_PRECONDITION"
+            where = error.filename or self._stream.path
+            message = f"{error.strerror or error} ({where}); it is written by {self._uid}"
+        except BaseException as bug:  # whoever loads it must not wait for ever
+            self._end("INTERNAL", f"the worker failed: {bug!r}")
+            raise
+        if not self._cancelled.is_set():
+            self._end(code, message)
+
+    def _end(self, code: str, message: str) -> None:
+        if code:
+            log.error("stream %d of %s failed: %s: %s", *self.names, code, message)
+        request = pb.EndStreamRequest(
+            save_id=self._stream.save_id,
+            stream=self._stream.stream,
+            worker_uid=self._uid,
+            code=code,
+            message=message,
+        )
+        try:
+            self._dispatcher.call(request, pb.EndStreamResponse, closed=self._cancelled)
+        except ForebayError as error:
+            log.info("the end of stream %d of %s could not be told: %s", *self.names, error)
+
+    def _write(self) -> bool:
+        """Whether it came to its end, rather than be cancelled."""
+        stream = self._stream
+        self._take_over()
+        with open(graph_file(stream.path), "rb") as file:
+            graph = tf.DatasetDef.FromString(file.read()).graph
+        opener = pipelines.chunk_opener(graph, stream.compression)
+        pipeline = pipelines.open_saved(graph, stream.sources)
+        try:
+            self._bundle = pipeline.bundle(
+                SplitRange(stream.first, stream.count, 0),
+                number=stream.stream,
+                seed=stream.save_id,
+                start=stream.elements,
+            )
+            if self._cancelled.is_set():  # once more, if it came too early
+                self._bundle.cancel()
+            chunk: Chunk | None = None
+            for block in self._bundle.blocks():
+                if chunk is None:
+                    name = f"chunk_{self._chunks}_CHUNK_SHARDS_{uuid.uuid4().hex}"
+                    chunk = opener(f"{self._directory}/{name}")
+                    doublings = min(self._chunks, MAX_DOUBLINGS)
+                    due_s = time.monotonic() + self._options.save_chunk_s * 2**doublings
+                chunk.write(block)
+                if chunk.bytes >= self._options.save_chunk_bytes or time.monotonic() >= due_s:
+                    self._commit(chunk, name)
+                    chunk = None
+            if self._cancelled.is_set():
+                return False
+            if chunk is not None:
+                self._commit(chunk, name)
+        finally:
+            pipeline.close()
+        write_whole(f"{stream_directory(stream.path, stream.stream)}/{DONE}", b"")
+        return True
+
+    def _take_over(self) -> None:
+        """Finish what was committed last, and remove what was not."""
+        stream = self._stream
+        os.makedirs(self._directory, exist_ok=True)
+        if stream.last_file:
+            self._place(stream.last_file, stream.chunks - 1, stream.last_elements)
+        for name in os.listdir(self._directory):
+            os.unlink(f"{self._directory}/{name}")
+
+    def _commit(self, chunk: Chunk, name: str) -> None:
+        chunk.close()
+        stream = self._stream
+        with open(f"{self._directory}/{name}", "rb") as file:
+            os.fsync(file.fileno())
+        sync_directory(self._directory)
+        request = pb.CommitChunkRequest(
+            save_id=stream.save_id,
+            stream=stream.stream,
+            worker_uid=self._uid,
+            chunk=self._chunks,
+            elements=chunk.elements,
+            file=name,
+        )
+        self._dispatcher.call(request, pb.CommitChunkResponse, closed=self._cancelled)
+        self._place(name, self._chunks, chunk.elements)
+        self._chunks += 1
+
+    def _place(self, name: str, number: int, elements: int) -> None:
+        """Rename a committed chunk, unless that is done."""
+        place = chunk_file(self._stream.path, self._stream.stream, number, elements)
+        try:
+            os.rename(f"{self._directory}/{name}", place)
+        except FileNotFoundError:
+            if not os.path.exists(place):
+                raise
+        sync_directory(os.path.dirname(place))

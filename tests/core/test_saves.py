@@ -1,0 +1,443 @@
+"""Saves: which worker writes which stream, and what belongs to it, once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import commands as c
+from forebay.service.core import state as states
+from forebay.service.core.base import Decision
+from forebay.service.core.encoding import decode_state, encode_state
+from forebay.service.core.machine import apply, decide
+from forebay.service.core.saves import may_assign, streams_of
+from forebay.service.core.state import Save, State
+from forebay.service.core.status import status
+from forebay.service.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    ForebayError,
+    InvalidArgument,
+    Unimplemented,
+)
+
+from .given import Given
+
+STARTED = {"path": "/s", "metadata": b"m", "prepared": "/s.p"}
+TEN = ev.DatasetDefinition(sources=[ev.SplitSource(count=10)])
+
+
+class Saves(Given):
+    def start(self, path: str = "/s", sizes: tuple[int, ...] = (10,), **more: Any) -> Save:
+        sources = [ev.SplitSource(count=size) for size in sizes]
+        definition = ev.DatasetDefinition(sources=sources)
+        fields: dict[str, Any] = {**STARTED, "path": path, "definition": definition, **more}
+        started: ev.SaveStarted = self.when(c.StartSave(**fields))
+        return self.state.saves[started.save_id]
+
+    def assign(self, worker_id: int, most: int = 3) -> list[tuple[int, int]]:
+        """What the worker writes now: save ids and streams."""
+        self.when(c.AssignStream(worker_id=worker_id, most=most))
+        mine = streams_of(self.state, self.state.workers[worker_id])
+        return [(save.save_id, number) for save, number in mine]
+
+    def split(self, stream: int, worker: int, pass_number: int = 0, source: int = 0) -> Any:
+        """What the worker is told: how many splits the stream had, and the number of another."""
+        local, event = self.when(
+            c.AssignSplit(
+                path="/s", stream=stream, source=source, pass_number=pass_number,
+                worker_address=f"w:{worker}",
+            )
+        )  # fmt: skip
+        return local, None if event is None else event.number
+
+    def complete(self, save: Save, stream: int, worker: int) -> list[str]:
+        by: dict[str, Any] = (
+            {"worker_address": f"w:{worker}"} if save.stock else {"worker_uid": worker}
+        )
+        self.when(c.CompleteStream(save_id=save.save_id, stream=stream, **by))
+        return self.then
+
+    def commit(self, save: Save, stream: int, chunk: int, worker: int, file: str = "") -> None:
+        self.when(
+            c.CommitChunk(
+                save_id=save.save_id, stream=stream, worker_uid=worker, chunk=chunk, elements=5,
+                file=file or f"{worker}-{chunk}",
+            )
+        )  # fmt: skip
+
+    def lose(self, worker_id: int) -> None:
+        self.when(c.LoseWorker(worker_id=worker_id, reason="r"))
+
+
+@pytest.fixture
+def given() -> Saves:
+    return Saves()
+
+
+def test_stock_workers_share_the_splits_of_each_pass(given: Saves) -> None:
+    save = given.start(sizes=(3,))
+    one, two = given.worker(1, stock=True), given.worker(2, stock=True)
+    assert given.assign(one) == given.assign(one) == [(save.save_id, 0)]
+    assert given.assign(two) == [(save.save_id, 1)]
+    assert [given.split(0, 1), given.split(1, 2), given.split(0, 1)] == [(0, 0), (0, 1), (1, 2)]
+    assert [given.split(0, 1), given.split(1, 2)] == [(2, None), (1, None)]
+    assert given.then == []
+    assert given.split(1, 2, pass_number=1) == (1, 0)
+    assert given.split(0, 1, pass_number=0) == (2, None), "the pass is over"
+    runs = [[(r.pass_number, r.first, r.place, r.count) for r in s.sources[0].runs]
+            for s in save.streams]  # fmt: skip
+    assert runs == [[(0, 0, 0, 1), (0, 2, 2, 1)], [(0, 1, 1, 1), (1, 0, 3, 1)]]
+
+
+def test_a_save_ends_with_its_last_stream(given: Saves) -> None:
+    save = given.start()
+    one, two, late = (given.worker(i, stock=True) for i in (1, 2, 3))
+    given.assign(one), given.assign(two)
+    assert given.complete(save, 0, 1) == ["stream_completed"]
+    assert given.complete(save, 0, 1) == [], "said again"
+    assert given.assign(one) == [], "it has seen the end of the data"
+    assert given.assign(late) == []
+    assert given.complete(save, 1, 3) == [], "another's"
+    assert given.complete(save, 1, 2) == ["stream_completed", "save_finished"]
+    assert given.state.ended_saves[save.save_id].finished
+    assert given.complete(save, 1, 2) == []
+    with pytest.raises(FailedPrecondition, match="no stream 1 that is being written"):
+        given.split(1, 2)
+
+
+def test_a_stock_worker_that_is_restarted_has_its_stream_and_a_lost_ones_goes_on(
+    given: Saves,
+) -> None:
+    save = given.start()
+    one = given.worker(1, stock=True)
+    given.assign(one)
+    given.split(0, 1)
+    again: int = given.when(c.RegisterWorker(address="w:1", uid=11, stock=True))
+    assert given.assign(again) == [(save.save_id, 0)]
+    assert given.then == []
+    given.lose(again)
+    two = given.worker(2, stock=True)
+    assert given.assign(two) == [(save.save_id, 0)]
+    with pytest.raises(
+        FailedPrecondition, match=r"no longer written by the worker w:1, but .* w:2"
+    ):
+        given.split(0, 1)
+    assert given.split(0, 2) == (1, 1), "behind what the stream has"
+
+
+def test_forebays_workers_have_ranges_and_commit_chunks(given: Saves) -> None:
+    one, two = given.worker(1), given.worker(2)
+    save = given.start()
+    assert given.assign(one) == [(save.save_id, 0)]
+    assert given.assign(two) == [(save.save_id, 1)]
+    assert [(s.first, s.count) for s in save.streams] == [(0, 3), (3, 2)]
+    given.commit(save, 0, 0, 1)
+    given.commit(save, 0, 0, 1)
+    assert given.then == [], "said again"
+    with pytest.raises(InvalidArgument, match=r"chunk 2 .* cannot follow: 1 chunks"):
+        given.commit(save, 0, 2, 1)
+    version = given.state.workers[one].version
+    assert given.complete(save, 0, 1) == ["stream_completed"]
+    assert given.state.workers[one].version > version
+    given.assign(one)
+    assert (save.streams[2].first, save.streams[2].count) == (5, 2)
+    given.lose(two)
+    assert given.assign(one, most=1) == [(save.save_id, 2)], "one of a save at a time"
+    assert given.complete(save, 2, 1) == ["stream_completed"]
+    assert given.assign(one) == [(save.save_id, 1)], "what was lost goes on first"
+    with pytest.raises(FailedPrecondition, match="is not this worker's any more"):
+        given.commit(save, 1, 0, 2)
+    given.complete(save, 1, 1)
+    given.assign(one)
+    assert (save.streams[3].first, save.streams[3].count) == (7, 3), "alone: all that is left"
+    assert given.complete(save, 3, 1) == ["stream_completed", "save_finished"]
+
+
+@pytest.mark.parametrize("stock", [True, False])
+def test_a_dataset_without_elements_is_saved(given: Saves, stock: bool) -> None:
+    save = given.start(sizes=(0,))
+    worker = given.worker(1, stock=stock)
+    assert given.assign(worker) == [(save.save_id, 0)]
+    assert given.complete(save, 0, 1) == ["stream_completed", "save_finished"]
+
+
+def test_zipped_sources_are_divided_together(given: Saves) -> None:
+    worker, save = given.worker(1), given.start(sizes=(9, 7))
+    given.assign(worker)
+    assert save.streams[0].count == 7
+
+
+def test_a_worker_writes_so_many_saves_and_the_emptiest_first(given: Saves) -> None:
+    saves = [given.start(f"/s{i}").save_id for i in range(3)]
+    one, two = given.worker(1, stock=True), given.worker(2, stock=True)
+    assert given.assign(one, most=2) == [(saves[0], 0)], "one more each time"
+    assert given.assign(two, most=2) == [(saves[1], 0)]
+    assert given.assign(two, most=2) == [(saves[1], 0), (saves[2], 0)]
+    assert not may_assign(given.state, given.state.workers[two], 2)
+    assert given.assign(two, most=2) == [(saves[1], 0), (saves[2], 0)]
+
+
+def test_one_kind_of_worker_writes_a_save(given: Saves) -> None:
+    save = given.start()
+    ours, stock = given.worker(1), given.worker(2, stock=True)
+    given.assign(stock)
+    assert given.assign(ours) == []
+    with pytest.raises(FailedPrecondition):
+        given.commit(save, 0, 0, 2)
+    given.when(c.FailSave(save_id=save.save_id, code="UNKNOWN", message=""))
+    given.start(is_gone=True)
+    given.assign(ours)
+    assert given.assign(stock) == []
+    with pytest.raises(FailedPrecondition):
+        given.split(0, 1)
+
+
+def test_what_forebays_workers_cannot_write_waits_for_tensorflows(given: Saves) -> None:
+    save = given.start(indivisible="node x")
+    ours, stock = given.worker(1), given.worker(2, stock=True)
+    assert given.assign(ours) == []
+    given.lose(stock)
+    given.assign(ours)
+    assert given.then == ["save_failed"]
+    assert "node x" in given.state.ended_saves[save.save_id].message
+    with pytest.raises(Unimplemented, match="node x"):
+        given.start("/other", indivisible="node x")
+    given.worker(2, stock=True)
+    given.start("/other", indivisible="node x")
+
+
+def test_the_first_error_of_who_writes_it_ends_a_save(given: Saves) -> None:
+    save = given.start()
+    one, two = given.worker(1, stock=True), given.worker(2, stock=True)
+    given.assign(one), given.assign(two)
+    fail = {"save_id": save.save_id, "code": "INTERNAL", "message": "why"}
+    given.when(c.FailSave(**fail, stream=0, worker_address="w:2"))  # type: ignore[arg-type]
+    assert given.then == []
+    given.when(c.FailSave(**fail, stream=1, worker_address="w:2"))  # type: ignore[arg-type]
+    assert given.then == ["save_failed"]
+    ended = given.state.ended_saves[save.save_id]
+    assert (ended.failed, ended.message, ended.definition_bytes) == ("INTERNAL", "why", b"")
+    assert given.assign(one) == []
+    given.when(c.FailSave(**fail))  # type: ignore[arg-type]
+    assert given.then == []
+
+
+def test_one_save_a_path(given: Saves, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = given.start(request=("a", 1))
+    for is_gone in (False, True):
+        with pytest.raises(AlreadyExists, match=r"/s is already started or completed"):
+            given.start(is_gone=is_gone)
+    assert given.start(request=("a", 1)) is save, "a retry"
+    given.assign(given.worker(1, stock=True))
+    given.complete(save, 0, 1)
+    with pytest.raises(AlreadyExists):
+        given.start()
+    another = given.start(is_gone=True)
+    assert another.save_id not in (save.save_id, *given.state.ended_saves)
+    monkeypatch.setattr("forebay.service.core.saves.MAX_ENDED_SAVES", 1)
+    for save_id in (another.save_id, given.start("/two").save_id):
+        given.when(c.FailSave(save_id=save_id, code="UNKNOWN", message=""))
+    assert [save.path for save in given.state.ended_saves.values()] == ["/two"]
+    assert list(given.state.save_at) == ["/two"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "says"),
+    [
+        ({"path": ""}, InvalidArgument, "absolute path"),
+        ({"path": "a/b"}, InvalidArgument, "cannot be saved to 'a/b'"),
+        ({"path": "/a\0"}, InvalidArgument, "absolute path"),
+        ({"definition": ev.DatasetDefinition(unsplittable="why")}, Unimplemented, "why"),
+    ],
+)
+def test_what_is_refused(given: Saves, fields: Any, error: Any, says: str) -> None:
+    with pytest.raises(error, match=says):
+        given.when(c.StartSave(**STARTED | {"definition": TEN} | fields))
+
+
+def test_the_status_says_how_far_saves_are(given: Saves) -> None:
+    save, one = given.start(), given.worker(1)
+    given.assign(one)
+    given.commit(save, 0, 0, 1)
+    given.start("/failed")
+    given.when(c.FailSave(save_id=given.state.save_at["/failed"], code="INTERNAL", message="why"))
+    assert status(given.state)["saves"] == [
+        {"path": "/s", "state": "being written", "streams": 1, "completed_streams": 0,
+         "splits": [10], "assigned": 10, "elements": 5},
+        {"path": "/failed", "state": "failed", "error": "INTERNAL: why"},
+    ]  # fmt: skip
+
+
+class Histories(RuleBasedStateMachine):
+    """Random commands; a replayed twin follows event by event, with restarts in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live, self.twin = State(), State()
+        self.given: Counter[tuple[int, int, int, int]] = Counter()
+        self.ranges: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def run(self, command: c.Command) -> Any:
+        before = encode_state(self.live)
+        try:
+            decision = decide(self.live, command, 1)
+        except ForebayError as error:
+            assert str(error)
+            decision = Decision([], None)
+        assert encode_state(self.live) == before
+        for event in decision.events:
+            apply(self.live, event)
+            apply(self.twin, ev.Event.FromString(event.SerializeToString()))
+            assert self.twin == self.live
+            if event.HasField("save_split_assigned"):
+                got = event.save_split_assigned
+                key = (got.save_id, got.source, got.pass_number, got.number)
+                self.given[key] += 1
+                assert self.given[key] == 1, f"split {key} was given twice"
+                earlier = (got.save_id, got.source, got.pass_number, got.number - 1)
+                assert not got.number or self.given[earlier], "a split was left out"
+            if event.HasField("stream_assigned") and not event.stream_assigned.stock:
+                new = event.stream_assigned
+                whole = self.ranges.setdefault((new.save_id, new.stream), (new.first, new.count))
+                assert whole == (new.first, new.count)
+            if event.HasField("save_finished"):
+                self.finished(event.save_finished.save_id)
+        return decision.answer
+
+    def finished(self, save_id: int) -> None:
+        save = self.live.ended_saves[save_id]
+        assert save.streams
+        assert all(stream.completed for stream in save.streams)
+        if not save.stock:
+            parts = sorted(part for key, part in self.ranges.items() if key[0] == save_id)
+            covered = [n for first, count in parts for n in range(first, first + count)]
+            assert covered == list(range(10)), "each split is in one stream"
+
+    @initialize()
+    def elect(self) -> None:
+        self.run(c.ElectLeader(term=1, address="a:1", version="0", journal_id="j"))
+
+    @rule()
+    def restart(self) -> None:
+        self.twin = decode_state(encode_state(self.live))
+        assert self.twin == self.live
+
+    @rule(path=st.sampled_from(["/a", "/b", "/c"]), gone=st.booleans(), whole=st.booleans())
+    def start(self, path: str, gone: bool, whole: bool) -> None:
+        sources = [ev.SplitSource(count=10), ev.SplitSource(count=12)]
+        self.run(
+            c.StartSave(
+                path=path, definition=ev.DatasetDefinition(sources=sources), metadata=b"",
+                prepared="p", is_gone=gone, indivisible="" if whole else "node x",
+            )
+        )  # fmt: skip
+
+    @rule(number=st.integers(1, 4), again=st.integers(0, 1), stock=st.booleans())
+    def register(self, number: int, again: int, stock: bool) -> None:
+        uid = number + 10 * again
+        self.run(c.RegisterWorker(address=f"w:{number}", uid=uid, stock=stock))
+
+    @rule(n=st.integers(0, 9), left=st.booleans())
+    def lose(self, n: int, left: bool) -> None:
+        if self.live.workers:
+            worker_id = sorted(self.live.workers)[n % len(self.live.workers)]
+            self.run(c.LoseWorker(worker_id=worker_id, reason="r", left=left))
+
+    @rule(n=st.integers(0, 9), most=st.integers(1, 2))
+    def assign(self, n: int, most: int) -> None:
+        if not self.live.workers:
+            return
+        worker = self.live.workers[sorted(self.live.workers)[n % len(self.live.workers)]]
+        before = len(list(streams_of(self.live, worker)))
+        self.run(c.AssignStream(worker_id=worker.worker_id, most=most))
+        mine = [save.save_id for save, _ in streams_of(self.live, worker)]
+        assert len(mine) <= max(most, before)
+        assert len(set(mine)) == len(mine), "two streams of one save"
+
+    @rule(
+        path=st.sampled_from(["/a", "/b", "/unknown"]),
+        stream=st.integers(-1, 2),
+        source=st.integers(-1, 2),
+        later=st.sampled_from([0, 0, 0, 1, -1]),
+        worker=st.integers(1, 4),
+    )
+    def split(self, path: str, stream: int, source: int, later: int, worker: int) -> None:
+        save = self.live.saves.get(self.live.save_at.get(path, 0))
+        present = save.sources[0].pass_number if save else 0
+        self.run(
+            c.AssignSplit(
+                path=path, stream=stream, source=source, pass_number=max(0, present + later),
+                worker_address=f"w:{worker}",
+            )
+        )  # fmt: skip
+
+    @rule(
+        n=st.integers(0, 9), stream=st.integers(0, 3), worker=st.integers(1, 4), ours=st.booleans()
+    )
+    def end_stream(self, n: int, stream: int, worker: int, ours: bool) -> None:
+        if self.live.saves:
+            save_id = sorted(self.live.saves)[n % len(self.live.saves)]
+            who: dict[str, Any] = (
+                {"worker_uid": worker} if ours else {"worker_address": f"w:{worker}"}
+            )
+            self.run(c.CompleteStream(save_id=save_id, stream=stream, **who))
+
+    @rule(
+        n=st.integers(0, 9),
+        stream=st.integers(0, 3),
+        worker=st.integers(1, 4),
+        back=st.integers(0, 1),
+    )
+    def commit(self, n: int, stream: int, worker: int, back: int) -> None:
+        if self.live.saves:
+            save = self.live.saves[sorted(self.live.saves)[n % len(self.live.saves)]]
+            chunks = save.streams[stream].chunks if stream < len(save.streams) else 0
+            self.run(
+                c.CommitChunk(
+                    save_id=save.save_id, stream=stream, worker_uid=worker, chunk=chunks - back,
+                    elements=2, file=f"{chunks - back}",
+                )
+            )  # fmt: skip
+
+    @rule(n=st.integers(0, 20), stream=st.sampled_from([None, 0, 1]))
+    def fail(self, n: int, stream: int | None) -> None:
+        if n < len(self.live.saves):
+            save_id = sorted(self.live.saves)[n]
+            self.run(
+                c.FailSave(
+                    save_id=save_id, code="INTERNAL", message="why", stream=stream,
+                    worker_address="w:1", worker_uid=1,
+                )
+            )  # fmt: skip
+
+    @invariant()
+    def books_balance(self) -> None:
+        state = self.live
+        both = state.saves | state.ended_saves
+        assert {save.path: save_id for save_id, save in both.items()} == state.save_at
+        for save in state.saves.values():
+            given = [s for stream in save.streams for s in stream.sources]
+            if not any(stream.completed for stream in save.streams):
+                assert sum(source.assigned for source in given) == save.assigned
+            for source in given:
+                assert source.assigned == sum(run.count for run in source.runs)
+            places = sorted(
+                place
+                for source in given
+                for run in source.runs
+                for place in range(run.place, run.place + run.count)
+            )
+            assert len(set(places)) == len(places)
+        assert len(state.ended_saves) <= states.MAX_ENDED_SAVES
+        assert len(status(state)["saves"]) == len(both)
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
