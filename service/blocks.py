@@ -81,6 +81,8 @@ class Block:
     """Which bundle its elements are of; None where they may be of several splits' leases."""
     index: int = 0
     """In the bundle, of its first element."""
+    skipped: int = 0
+    """Elements before it that its reader does not get, as they had left a cache."""
 
     @property
     def payload_bytes(self) -> int:

@@ -208,6 +208,7 @@ class WorkerConfig:
     host: str | None = None
     data_port: int | None = None
     drain_timeout_ms: int | None = None
+    cross_trainer_cache_size_bytes: int | None = None
 
     def options(self) -> WorkerOptions:
         """What it asks for. Raises InvalidArgument."""

@@ -18,7 +18,8 @@ from .base import (
     TaskOutput,
     TaskUnknown,
 )
-from .orders import ANY, Addressed, AnyBlock, Order
+from .cached import CachedOutput, Skips
+from .orders import ANY, Addressed, AnyBlock, Cached, Order
 
 __all__ = [
     "ANY",
@@ -27,6 +28,8 @@ __all__ = [
     "AnyBlock",
     "AnyOutput",
     "BundleForgotten",
+    "Cached",
+    "CachedOutput",
     "End",
     "EndOfBundle",
     "EndOfTask",
@@ -35,6 +38,7 @@ __all__ = [
     "OutputCancelled",
     "Part",
     "Run",
+    "Skips",
     "Subscription",
     "Superseded",
     "TaskFailed",

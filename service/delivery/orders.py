@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from ..blocks import Block
-from ..errors import ProtocolError
+from ..errors import InvalidArgument, ProtocolError
 from ..proto import transfer_pb2 as pb
 
 MAX_STRIDE = 1 << 16
@@ -77,6 +77,22 @@ class Addressed(Order):
         return dataclasses.replace(self, index=block.index + block.count * self.stride)
 
 
+@dataclass(frozen=True, slots=True)
+class Cached(Order):
+    """What a trainer has not been given of a task that every trainer reads all of.
+
+    Raises InvalidArgument without an id.
+    """
+
+    trainer_id: str
+
+    def __post_init__(self) -> None:
+        if not self.trainer_id:
+            raise InvalidArgument(
+                "tf.data service cross-trainer cache requires a non-empty trainer ID."
+            )
+
+
 ANY = AnyBlock()
 
 
@@ -89,6 +105,8 @@ def encode(order: Order, read: pb.Read) -> pb.Read:
             addressed = read.addressed
             addressed.bundle, addressed.index, addressed.stride = bundle, index, stride
             addressed.generation = generation
+        case Cached(trainer_id):
+            read.cached.trainer_id = trainer_id
         case _:
             raise TypeError(f"{order!r} has no encoding")
     return read
@@ -96,14 +114,15 @@ def encode(order: Order, read: pb.Read) -> pb.Read:
 
 def decode(read: pb.Read) -> Order:
     """The order of a `read`. Raises ProtocolError."""
-    match read.WhichOneof("order"):
-        case "any":
-            return ANY
-        case "addressed":
-            asked = read.addressed
-            try:
+    try:
+        match read.WhichOneof("order"):
+            case "any":
+                return ANY
+            case "addressed":
+                asked = read.addressed
                 return Addressed(asked.bundle, asked.index, asked.stride, asked.generation)
-            except ValueError as error:
-                raise ProtocolError(f"task {read.task_id} was asked for: {error}") from None
-        case _:
-            raise ProtocolError(f"task {read.task_id} was asked for in an order not known here")
+            case "cached":
+                return Cached(read.cached.trainer_id)
+    except ValueError as error:
+        raise ProtocolError(f"task {read.task_id} was asked for: {error}") from None
+    raise ProtocolError(f"task {read.task_id} was asked for in an order not known here")

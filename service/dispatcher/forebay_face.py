@@ -114,6 +114,7 @@ class ForebayFace:
                 dataset_id=request.dataset_id,
                 name=request.job_name,
                 sharding=request.sharding,
+                cross_trainer_cache=request.cross_trainer_cache,
                 target_workers=request.target_workers or TARGET_WORKERS_AUTO,
             )
         )
@@ -238,6 +239,7 @@ class ForebayFace:
                         num_sources=len(iteration.ledgers),
                         num_shards=len(state.places) if task.shard is not None else 0,
                         shard=task.shard or 0,
+                        cross_trainer_cache=job.cross_trainer_cache,
                     )
                 )
             await dispatcher.settled()  # within the poll, which may break meanwhile

@@ -35,18 +35,20 @@ class Hello(_message.Message):
     def __init__(self, version: _Optional[int] = ..., consumer_id: _Optional[int] = ..., worker_uid: _Optional[int] = ..., shares_memory: bool = ..., codecs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Read(_message.Message):
-    __slots__ = ("task_id", "any", "addressed", "received", "subscription")
+    __slots__ = ("task_id", "any", "addressed", "cached", "received", "subscription")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ANY_FIELD_NUMBER: _ClassVar[int]
     ADDRESSED_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     any: Any
     addressed: Addressed
+    cached: Cached
     received: int
     subscription: int
-    def __init__(self, task_id: _Optional[int] = ..., any: _Optional[_Union[Any, _Mapping]] = ..., addressed: _Optional[_Union[Addressed, _Mapping]] = ..., received: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
+    def __init__(self, task_id: _Optional[int] = ..., any: _Optional[_Union[Any, _Mapping]] = ..., addressed: _Optional[_Union[Addressed, _Mapping]] = ..., cached: _Optional[_Union[Cached, _Mapping]] = ..., received: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
 
 class Any(_message.Message):
     __slots__ = ()
@@ -63,6 +65,12 @@ class Addressed(_message.Message):
     stride: int
     generation: int
     def __init__(self, bundle: _Optional[int] = ..., index: _Optional[int] = ..., stride: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class Cached(_message.Message):
+    __slots__ = ("trainer_id",)
+    TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    trainer_id: str
+    def __init__(self, trainer_id: _Optional[str] = ...) -> None: ...
 
 class Credit(_message.Message):
     __slots__ = ("bytes", "positions", "slabs", "abandoned_slabs", "elements")
@@ -129,7 +137,7 @@ class Welcome(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class Block(_message.Message):
-    __slots__ = ("task_id", "number", "count", "components", "slab", "packed", "bundle", "index", "subscription")
+    __slots__ = ("task_id", "number", "count", "components", "slab", "packed", "bundle", "index", "subscription", "skipped")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +147,7 @@ class Block(_message.Message):
     BUNDLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     number: int
     count: int
@@ -148,7 +157,8 @@ class Block(_message.Message):
     bundle: int
     index: int
     subscription: int
-    def __init__(self, task_id: _Optional[int] = ..., number: _Optional[int] = ..., count: _Optional[int] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ..., slab: _Optional[_Union[Slab, _Mapping]] = ..., packed: _Optional[_Union[Packed, _Mapping]] = ..., bundle: _Optional[int] = ..., index: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
+    skipped: int
+    def __init__(self, task_id: _Optional[int] = ..., number: _Optional[int] = ..., count: _Optional[int] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ..., slab: _Optional[_Union[Slab, _Mapping]] = ..., packed: _Optional[_Union[Packed, _Mapping]] = ..., bundle: _Optional[int] = ..., index: _Optional[int] = ..., subscription: _Optional[int] = ..., skipped: _Optional[int] = ...) -> None: ...
 
 class Packed(_message.Message):
     __slots__ = ("codec", "bytes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -11,11 +12,13 @@ import grpc
 
 from ..blocks import Block
 from ..connections.grpc_server import generic_handler
-from ..delivery import ANY, End, EndOfTask, Subscription, TaskFailed
+from ..delivery import ANY, Cached, End, EndOfTask, Order, Skips, Subscription, TaskFailed
 from ..errors import PipelineError, Unavailable, Unimplemented
 from ..pipelines import response_maker
 from ..proto import tf_service_pb2 as pb
 from .tasks import TaskRunner
+
+log = logging.getLogger(__name__)
 
 SERVICE = "tensorflow.data.WorkerService"
 WAIT_S = 10.0
@@ -55,12 +58,6 @@ class ElementFace:
                 f"{request.consumer_index} asks for: leave consumer_index and num_consumers out, "
                 "or have only tf.data service's own workers"
             )
-        if request.trainer_id:
-            raise Unimplemented(
-                f"Forebay's workers have no cross-trainer cache yet, which the trainer "
-                f"{request.trainer_id!r} asks for: leave cross_trainer_cache out, or have only "
-                "tf.data service's own workers"
-            )
         runner = self._runner_of(request.task_id)
         with self._lock:
             if runner is None:
@@ -72,7 +69,8 @@ class ElementFace:
                 elements = _TaskElements(runner)
                 known = {i: e for i, e in self._elements.items() if self._runner_of(i) is e.runner}
                 self._elements = {**known, request.task_id: elements}
-        return elements.next()
+        cached = runner.task.cross_trainer_cache
+        return elements.next(Cached(request.trainer_id) if cached else ANY)
 
     def get_worker_tasks(self, _: pb.GetWorkerTasksRequest) -> pb.GetWorkerTasksResponse:
         return pb.GetWorkerTasksResponse()
@@ -83,15 +81,16 @@ class ElementFace:
 
 
 class _TaskElements:
-    """The elements of a task, to whoever asks next."""
+    """The elements of a task, to whoever asks next; or to each trainer, in a cached job."""
 
     def __init__(self, runner: TaskRunner) -> None:
         self.runner = runner
-        self._opened = runner.output.open(ANY)
+        self._opened: dict[Order, Subscription | End] = {}
+        self._skips: dict[Order, Skips] = {}
         self._respond: Callable[[Block], pb.GetElementResponse] | None = None
 
-    def next(self) -> pb.GetElementResponse:
-        item = self._next_element()
+    def next(self, order: Order) -> pb.GetElementResponse:
+        item = self._next_element(order)
         if isinstance(item, Block):
             if self._respond is None:
                 self._respond = response_maker(self.runner.definition)
@@ -104,13 +103,28 @@ class _TaskElements:
             raise Unavailable("no element is ready yet; ask again")
         raise Unavailable("the task has been stopped")
 
-    def _next_element(self) -> Block | End | None:
+    def _next_element(self, order: Order) -> Block | End | None:
         """In a block of its own. The rest of its block stays, for whoever asks next."""
-        if not isinstance(self._opened, Subscription):
-            return self._opened
+        opened = self._opened.get(order)
+        if opened is None:
+            opened = self._opened.setdefault(order, self.runner.output.open(order))
+        if not isinstance(opened, Subscription):
+            return opened
         give_up = time.monotonic() + WAIT_S
         while True:
             wait_s = max(0.0, give_up - time.monotonic())
-            item = self._opened.wait(wait_s, max_elements=1)
+            item = opened.wait(wait_s, max_elements=1)
             if not isinstance(item, Block) or item.count:
+                if isinstance(item, Block) and item.skipped:
+                    self._say_skipped(order, item.skipped)
                 return item
+
+    def _say_skipped(self, order: Order, elements: int) -> None:
+        """Stock clients cannot be told."""
+        skips = self._skips.setdefault(order, Skips())
+        if skips.add(elements):
+            log.warning(
+                "%s of task %d has skipped %d elements so far, which had left the cross-trainer "
+                "cache: others are faster, and --cross-trainer-cache-size-bytes lets them be "
+                "further ahead", order, self.runner.task.task_id, skips.elements,
+            )  # fmt: skip

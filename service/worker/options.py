@@ -66,4 +66,12 @@ class WorkerOptions(ServerOptions):
             least=0,
         ),
     ] = 20_000  # with what follows, up to 10 s, Kubernetes' 30 s
+    cross_trainer_cache_size_bytes: Annotated[
+        int,
+        Option(
+            "Of memory for each task of a job with a cross-trainer cache: the window over which "
+            "its trainers may be apart.",
+            least=1,
+        ),
+    ] = 1 << 30
     output_bytes: int = 8 << 20  # of finished blocks a task, before it waits: one full block

@@ -1,5 +1,5 @@
-"""The two policies that the seam has to fit besides those that there are, as sketches: nothing of
-the transport knows of them.
+"""A policy that the seam has to fit besides those that there are, as a sketch: nothing of the
+transport knows of it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,6 @@ class Rounds(Order):
 
     consumer: int
     of: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cached(Order):
-    """A cache for many trainers: each reads at its own position in what is kept."""
-
-    trainer: str
 
 
 class _Window(TaskOutput):
@@ -123,19 +116,3 @@ class RoundsOutput(_Window):
         while self.is_full(size) and self.first < slowest:
             self.forget_one()
         return not self.is_full(size)
-
-
-class CachedOutput(_Window):
-    """Waits for the fastest trainer; a slow one skips, and sees by `index` how much."""
-
-    def open(self, order: Order) -> Subscription | End:
-        if not isinstance(order, Cached):
-            return refused(order, "what is cached, to each trainer")
-        return _Position(self, self.first, 1)
-
-    def make_room(self, size: int) -> bool:
-        if self.is_full(size) and max(self.positions.values(), default=0) < self.stop:
-            return False
-        while self.is_full(size):
-            self.forget_one()
-        return True

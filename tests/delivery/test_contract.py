@@ -10,6 +10,8 @@ from forebay.service.delivery import (
     Addressed,
     AddressedOutput,
     AnyOutput,
+    Cached,
+    CachedOutput,
     End,
     EndOfBundle,
     EndOfTask,
@@ -22,7 +24,7 @@ from forebay.service.delivery import (
 )
 
 from .contract import ROOM, DeliveryContract, Ledger, Reader, block
-from .sketches import Cached, CachedOutput, Rounds, RoundsOutput
+from .sketches import Rounds, RoundsOutput
 
 
 class TestAny(DeliveryContract):
@@ -110,11 +112,10 @@ class TestRounds(Strides):
 
 
 class TestCached(DeliveryContract):
-    def make(self, max_bytes: int, listener: Listener | None = None) -> TaskOutput:
-        return CachedOutput(max_bytes, listener)
+    """Nobody is left behind in a window that holds all: test_cached.py has those who are."""
 
-    def ample(self, max_bytes: int) -> int:
-        return ROOM
+    def make(self, max_bytes: int, listener: Listener | None = None) -> TaskOutput:
+        return CachedOutput(ROOM, listener, ahead_bytes=max_bytes)
 
     def order(self, reader: int, readers: int) -> Order:
         return Cached(f"trainer {reader}")
@@ -127,20 +128,6 @@ class TestCached(DeliveryContract):
 
     def check(self, got: list[list[int]], total: int) -> None:
         assert got == [[*range(total)]] * len(got)
-
-    def test_memory_is_bounded(self) -> None:
-        """Who is slow skips, and is told by the index."""
-        output = CachedOutput(ROOM)
-        output.put(block(0, 2))
-        output._max_bytes = 2 * 520
-        fast, slow = self.readers(output, 2)
-        for first in range(2, 20):
-            fast.next()
-            fast.next()
-            output.put(block(first, 1))
-        seen = slow.next()
-        assert isinstance(seen, Block) and seen.index == 18 and slow.got == [18]
-        assert fast.got == [*range(19)]
 
 
 def test_a_reader_is_given_what_a_closed_one_left() -> None:
