@@ -13,7 +13,8 @@ how many they were (`Block.skipped`).
 not: who comes back goes on behind what it was given before. What was on its way to a reader that
 closes goes to nobody instead; with the task, on a worker that ends, go window and positions.
 
-Blocks are shared: all trainers are given the same arrays, which nobody may write to.
+Blocks are shared: all trainers are given the same arrays, which nobody may write to. What a block
+is compressed to on its way is kept for the next trainers, as long as it is one of the last blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..block_limits import check_block, cost
-from ..blocks import Block, strided
+from ..blocks import Block, Encodings, strided
 from .base import End, Listener, Subscription, TaskOutput, TaskUnknown, refused
 from .orders import Cached, Order
 
@@ -40,6 +41,10 @@ class Skips:
         with self._lock:
             before, self.elements = self.elements, self.elements + elements
             return before.bit_length() < self.elements.bit_length()
+
+
+ENCODED_BLOCKS = 8
+"""The last ones that were given out: of these it is kept what they were compressed to."""
 
 
 @dataclass(slots=True)
@@ -91,7 +96,7 @@ class CachedOutput(TaskOutput):
                 self._bytes -= self._window.pop(self._first)[1]
                 self._first += 1
             if block.count:
-                self._window[self._stop] = block, size, self._put
+                self._window[self._stop] = replace(block, encodings=Encodings()), size, self._put
                 self._stop += 1
                 self._put += block.count
                 self._bytes += size
@@ -148,6 +153,9 @@ class CachedOutput(TaskOutput):
         self._given = max(self._given, trainer.element)
         if begun + count == whole.count:
             if trainer.block == self._front:
+                if (passed := self._window.get(self._front - ENCODED_BLOCKS)) is not None:
+                    assert passed[0].encodings is not None
+                    passed[0].encodings.forget()
                 self._front += 1
                 self._new_bytes -= size
                 self.changed.notify_all()

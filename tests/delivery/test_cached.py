@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from forebay.service.block_limits import cost
 from forebay.service.blocks import Block, Component
 from forebay.service.delivery import Cached, CachedOutput, EndOfTask, OutputCancelled, TaskUnknown
+from forebay.service.delivery.cached import ENCODED_BLOCKS
 from forebay.service.errors import InvalidArgument
 
 from .contract import ROOM, TIMEOUT_S, Ledger, Reader, block
@@ -150,6 +151,31 @@ def test_what_has_left_the_window_is_free() -> None:
         del item
     gc.collect()
     assert [array() is not None for array in arrays] == [False] * 16 + [True] * 4
+
+
+def test_what_a_block_was_encoded_to_is_kept_for_a_while() -> None:
+    output = CachedOutput(ROOM)
+    fast, slow = read(output, "fast"), read(output, "slow")
+    made: list[int] = []
+
+    def encode(item: object) -> None:
+        assert isinstance(item, Block) and item.encodings is not None
+        first = item.index
+
+        def make() -> bytes:
+            made.append(first)
+            return b""
+
+        assert item.encodings.get("codec", make) == b""
+
+    for number in range(2 * ENCODED_BLOCKS):
+        output.put(block(4 * number, 4))
+        encode(fast.next())
+    assert made == [4 * number for number in range(2 * ENCODED_BLOCKS)]
+    made.clear()
+    for _ in range(2 * ENCODED_BLOCKS):
+        encode(slow.next())
+    assert made == [4 * number for number in range(ENCODED_BLOCKS)]
 
 
 def test_a_trainer_has_an_id() -> None:
