@@ -140,6 +140,7 @@ CASES = {
     "big batches": Case(dataset=_big_batches),
     "tokens": Case(dataset=_tokens, batch=SMALL_BATCH, gather=_ragged_batch),
     "dicts": Case(dataset=_dicts, batch=SMALL_BATCH, gather=_small_batch),
+    "photographs": Case(dataset=photograph_batches),
     "jpeg": Case(dataset=photograph_batches, step=keras_step),
     "splits": Case(dataset=_scalars, dynamic=True, batch=BATCH, gather=_batch),
 }

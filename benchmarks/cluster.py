@@ -60,7 +60,8 @@ class Cluster:
         self._jobs = 0
         own = directory / side.label
         own.mkdir()
-        dispatcher = our_dispatcher(own) if self._ours else peer_dispatcher(own, collect=True)
+        start = our_dispatcher if self._ours else peer_dispatcher
+        dispatcher = start(own, collect=True)
         self._dispatcher = self._stack.enter_context(dispatcher)
 
     @property
@@ -95,8 +96,13 @@ class Cluster:
             yield
             self._readers = before
 
-    def measure(self, case: str, *, size: int = 0, seconds: float | None = None) -> Reading:
-        """Read with all readers for some time; a dataset of a size to its end, if it gets there."""
+    def measure(
+        self, case: str, *, size: int = 0, seconds: float | None = None, cached: bool = False
+    ) -> Reading:
+        """Read with all readers for some time; a dataset of a size to its end, if it gets there.
+
+        If `cached`, each of them is a trainer that reads all of it.
+        """
         self._jobs += 1
         question = {
             "case": case,
@@ -104,7 +110,8 @@ class Cluster:
             "warm_up_s": 0 if size else self._setting.warm_up_s,
             "seconds": self._setting.seconds if seconds is None else seconds,
             "workers": [worker.pid for worker in self._workers],
-            "job_name": f"job {self._jobs}" if len(self._readers) > 1 else None,
+            "job_name": f"job {self._jobs}" if cached or len(self._readers) > 1 else None,
+            "cached": cached,
         }
         for reader in self._readers:
             reader.ask(question)

@@ -60,6 +60,7 @@ class Trainer:
         seconds: float,
         workers: list[int],
         job_name: str | None,
+        cached: bool,
     ) -> Reading:
         """Read for so long, or a dataset of this size to its end if that comes first.
 
@@ -69,7 +70,7 @@ class Trainer:
         for process in (os.getpid(), *workers):
             forget_peak(process)
         begun = time.perf_counter()
-        elements = self._open(ALL[case], dataset_id, job_name)
+        elements = self._open(ALL[case], dataset_id, job_name, cached)
         next(elements)
         first_s = time.perf_counter() - begun
         consume(elements, warm_up_s)
@@ -104,9 +105,13 @@ class Trainer:
             self._registered[case, size] = dataset_id, mean_bytes(dataset)
         return self._registered[case, size]
 
-    def _open(self, case: Case, dataset_id: Any, job_name: str | None) -> Iterator[Any]:
+    def _open(
+        self, case: Case, dataset_id: Any, job_name: str | None, cached: bool
+    ) -> Iterator[Any]:
         mode = "distributed_epoch" if case.dynamic else "parallel_epochs"
-        how = {"job_name": job_name, "data_transfer_protocol": case.protocol}
+        how: dict[str, Any] = {"job_name": job_name, "data_transfer_protocol": case.protocol}
+        if cached:
+            how["cross_trainer_cache"] = self._service.CrossTrainerCache(str(os.getpid()))
         if case.into is Into.NUMPY and self._ours:
             return iter(self._service.read(self._target, dataset_id, processing_mode=mode, **how))
         dataset = self._service.from_dataset_id(mode, self._target, dataset_id, **how)

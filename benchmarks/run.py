@@ -31,6 +31,7 @@ from .results import Costs, Curve, Feeding, Finding, Result
 from .scaling import consumers, workers
 from .setting import Setting
 from .splits import get_split, leases
+from .trainers import trainers
 
 Row = Callable[[Setting], Sequence[Finding]]
 SHARING: dict[str, Row] = {  # the clusters that elements.py and others read from
@@ -54,6 +55,7 @@ ROWS: dict[str, Row] = {
     "big_batches": elements.big_batches,
     "workers": workers,
     "consumers": consumers,
+    "trainers": trainers,
     "fleet": fleet,
     "restart": restart,
     "leases": leases,

@@ -90,8 +90,12 @@ class Server(Responder):
         return memory_mb(self.pid, "VmRSS")
 
 
-def our_dispatcher(directory: pathlib.Path, port: int = 0) -> Server:
-    """Forebay's dispatcher. Nobody times out: what members do here may be simulated."""
+def our_dispatcher(directory: pathlib.Path, port: int = 0, *, collect: bool = False) -> Server:
+    """Forebay's dispatcher. Nobody times out: what members do here may be simulated.
+
+    `collect`: as for the peer's.
+    """
+    collect_ms = ("--job-gc-check-interval-ms", COLLECT_MS, "--job-gc-timeout-ms", COLLECT_MS)
     return Server(
         "forebay.service.cli",
         "dispatcher",
@@ -99,6 +103,7 @@ def our_dispatcher(directory: pathlib.Path, port: int = 0) -> Server:
         *("--port", port),
         *("--worker-timeout-ms", -1),
         *("--client-timeout-ms", -1),
+        *(collect_ms if collect else ()),
         exit_with_parent=True,
     )
 
@@ -111,8 +116,8 @@ def our_worker(dispatcher: Server) -> Server:
 def peer_dispatcher(directory: pathlib.Path, port: int = 0, *, collect: bool = False) -> Server:
     """tf.data service's dispatcher, in fault-tolerant mode.
 
-    `collect`: jobs that nobody reads any more end at once, as ours do, so that the rounds
-    before leave no buffers behind.
+    `collect`: jobs that nobody reads any more end soon, so that the rounds before leave no buffers
+    behind.
     """
     collect_ms = COLLECT_MS if collect else 0  # 0: its default, minutes
     return Server("forebay.benchmarks.peer", "dispatcher", port, directory / PEERS, collect_ms)

@@ -15,8 +15,9 @@ float8_…). Strings are kept as lengths and one run of bytes until somebody wan
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -71,6 +72,28 @@ class Component:
         return map(np.reshape, map(values.__getitem__, slices), self.shapes.tolist())
 
 
+class Encodings:
+    """What a block that several are given was encoded to, so that it is done once. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[str, bytes | None] | None = {}  # None: no longer kept
+
+    def get(self, codec: str, encode: Callable[[], bytes | None]) -> bytes | None:
+        """By this codec; whoever comes meanwhile waits for it."""
+        made = self._made
+        if made is None:
+            return encode()
+        with self._lock:
+            if codec not in made:
+                made[codec] = encode()
+            return made[codec]
+
+    def forget(self) -> None:
+        """Keep none from now on: it takes memory. Never waits."""
+        self._made = None
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """`count` elements of one task."""
@@ -81,6 +104,10 @@ class Block:
     """Which bundle its elements are of; None where they may be of several splits' leases."""
     index: int = 0
     """In the bundle, of its first element."""
+    skipped: int = 0
+    """Elements before it that its reader does not get, as they had left a cache."""
+    encodings: Encodings | None = field(default=None, compare=False, repr=False)
+    """Kept for others that are given this block, if there may be any."""
 
     @property
     def payload_bytes(self) -> int:

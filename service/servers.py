@@ -211,6 +211,7 @@ class WorkerConfig:
     data_port: int | None = None
     drain_timeout_ms: int | None = None
     save_chunk_bytes: int | None = None
+    cross_trainer_cache_size_bytes: int | None = None
 
     def options(self) -> WorkerOptions:
         """What it asks for. Raises InvalidArgument."""

@@ -189,6 +189,9 @@ def from_dataset_id(
       data_transfer_protocol: "local" (a worker in this process), "unix" (on this host), "tcp"
         or "grpc" (where only HTTP/2 passes); "AUTO" and None take the best one that reaches
         each worker.
+      cross_trainer_cache: a `CrossTrainerCache` with this trainer's id (tf.data service's own will
+        do): every trainer of the job, which needs a name, reads all of it, and it is produced
+        once. The dataset must be infinite, and can be iterated over once.
       target_workers: "AUTO", "ANY", or "LOCAL": read from workers in this process only. Each
         worker that a job has needs a reader. Who shares a job must give the same.
 

@@ -179,6 +179,8 @@ class Consumer:
                     self._forget(item.uid)
             elif isinstance(item.item, Block):
                 self.last_task_id = item.task_id
+                if item.item.skipped and self._reading.cache is not None:
+                    self._reading.cache.skip(item.item.skipped)
                 yield item.item
                 item.client.taken(item.item)
             else:
@@ -318,7 +320,7 @@ class Consumer:
                 self._end_if_completed(task)
             elif task.task_id not in self._ended | link.reading:
                 link.reading.add(task.task_id)
-                link.client.read(task.task_id)
+                link.client.read(task.task_id, self._reading.order)
             if link is not None and not linked:
                 new.append(link)
         for link in new:  # once all of them share the budget of elements
@@ -360,7 +362,9 @@ class Consumer:
         def lost(reason: str) -> None:
             self._inbox.put(_Gone(uid, client, reason))
 
-        worker = local_worker(uid) if self._reading.protocol in (None, LOCAL) else None
+        # In this process what a cache keeps for others would be handed over, to be written to.
+        is_ours = self._reading.protocol in (None, LOCAL) and self._reading.cache is None
+        worker = local_worker(uid) if is_ours else None
         elements = self._budget.share() if self._budget is not None else None
         if worker is not None:
             client = LocalClient(
@@ -438,7 +442,7 @@ class Consumer:
         for task_id in self._ask_again & tasks.keys():
             link = self._links.get(tasks[task_id].worker_uid)
             if link is not None:
-                link.client.read(task_id)
+                link.client.read(task_id, self._reading.order)
         # If a worker that was given up has not begun it by now, it will once it is listed again.
         self._asked_for_the_last_time = self._ask_again & self._given_up.keys()
         self._ask_again.clear()

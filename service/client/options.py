@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import enum
+import logging
 from dataclasses import dataclass
+from typing import Any
 
-from ..connections.protocols import transfer_protocol
+from ..connections.protocols import LOCAL, transfer_protocol
+from ..delivery import ANY, Cached, Order, Skips
 from ..errors import InvalidArgument, Unimplemented
 from ..pipelines.splits import SHARD_HINT
+
+log = logging.getLogger(__name__)
 
 __all__ = ["SHARD_HINT", "CrossTrainerCache", "ShardingPolicy"]
 
@@ -25,14 +30,43 @@ class ShardingPolicy(enum.IntEnum):
 
 
 class CrossTrainerCache:
-    """Options of the cross-trainer cache. Raises ValueError if `trainer_id` is empty."""
+    """Has a trainer read through a cache, which it shares with others that read the same job.
+
+    Each element is produced once, and read by every trainer: by one of the readers that give the
+    same `trainer_id`, and at most once. The fastest trainer drives the production. A worker keeps
+    a window of what it has produced last (`WorkerConfig.cross_trainer_cache_size_bytes`): a new
+    trainer begins with the oldest element there, and one that is slower than the window is long
+    skips what has left it, which is said in the log, and counted in `skipped`.
+
+    A trainer that is restarted goes on, under the same `trainer_id`, behind what its workers had
+    sent it; what was on the way to it is lost, like what it had received and not used. So does
+    everybody when the dispatcher is restarted. With a worker its cache is lost; another begins its
+    part of the dataset anew, for all trainers. A job that nobody has read for the dispatcher's
+    `job_gc_timeout_ms` has its cache begun anew.
+
+    Raises ValueError if `trainer_id` is empty.
+    """
 
     def __init__(self, trainer_id: str) -> None:
-        if not trainer_id:
-            raise InvalidArgument(
-                "tf.data service cross-trainer cache requires a non-empty trainer ID."
-            )
+        self.order = Cached(trainer_id)
         self.trainer_id = trainer_id
+        self._skips = Skips()
+
+    @property
+    def skipped(self) -> int:
+        """How many elements those who read with this object have not got so far, on all workers:
+        they had left the cache before this trainer came to them.
+        """
+        return self._skips.elements
+
+    def skip(self, elements: int) -> None:
+        """So many more."""
+        if self._skips.add(elements):
+            log.warning(
+                "trainer %r has skipped %d elements so far, which had left the cross-trainer "
+                "cache: others are faster; a larger cross_trainer_cache_size_bytes of the workers "
+                "lets them be further ahead", self.trainer_id, self.skipped,
+            )  # fmt: skip
 
 
 def sharding_policy(processing_mode: ShardingPolicy | str | int) -> ShardingPolicy:
@@ -82,6 +116,12 @@ class ReadOptions:
     protocol: str | None = None  # of connections/protocols.py; None: the best that there is
     max_elements: int | None = None  # at a time on the way here, and here; None: any number
     targets: TargetWorkers = TargetWorkers.AUTO
+    cache: CrossTrainerCache | None = None
+
+    @property
+    def order(self) -> Order:
+        """What is asked of each task."""
+        return ANY if self.cache is None else self.cache.order
 
 
 AS_EVER = ReadOptions()
@@ -111,21 +151,41 @@ def reading(
         raise InvalidArgument(
             f"max_outstanding_requests={max_outstanding_requests!r} must be a positive integer"
         )
-    for name, value in (
-        ("num_consumers", num_consumers),
-        ("cross_trainer_cache", cross_trainer_cache),
-    ):
-        if value is not None:
-            raise Unimplemented(
-                f"`{name}` is not in this version of Forebay's own client; leave it out, or read "
-                "with tf.data service's client and workers, which work with this dispatcher"
-            )
+    cache = _cache(cross_trainer_cache)
+    if cache is not None and num_consumers is not None:
+        raise InvalidArgument(
+            "Cross-trainer caching does not support coordinated reads. Got number of coordinated "
+            f"consumers: {num_consumers}"
+        )
+    if num_consumers is not None:
+        raise Unimplemented(
+            "`num_consumers` is not in this version of Forebay's own client; leave it out, or read "
+            "with tf.data service's client and workers, which work with this dispatcher"
+        )
+    protocol = transfer_protocol(data_transfer_protocol)
+    if cache is not None and protocol == LOCAL:
+        raise InvalidArgument(
+            f"data_transfer_protocol={data_transfer_protocol!r} hands over what the cache keeps "
+            "for other trainers: leave it out, and each gets memory of its own"
+        )
     if str(target_workers).upper() not in TargetWorkers.__members__:
         raise InvalidArgument(
             f"target_workers={target_workers!r} must be one of {list(TargetWorkers.__members__)}"
         )
     return ReadOptions(
-        protocol=transfer_protocol(data_transfer_protocol),
+        protocol=protocol,
         max_elements=max_outstanding_requests,
         targets=TargetWorkers[str(target_workers).upper()],
+        cache=cache,
     )
+
+
+def _cache(given: Any) -> CrossTrainerCache | None:
+    """tf.data service's own `CrossTrainerCache` is taken as well."""
+    if given is None or isinstance(given, CrossTrainerCache):
+        return given
+    if not hasattr(given, "trainer_id"):
+        raise InvalidArgument(
+            f"`cross_trainer_cache` must be a CrossTrainerCache, not {type(given)}"
+        )
+    return CrossTrainerCache(given.trainer_id)

@@ -19,6 +19,7 @@ from ..transport import has_local_workers
 from .consumer import Consumer
 from .options import (
     AS_EVER,
+    CrossTrainerCache,
     ReadOptions,
     ShardingPolicy,
     TargetWorkers,
@@ -64,8 +65,13 @@ class Reader:
         credit_bytes: int = CREDIT_BYTES,
     ) -> None:
         """The first iteration of a named job is `first_epoch`, for who goes on with it; a worker
-        may run `credit_bytes` ahead of a consumer.
+        may run `credit_bytes` ahead of a consumer. Raises InvalidArgument if it is to share a
+        cache without a job's name.
         """
+        if how.cache is not None and not job_name:
+            raise InvalidArgument(
+                "Cross-trainer caching requires named jobs. Got empty `job_name`."
+            )
         self.service = service
         self.dataset_id = dataset_id
         self._policy = policy
@@ -78,9 +84,17 @@ class Reader:
     def definition(self) -> ev.DatasetDefinition:
         """What was registered, without the graph.
 
-        Raises NotFound, Unavailable, and NotSplittable if it cannot be read under this policy.
+        Raises NotFound, Unavailable, NotSplittable if it cannot be read under this policy, and
+        InvalidArgument if it ends, and is to be cached.
         """
         definition = fetch_definition(self.service, self.dataset_id)
+        if self._how.cache is not None:
+            metadata = tf.DataServiceMetadata.FromString(definition.metadata)
+            if metadata.cardinality >= 0:
+                raise InvalidArgument(
+                    "Cross-trainer caching requires the input dataset to be infinite. Got input "
+                    f"with cardinality {metadata.cardinality}"
+                )
         if self._policy == ShardingPolicy.DYNAMIC:
             require_splittable(definition.sources, definition.unsplittable)
         return definition
@@ -96,6 +110,11 @@ class Reader:
                 "need to run local tf.data service workers in your training workers."
             )
         epoch = next(self._epochs) if self._job_name else 0
+        if self._how.cache is not None and epoch > 1:
+            raise InvalidArgument(
+                "Cross-trainer caching requires infinite datasets and disallows multiple "
+                f"repetitions of the same dataset. Got repetition {epoch}"
+            )
         dispatcher = DispatcherClient(self.service, known=self._known)
         consumer = None
         try:
@@ -105,6 +124,7 @@ class Reader:
                     job_name=self._job_name or "",
                     sharding=self._policy.name,
                     target_workers=self._how.targets,
+                    cross_trainer_cache=self._how.cache is not None,
                 ),
                 pb.GetOrCreateJobResponse,
             )
@@ -211,6 +231,7 @@ def read(
     job_name: str | None = None,
     max_outstanding_requests: int | None = None,
     data_transfer_protocol: str | None = None,
+    cross_trainer_cache: CrossTrainerCache | None = None,
     target_workers: str = "AUTO",
 ) -> ElementIterator:
     """Read one epoch of a registered dataset, without TensorFlow.
@@ -221,8 +242,10 @@ def read(
       dataset_id: what `register_dataset` returned.
       processing_mode: a `ShardingPolicy`, "parallel_epochs" or "distributed_epoch", as in
         `from_dataset_id`.
-      job_name: readers of the same name share one job: each element goes to one of them.
-      max_outstanding_requests, data_transfer_protocol, target_workers: as in `from_dataset_id`.
+      job_name: readers of the same name share one job: each element goes to one of them, or
+        with `cross_trainer_cache` to each trainer.
+      max_outstanding_requests, data_transfer_protocol, cross_trainer_cache, target_workers: as
+        in `from_dataset_id`.
 
     Returns an iterator of elements, which is a context manager as well. Raises NotFound for an
     unknown dataset, or static sharding without a list of workers, Unimplemented with the reason
@@ -233,6 +256,7 @@ def read(
     how = reading(
         max_outstanding_requests=max_outstanding_requests,
         data_transfer_protocol=data_transfer_protocol,
+        cross_trainer_cache=cross_trainer_cache,
         target_workers=target_workers,
     )
     policy = sharding_policy(processing_mode)

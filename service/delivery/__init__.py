@@ -18,7 +18,8 @@ from .base import (
     TaskOutput,
     TaskUnknown,
 )
-from .orders import ANY, Addressed, AnyBlock, Order, Rounds
+from .cached import CachedOutput, Skips
+from .orders import ANY, Addressed, AnyBlock, Cached, Order, Rounds
 from .rounds import RoundsOutput
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "AnyOutput",
     "BundleForgotten",
     "BundleRun",
+    "Cached",
+    "CachedOutput",
     "End",
     "EndOfBundle",
     "EndOfTask",
@@ -38,6 +41,7 @@ __all__ = [
     "Part",
     "Rounds",
     "RoundsOutput",
+    "Skips",
     "Subscription",
     "Superseded",
     "TaskFailed",

@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from ..blocks import Block
-from ..errors import ProtocolError
+from ..errors import InvalidArgument, ProtocolError
 from ..proto import transfer_pb2 as pb
 
 MAX_STRIDE = 1 << 16
@@ -99,6 +99,22 @@ class Rounds(Order):
         return dataclasses.replace(self, round=self.round + block.count)
 
 
+@dataclass(frozen=True, slots=True)
+class Cached(Order):
+    """What a trainer has not been given of a task that every trainer reads all of.
+
+    Raises InvalidArgument without an id.
+    """
+
+    trainer_id: str
+
+    def __post_init__(self) -> None:
+        if not self.trainer_id:
+            raise InvalidArgument(
+                "tf.data service cross-trainer cache requires a non-empty trainer ID."
+            )
+
+
 ANY = AnyBlock()
 
 
@@ -114,6 +130,8 @@ def encode(order: Order, read: pb.Read) -> pb.Read:
         case Rounds(consumer, of, number):
             rounds = read.rounds
             rounds.consumer, rounds.of, rounds.round = consumer, of, number
+        case Cached(trainer_id):
+            read.cached.trainer_id = trainer_id
         case _:
             raise TypeError(f"{order!r} has no encoding")
     return read
@@ -128,6 +146,8 @@ def decode(read: pb.Read) -> Order:
             return _of(read, Addressed, ("bundle", "index", "stride", "generation"))
         case "rounds":
             return _of(read, Rounds, ("consumer", "of", "round"))
+        case "cached":
+            return _of(read, Cached, ("trainer_id",))
         case _:
             raise ProtocolError(f"task {read.task_id} was asked for in an order not known here")
 

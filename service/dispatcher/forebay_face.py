@@ -143,6 +143,7 @@ class ForebayFace:
                 num_consumers=(
                     request.num_consumers if request.HasField("num_consumers") else None
                 ),
+                cross_trainer_cache=request.cross_trainer_cache,
                 target_workers=request.target_workers or TARGET_WORKERS_AUTO,
             )
         )
@@ -288,6 +289,7 @@ class ForebayFace:
                         num_shards=len(state.places) if task.shard is not None else 0,
                         shard=task.shard or 0,
                         num_consumers=job.num_consumers or 0,
+                        cross_trainer_cache=job.cross_trainer_cache,
                     )
                 )
             response.streams.extend(_stream(save, number) for save, number in streams)

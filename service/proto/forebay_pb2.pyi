@@ -86,7 +86,7 @@ class RemoveDatasetResponse(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetOrCreateJobRequest(_message.Message):
-    __slots__ = ("request", "dataset_id", "job_name", "sharding", "target_workers", "known", "num_consumers")
+    __slots__ = ("request", "dataset_id", "job_name", "sharding", "target_workers", "known", "num_consumers", "cross_trainer_cache")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,7 @@ class GetOrCreateJobRequest(_message.Message):
     TARGET_WORKERS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     NUM_CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    CROSS_TRAINER_CACHE_FIELD_NUMBER: _ClassVar[int]
     request: _events_pb2.Request
     dataset_id: str
     job_name: str
@@ -101,7 +102,8 @@ class GetOrCreateJobRequest(_message.Message):
     target_workers: int
     known: JournalPosition
     num_consumers: int
-    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., dataset_id: _Optional[str] = ..., job_name: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., target_workers: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., num_consumers: _Optional[int] = ...) -> None: ...
+    cross_trainer_cache: bool
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., dataset_id: _Optional[str] = ..., job_name: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., target_workers: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., num_consumers: _Optional[int] = ..., cross_trainer_cache: bool = ...) -> None: ...
 
 class GetOrCreateJobResponse(_message.Message):
     __slots__ = ("job_id", "dataset_id", "journal")
@@ -265,7 +267,7 @@ class WorkerHeartbeatResponse(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., streams: _Optional[_Iterable[_Union[Stream, _Mapping]]] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("task_id", "iteration_id", "dataset_id", "sharding", "num_sources", "num_shards", "shard", "num_consumers")
+    __slots__ = ("task_id", "iteration_id", "dataset_id", "sharding", "num_sources", "num_shards", "shard", "num_consumers", "cross_trainer_cache")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
@@ -274,6 +276,7 @@ class Task(_message.Message):
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     NUM_CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    CROSS_TRAINER_CACHE_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     iteration_id: int
     dataset_id: str
@@ -282,7 +285,8 @@ class Task(_message.Message):
     num_shards: int
     shard: int
     num_consumers: int
-    def __init__(self, task_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., num_sources: _Optional[int] = ..., num_shards: _Optional[int] = ..., shard: _Optional[int] = ..., num_consumers: _Optional[int] = ...) -> None: ...
+    cross_trainer_cache: bool
+    def __init__(self, task_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., num_sources: _Optional[int] = ..., num_shards: _Optional[int] = ..., shard: _Optional[int] = ..., num_consumers: _Optional[int] = ..., cross_trainer_cache: bool = ...) -> None: ...
 
 class LeaseSplitsRequest(_message.Message):
     __slots__ = ("request", "task_id", "source", "pass_number", "want", "begun", "returned", "known", "or_later")

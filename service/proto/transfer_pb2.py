@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$forebay/service/proto/transfer.proto\x12\x10\x66orebay.transfer\"\xe9\x01\n\x08ToWorker\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.forebay.transfer.HelloH\x00\x12&\n\x04read\x18\x02 \x01(\x0b\x32\x16.forebay.transfer.ReadH\x00\x12*\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x18.forebay.transfer.CreditH\x00\x12&\n\x04stop\x18\x04 \x01(\x0b\x32\x16.forebay.transfer.StopH\x00\x12,\n\x07goodbye\x18\x05 \x01(\x0b\x32\x19.forebay.transfer.GoodbyeH\x00\x42\t\n\x07message\"h\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\x03\x12\x12\n\nworker_uid\x18\x03 \x01(\x03\x12\x15\n\rshares_memory\x18\x04 \x01(\x08\x12\x0e\n\x06\x63odecs\x18\x05 \x03(\t\"\xcc\x01\n\x04Read\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12$\n\x03\x61ny\x18\x02 \x01(\x0b\x32\x15.forebay.transfer.AnyH\x00\x12\x30\n\taddressed\x18\x03 \x01(\x0b\x32\x1b.forebay.transfer.AddressedH\x00\x12*\n\x06rounds\x18\x06 \x01(\x0b\x32\x18.forebay.transfer.RoundsH\x00\x12\x10\n\x08received\x18\x04 \x01(\x04\x12\x14\n\x0csubscription\x18\x05 \x01(\rB\x07\n\x05order\"\x0b\n\x03\x41nyJ\x04\x08\x01\x10\x02\"N\n\tAddressed\x12\x0e\n\x06\x62undle\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x0e\n\x06stride\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\"5\n\x06Rounds\x12\x10\n\x08\x63onsumer\x18\x01 \x01(\r\x12\n\n\x02of\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\x04\"\x9a\x01\n\x06\x43redit\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12-\n\tpositions\x18\x02 \x03(\x0b\x32\x1a.forebay.transfer.Position\x12\x11\n\x05slabs\x18\x03 \x03(\rB\x02\x10\x01\x12\x1b\n\x0f\x61\x62\x61ndoned_slabs\x18\x05 \x03(\rB\x02\x10\x01\x12\x15\n\x08\x65lements\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_elements\"I\n\x08Position\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x10\n\x08received\x18\x02 \x01(\x04\x12\x14\n\x0csubscription\x18\x04 \x01(\rJ\x04\x08\x03\x10\x04\"-\n\x04Stop\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x14\n\x0csubscription\x18\x02 \x01(\r\"\t\n\x07Goodbye\"\xe8\x03\n\nToConsumer\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x19.forebay.transfer.WelcomeH\x00\x12(\n\x05\x62lock\x18\x02 \x01(\x0b\x32\x17.forebay.transfer.BlockH\x00\x12\x32\n\x0b\x65nd_of_task\x18\x03 \x01(\x0b\x32\x1b.forebay.transfer.EndOfTaskH\x00\x12\x33\n\x0btask_failed\x18\x04 \x01(\x0b\x32\x1c.forebay.transfer.TaskFailedH\x00\x12\x35\n\x0ctask_unknown\x18\x05 \x01(\x0b\x32\x1d.forebay.transfer.TaskUnknownH\x00\x12,\n\x07refused\x18\x06 \x01(\x0b\x32\x19.forebay.transfer.RefusedH\x00\x12\x36\n\rend_of_bundle\x18\x07 \x01(\x0b\x32\x1d.forebay.transfer.EndOfBundleH\x00\x12=\n\x10\x62undle_forgotten\x18\x08 \x01(\x0b\x32!.forebay.transfer.BundleForgottenH\x00\x12\x32\n\nsuperseded\x18\t \x01(\x0b\x32\x1c.forebay.transfer.SupersededH\x00\x42\t\n\x07message\"\x1a\n\x07Welcome\x12\x0f\n\x07version\x18\x01 \x01(\r\"\x83\x02\n\x05\x42lock\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\r\n\x05\x63ount\x18\x03 \x01(\x03\x12/\n\ncomponents\x18\x04 \x03(\x0b\x32\x1b.forebay.transfer.Component\x12$\n\x04slab\x18\x06 \x01(\x0b\x32\x16.forebay.transfer.Slab\x12(\n\x06packed\x18\x07 \x01(\x0b\x32\x18.forebay.transfer.Packed\x12\x13\n\x06\x62undle\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05index\x18\t \x01(\x04\x12\x14\n\x0csubscription\x18\n \x01(\rB\t\n\x07_bundleJ\x04\x08\x05\x10\x06\"&\n\x06Packed\x12\r\n\x05\x63odec\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"%\n\x04Slab\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05\x66resh\x18\x02 \x01(\x08\"^\n\tComponent\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x0f\n\x07varying\x18\x04 \x01(\x08\x12\x14\n\x0c\x62uffer_bytes\x18\x05 \x03(\x04\"2\n\tEndOfTask\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x14\n\x0csubscription\x18\x02 \x01(\r\"T\n\x0b\x45ndOfBundle\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x14\n\x0csubscription\x18\x02 \x01(\r\x12\x0e\n\x06\x62undle\x18\x03 \x01(\x04\x12\x0e\n\x06length\x18\x04 \x01(\x04\"]\n\x0f\x42undleForgotten\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x14\n\x0csubscription\x18\x02 \x01(\r\x12\x0e\n\x06\x62undle\x18\x03 \x01(\x04\x12\r\n\x05index\x18\x04 \x01(\x04J\x04\x08\x05\x10\x06\"G\n\nSuperseded\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x14\n\x0csubscription\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\"R\n\nTaskFailed\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x14\n\x0csubscription\x18\x04 \x01(\r\"4\n\x0bTaskUnknown\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x14\n\x0csubscription\x18\x02 \x01(\r\")\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x62roken\x18\x02 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$forebay/service/proto/transfer.proto\x12\x10\x66orebay.transfer\"\xe9\x01\n\x08ToWorker\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.forebay.transfer.HelloH\x00\x12&\n\x04read\x18\x02 \x01(\x0b\x32\x16.forebay.transfer.ReadH\x00\x12*\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x18.forebay.transfer.CreditH\x00\x12&\n\x04stop\x18\x04 \x01(\x0b\x32\x16.forebay.transfer.StopH\x00\x12,\n\x07goodbye\x18\x05 \x01(\x0b\x32\x19.forebay.transfer.GoodbyeH\x00\x42\t\n\x07message\"h\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\x03\x12\x12\n\nworker_uid\x18\x03 \x01(\x03\x12\x15\n\rshares_memory\x18\x04 \x01(\x08\x12\x0e\n\x06\x63odecs\x18\x05 \x03(\t\"\xf8\x01\n\x04Read\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12$\n\x03\x61ny\x18\x02 \x01(\x0b\x32\x15.forebay.transfer.AnyH\x00\x12\x30\n\taddressed\x18\x03 \x01(\x0b\x32\x1b.forebay.transfer.AddressedH\x00\x12*\n\x06rounds\x18\x06 \x01(\x0b\x32\x18.forebay.transfer.RoundsH\x00\x12*\n\x06\x63\x61\x63hed\x18\x07 \x01(\x0b\x32\x18.forebay.transfer.CachedH\x00\x12\x10\n\x08received\x18\x04 \x01(\x04\x12\x14\n\x0csubscription\x18\x05 \x01(\rB\x07\n\x05order\"\x0b\n\x03\x41nyJ\x04\x08\x01\x10\x02\"N\n\tAddressed\x12\x0e\n\x06\x62undle\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x0e\n\x06stride\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\"5\n\x06Rounds\x12\x10\n\x08\x63onsumer\x18\x01 \x01(\r\x12\n\n\x02of\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\x04\"\x1c\n\x06\x43\x61\x63hed\x12\x12\n\ntrainer_id\x18\x01 \x01(\t\"\x9a\x01\n\x06\x43redit\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12-\n\tpositions\x18\x02 \x03(\x0b\x32\x1a.forebay.transfer.Position\x12\x11\n\x05slabs\x18\x03 \x03(\rB\x02\x10\x01\x12\x1b\n\x0f\x61\x62\x61ndoned_slabs\x18\x05 \x03(\rB\x02\x10\x01\x12\x15\n\x08\x65lements\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_elements\"I\n\x08Position\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x10\n\x08received\x18\x02 \x01(\x04\x12\x14\n\x0csubscription\x18\x04 \x01(\rJ\x04\x08\x03\x10\x04\"-\n\x04Stop\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x14\n\x0csubscription\x18\x02 \x01(\r\"\t\n\x07Goodbye\"\xe8\x03\n\nToConsumer\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x19.forebay.transfer.WelcomeH\x00\x12(\n\x05\x62lock\x18\x02 \x01(\x0b\x32\x17.forebay.transfer.BlockH\x00\x12\x32\n\x0b\x65nd_of_task\x18\x03 \x01(\x0b\x32\x1b.forebay.transfer.EndOfTaskH\x00\x12\x33\n\x0btask_failed\x18\x04 \x01(\x0b\x32\x1c.forebay.transfer.TaskFailedH\x00\x12\x35\n\x0ctask_unknown\x18\x05 \x01(\x0b\x32\x1d.forebay.transfer.TaskUnknownH\x00\x12,\n\x07refused\x18\x06 \x01(\x0b\x32\x19.forebay.transfer.RefusedH\x00\x12\x36\n\rend_of_bundle\x18\x07 \x01(\x0b\x32\x1d.forebay.transfer.EndOfBundleH\x00\x12=\n\x10\x62undle_forgotten\x18\x08 \x01(\x0b\x32!.forebay.transfer.BundleForgottenH\x00\x12\x32\n\nsuperseded\x18\t \x01(\x0b\x32\x1c.forebay.transfer.SupersededH\x00\x42\t\n\x07message\"\x1a\n\x07Welcome\x12\x0f\n\x07version\x18\x01 \x01(\r\"\x94\x02\n\x05\x42lock\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\r\n\x05\x63ount\x18\x03 \x01(\x03\x12/\n\ncomponents\x18\x04 \x03(\x0b\x32\x1b.forebay.transfer.Component\x12$\n\x04slab\x18\x06 \x01(\x0b\x32\x16.forebay.transfer.Slab\x12(\n\x06packed\x18\x07 \x01(\x0b\x32\x18.forebay.transfer.Packed\x12\x13\n\x06\x62undle\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05index\x18\t \x01(\x04\x12\x14\n\x0csubscription\x18\n \x01(\r\x12\x0f\n\x07skipped\x18\x0c \x01(\x04\x42\t\n\x07_bundleJ\x04\x08\x05\x10\x06\"&\n\x06Packed\x12\r\n\x05\x63odec\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"%\n\x04Slab\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05\x66resh\x18\x02 \x01(\x08\"^\n\tComponent\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x0f\n\x07varying\x18\x04 \x01(\x08\x12\x14\n\x0c\x62uffer_bytes\x18\x05 \x03(\x04\"2\n\tEndOfTask\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x14\n\x0csubscription\x18\x02 \x01(\r\"T\n\x0b\x45ndOfBundle\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x14\n\x0csubscription\x18\x02 \x01(\r\x12\x0e\n\x06\x62undle\x18\x03 \x01(\x04\x12\x0e\n\x06length\x18\x04 \x01(\x04\"]\n\x0f\x42undleForgotten\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x14\n\x0csubscription\x18\x02 \x01(\r\x12\x0e\n\x06\x62undle\x18\x03 \x01(\x04\x12\r\n\x05index\x18\x04 \x01(\x04J\x04\x08\x05\x10\x06\"G\n\nSuperseded\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x14\n\x0csubscription\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\"R\n\nTaskFailed\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x14\n\x0csubscription\x18\x04 \x01(\r\"4\n\x0bTaskUnknown\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x14\n\x0csubscription\x18\x02 \x01(\r\")\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x62roken\x18\x02 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,45 +40,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLO']._serialized_start=294
   _globals['_HELLO']._serialized_end=398
   _globals['_READ']._serialized_start=401
-  _globals['_READ']._serialized_end=605
-  _globals['_ANY']._serialized_start=607
-  _globals['_ANY']._serialized_end=618
-  _globals['_ADDRESSED']._serialized_start=620
-  _globals['_ADDRESSED']._serialized_end=698
-  _globals['_ROUNDS']._serialized_start=700
-  _globals['_ROUNDS']._serialized_end=753
-  _globals['_CREDIT']._serialized_start=756
-  _globals['_CREDIT']._serialized_end=910
-  _globals['_POSITION']._serialized_start=912
-  _globals['_POSITION']._serialized_end=985
-  _globals['_STOP']._serialized_start=987
-  _globals['_STOP']._serialized_end=1032
-  _globals['_GOODBYE']._serialized_start=1034
-  _globals['_GOODBYE']._serialized_end=1043
-  _globals['_TOCONSUMER']._serialized_start=1046
-  _globals['_TOCONSUMER']._serialized_end=1534
-  _globals['_WELCOME']._serialized_start=1536
-  _globals['_WELCOME']._serialized_end=1562
-  _globals['_BLOCK']._serialized_start=1565
-  _globals['_BLOCK']._serialized_end=1824
-  _globals['_PACKED']._serialized_start=1826
-  _globals['_PACKED']._serialized_end=1864
-  _globals['_SLAB']._serialized_start=1866
-  _globals['_SLAB']._serialized_end=1903
-  _globals['_COMPONENT']._serialized_start=1905
-  _globals['_COMPONENT']._serialized_end=1999
-  _globals['_ENDOFTASK']._serialized_start=2001
-  _globals['_ENDOFTASK']._serialized_end=2051
-  _globals['_ENDOFBUNDLE']._serialized_start=2053
-  _globals['_ENDOFBUNDLE']._serialized_end=2137
-  _globals['_BUNDLEFORGOTTEN']._serialized_start=2139
-  _globals['_BUNDLEFORGOTTEN']._serialized_end=2232
-  _globals['_SUPERSEDED']._serialized_start=2234
-  _globals['_SUPERSEDED']._serialized_end=2305
-  _globals['_TASKFAILED']._serialized_start=2307
-  _globals['_TASKFAILED']._serialized_end=2389
-  _globals['_TASKUNKNOWN']._serialized_start=2391
-  _globals['_TASKUNKNOWN']._serialized_end=2443
-  _globals['_REFUSED']._serialized_start=2445
-  _globals['_REFUSED']._serialized_end=2486
+  _globals['_READ']._serialized_end=649
+  _globals['_ANY']._serialized_start=651
+  _globals['_ANY']._serialized_end=662
+  _globals['_ADDRESSED']._serialized_start=664
+  _globals['_ADDRESSED']._serialized_end=742
+  _globals['_ROUNDS']._serialized_start=744
+  _globals['_ROUNDS']._serialized_end=797
+  _globals['_CACHED']._serialized_start=799
+  _globals['_CACHED']._serialized_end=827
+  _globals['_CREDIT']._serialized_start=830
+  _globals['_CREDIT']._serialized_end=984
+  _globals['_POSITION']._serialized_start=986
+  _globals['_POSITION']._serialized_end=1059
+  _globals['_STOP']._serialized_start=1061
+  _globals['_STOP']._serialized_end=1106
+  _globals['_GOODBYE']._serialized_start=1108
+  _globals['_GOODBYE']._serialized_end=1117
+  _globals['_TOCONSUMER']._serialized_start=1120
+  _globals['_TOCONSUMER']._serialized_end=1608
+  _globals['_WELCOME']._serialized_start=1610
+  _globals['_WELCOME']._serialized_end=1636
+  _globals['_BLOCK']._serialized_start=1639
+  _globals['_BLOCK']._serialized_end=1915
+  _globals['_PACKED']._serialized_start=1917
+  _globals['_PACKED']._serialized_end=1955
+  _globals['_SLAB']._serialized_start=1957
+  _globals['_SLAB']._serialized_end=1994
+  _globals['_COMPONENT']._serialized_start=1996
+  _globals['_COMPONENT']._serialized_end=2090
+  _globals['_ENDOFTASK']._serialized_start=2092
+  _globals['_ENDOFTASK']._serialized_end=2142
+  _globals['_ENDOFBUNDLE']._serialized_start=2144
+  _globals['_ENDOFBUNDLE']._serialized_end=2228
+  _globals['_BUNDLEFORGOTTEN']._serialized_start=2230
+  _globals['_BUNDLEFORGOTTEN']._serialized_end=2323
+  _globals['_SUPERSEDED']._serialized_start=2325
+  _globals['_SUPERSEDED']._serialized_end=2396
+  _globals['_TASKFAILED']._serialized_start=2398
+  _globals['_TASKFAILED']._serialized_end=2480
+  _globals['_TASKUNKNOWN']._serialized_start=2482
+  _globals['_TASKUNKNOWN']._serialized_end=2534
+  _globals['_REFUSED']._serialized_start=2536
+  _globals['_REFUSED']._serialized_end=2577
 # @@protoc_insertion_point(module_scope)

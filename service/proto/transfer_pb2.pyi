@@ -35,20 +35,22 @@ class Hello(_message.Message):
     def __init__(self, version: _Optional[int] = ..., consumer_id: _Optional[int] = ..., worker_uid: _Optional[int] = ..., shares_memory: bool = ..., codecs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Read(_message.Message):
-    __slots__ = ("task_id", "any", "addressed", "rounds", "received", "subscription")
+    __slots__ = ("task_id", "any", "addressed", "rounds", "cached", "received", "subscription")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ANY_FIELD_NUMBER: _ClassVar[int]
     ADDRESSED_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     any: Any
     addressed: Addressed
     rounds: Rounds
+    cached: Cached
     received: int
     subscription: int
-    def __init__(self, task_id: _Optional[int] = ..., any: _Optional[_Union[Any, _Mapping]] = ..., addressed: _Optional[_Union[Addressed, _Mapping]] = ..., rounds: _Optional[_Union[Rounds, _Mapping]] = ..., received: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
+    def __init__(self, task_id: _Optional[int] = ..., any: _Optional[_Union[Any, _Mapping]] = ..., addressed: _Optional[_Union[Addressed, _Mapping]] = ..., rounds: _Optional[_Union[Rounds, _Mapping]] = ..., cached: _Optional[_Union[Cached, _Mapping]] = ..., received: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
 
 class Any(_message.Message):
     __slots__ = ()
@@ -75,6 +77,12 @@ class Rounds(_message.Message):
     of: int
     round: int
     def __init__(self, consumer: _Optional[int] = ..., of: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
+
+class Cached(_message.Message):
+    __slots__ = ("trainer_id",)
+    TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    trainer_id: str
+    def __init__(self, trainer_id: _Optional[str] = ...) -> None: ...
 
 class Credit(_message.Message):
     __slots__ = ("bytes", "positions", "slabs", "abandoned_slabs", "elements")
@@ -141,7 +149,7 @@ class Welcome(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class Block(_message.Message):
-    __slots__ = ("task_id", "number", "count", "components", "slab", "packed", "bundle", "index", "subscription")
+    __slots__ = ("task_id", "number", "count", "components", "slab", "packed", "bundle", "index", "subscription", "skipped")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +159,7 @@ class Block(_message.Message):
     BUNDLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     number: int
     count: int
@@ -160,7 +169,8 @@ class Block(_message.Message):
     bundle: int
     index: int
     subscription: int
-    def __init__(self, task_id: _Optional[int] = ..., number: _Optional[int] = ..., count: _Optional[int] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ..., slab: _Optional[_Union[Slab, _Mapping]] = ..., packed: _Optional[_Union[Packed, _Mapping]] = ..., bundle: _Optional[int] = ..., index: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
+    skipped: int
+    def __init__(self, task_id: _Optional[int] = ..., number: _Optional[int] = ..., count: _Optional[int] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ..., slab: _Optional[_Union[Slab, _Mapping]] = ..., packed: _Optional[_Union[Packed, _Mapping]] = ..., bundle: _Optional[int] = ..., index: _Optional[int] = ..., subscription: _Optional[int] = ..., skipped: _Optional[int] = ...) -> None: ...
 
 class Packed(_message.Message):
     __slots__ = ("codec", "bytes")

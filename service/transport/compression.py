@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ...journal.proto import events_pb2 as ev
+from ..blocks import Encodings
 from . import codecs
 
 WINDOW_S = 0.1  # busy, or
@@ -115,22 +116,27 @@ class Packer:
         self._packing_s = 0.0
 
     def pack(
-        self, compression: int, buffers: Sequence[memoryview], size: int
+        self,
+        compression: int,
+        buffers: Sequence[memoryview],
+        size: int,
+        encodings: Encodings | None = None,
     ) -> tuple[str, bytes] | None:
         """The codec, and the payload compressed; or None, to send it as it is.
 
-        `compression` is the dataset's: an events_pb2.BlockCompression.
+        `compression` is the dataset's: an events_pb2.BlockCompression. `encodings` has what others
+        have made of the same payload, and keeps it for others.
         """
         if size < LEAST_BYTES or not self._known:
             return None
         if compression != ev.MEASURED:
-            return self._packed(_CODECS.get(compression), buffers)
+            return self._packed(_CODECS.get(compression), buffers, encodings)
         if not self._far:
             return None
         self._raw_bytes += size
         if self._choice.wants_samples:
             self._choice.sampled(self._samples(buffers))
-        packed = self._packed(self._choice.codec, buffers)
+        packed = self._packed(self._choice.codec, buffers, encodings)
         if self._choice.codec is not None and (packed is None or len(packed[1]) > USELESS * size):
             self._choice.disappointed()
         return packed
@@ -141,11 +147,17 @@ class Packer:
             self._choice.sent(self._raw_bytes, self._packing_s + seconds)
         self._raw_bytes, self._packing_s = 0, 0.0
 
-    def _packed(self, codec: str | None, buffers: Sequence[memoryview]) -> tuple[str, bytes] | None:
+    def _packed(
+        self, codec: str | None, buffers: Sequence[memoryview], encodings: Encodings | None
+    ) -> tuple[str, bytes] | None:
         if codec not in self._known:
             return None
+
+        def pack() -> bytes | None:
+            return codecs.pack(codec, codecs.join(buffers))
+
         begun = time.perf_counter()
-        packed = codecs.pack(codec, codecs.join(buffers))
+        packed = pack() if encodings is None else encodings.get(codec, pack)
         self._packing_s += time.perf_counter() - begun
         return None if packed is None else (codec, packed)
 

@@ -125,6 +125,8 @@ def encode_block(
         header.bundle = block.bundle
     if block.index:
         header.index = block.index
+    if block.skipped:
+        header.skipped = block.skipped
     if subscription:
         header.subscription = subscription
     payload: list[memoryview] = []
@@ -183,7 +185,7 @@ def decode_block(header: pb.Block, payload: frames.Bytes, peer: str) -> Block:
             f"{peer} sent block {header.number} of task {header.task_id}, which is broken: {what}"
         ) from None
     bundle = header.bundle if header.HasField("bundle") else None
-    return Block(header.count, tuple(components), bundle, header.index)
+    return Block(header.count, tuple(components), bundle, header.index, header.skipped)
 
 
 def unpack_payload(

@@ -371,7 +371,9 @@ class _Connection:
                     case Sent(task_id, number, block, _, compression, subscription):
                         pack = None
                         if self._packer is not None:
-                            pack = partial(self._packer.pack, compression)
+                            pack = partial(
+                                self._packer.pack, compression, encodings=block.encodings
+                            )
                         frame, descriptor = encode_block(
                             task_id, number, block, self._lender, pack, subscription
                         )

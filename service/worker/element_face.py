@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -13,11 +14,24 @@ import grpc
 
 from ..blocks import Block
 from ..connections.grpc_server import generic_handler
-from ..delivery import ANY, End, EndOfTask, Rounds, RoundsOutput, Subscription, TaskFailed
-from ..errors import PipelineError, Unavailable, Unimplemented
+from ..delivery import (
+    ANY,
+    Cached,
+    End,
+    EndOfTask,
+    Order,
+    Rounds,
+    RoundsOutput,
+    Skips,
+    Subscription,
+    TaskFailed,
+)
+from ..errors import PipelineError, Unavailable
 from ..pipelines import response_maker
 from ..proto import tf_service_pb2 as pb
 from .tasks import TaskRunner
+
+log = logging.getLogger(__name__)
 
 SERVICE = "tensorflow.data.WorkerService"
 WAIT_S = 10.0
@@ -56,12 +70,6 @@ class ElementFace:
             return task_id in self._elements
 
     def get_element(self, request: pb.GetElementRequest) -> pb.GetElementResponse:
-        if request.trainer_id:
-            raise Unimplemented(
-                f"Forebay's workers have no cross-trainer cache yet, which the trainer "
-                f"{request.trainer_id!r} asks for: leave cross_trainer_cache out, or have only "
-                "tf.data service's own workers"
-            )
         runner = self._runner_of(request.task_id)
         if runner is None and request.HasField("consumer_index"):
             # Consumers of rounds who do not find a task have it removed, if all of them do not.
@@ -114,17 +122,39 @@ class _Elements(ABC):
 
 
 class _TaskElements(_Elements):
-    """To whoever asks next."""
+    """To whoever asks next; or to each trainer, in a job with a cross-trainer cache."""
 
     def __init__(self, runner: TaskRunner) -> None:
         super().__init__(runner)
-        self._opened = runner.output.open(ANY)
+        self._opened: dict[Order, Subscription | End] = {}
+        self._skips: dict[Order, Skips] = {}
 
     def get(self, request: pb.GetElementRequest) -> pb.GetElementResponse:
-        item = _next_element(self._opened)
+        cached = self.runner.task.cross_trainer_cache
+        item = self.next(Cached(request.trainer_id) if cached else ANY)
         if isinstance(item, EndOfTask):
             return pb.GetElementResponse(end_of_sequence=True)
         return self._response(item)
+
+    def next(self, order: Order) -> Block | End | None:
+        """An element in a block of its own; None if it does not come in time."""
+        opened = self._opened.get(order)
+        if opened is None:
+            opened = self._opened.setdefault(order, self.runner.output.open(order))
+        item = _next_element(opened)
+        if isinstance(item, Block) and item.skipped:
+            self._say_skipped(order, item.skipped)
+        return item
+
+    def _say_skipped(self, order: Order, elements: int) -> None:
+        """Stock clients cannot be told."""
+        skips = self._skips.setdefault(order, Skips())
+        if skips.add(elements):
+            log.warning(
+                "%s of task %d has skipped %d elements so far, which had left the cross-trainer "
+                "cache: others are faster, and --cross-trainer-cache-size-bytes lets them be "
+                "further ahead", order, self.runner.task.task_id, skips.elements,
+            )  # fmt: skip
 
 
 class _RoundElements(_Elements):

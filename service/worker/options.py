@@ -70,5 +70,13 @@ class WorkerOptions(ServerOptions):
         int,
         Option("Of a file of distributed_save's, from which on the next one is begun.", least=1),
     ] = 1 << 30
+    cross_trainer_cache_size_bytes: Annotated[
+        int,
+        Option(
+            "Of memory for each task of a job with a cross-trainer cache: the window over which "
+            "its trainers may be apart.",
+            least=1,
+        ),
+    ] = 1 << 30
     output_bytes: int = 8 << 20  # of finished blocks a task, before it waits: one full block
     save_chunk_s: float = 10.0  # after which a stream's first one is; each later one in twice that

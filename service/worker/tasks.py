@@ -209,14 +209,25 @@ class TaskRunner:
                 if self._feed is not None:
                     self._feed.close()  # the run is closed now, which waits for who asks for splits
                 raise
-        if self.task.num_consumers and self._drain_by_s is None:
+        if self.task.num_consumers and self._is_data_over():
             raise PipelineError(
                 "FAILED_PRECONDITION",
                 "Encountered end of sequence on a round-robin read iterator. Please ensure that "
                 "the dataset used for round-robin reading has infinite cardinality, e.g. by adding "
                 "a .repeat() transformation at the end.",
             )
+        if self.task.cross_trainer_cache and self._is_data_over():
+            raise PipelineError(
+                "INVALID_ARGUMENT",
+                "Cross-trainer caching requires the input dataset to be infinite. However, it "
+                "reached the end of sequence.",
+            )
         self.output.finish()
+
+    def _is_data_over(self) -> bool:
+        """Whether it was the data that ended, and not this task."""
+        stopped = self._cancelled.is_set() or self._drain_by_s is not None
+        return not stopped and not (self._feed is not None and self._feed.given_up)
 
 
 def end_after(error: ForebayError, feed_failed: ForebayError | None) -> TaskFailed | TaskUnknown:

@@ -25,7 +25,7 @@ from ..connections import tunnel
 from ..connections.dispatcher_client import DispatcherClient
 from ..connections.grpc_server import SERVER_OPTIONS, bind, told_address
 from ..connections.protocols import GRPC, SERVED, TCP
-from ..delivery import AnyOutput, RoundsOutput, TaskOutput
+from ..delivery import AnyOutput, CachedOutput, Listener, RoundsOutput, TaskOutput
 from ..errors import ForebayError
 from ..proto import forebay_pb2 as pb
 from ..transport import BlockServer
@@ -225,11 +225,7 @@ class Worker:
     def _start(self, task: pb.Task) -> None:
         # Nobody reads a shard again that was read to its end: it must have arrived.
         arrivals = Arrivals() if task.num_shards else None
-        output: TaskOutput
-        if task.num_consumers:
-            output = RoundsOutput(task.num_consumers, self._options.output_bytes)
-        else:
-            output = AnyOutput(self._options.output_bytes, arrivals)
+        output = _output(task, self._options, arrivals)
         runner = self._runners[task.task_id] = TaskRunner(
             task, self._dispatcher, output, self._starting, self._pipelines, self._observer,
             self._told, arrivals,
@@ -346,3 +342,13 @@ class Worker:
         self._streams.obey(response.streams)
         with self._lock:
             self._ending = [runner for runner in self._ending if not runner.join(0)]
+
+
+def _output(task: pb.Task, options: WorkerOptions, listener: Listener | None) -> TaskOutput:
+    """What the task's consumers read, by the policy of its job."""
+    if task.cross_trainer_cache:
+        cache_bytes = options.cross_trainer_cache_size_bytes
+        return CachedOutput(cache_bytes, listener, ahead_bytes=options.output_bytes)
+    if task.num_consumers:
+        return RoundsOutput(task.num_consumers, options.output_bytes, listener)
+    return AnyOutput(options.output_bytes, listener)

@@ -109,10 +109,6 @@ class DeliveryContract(ABC):
     @abstractmethod
     def make(self, max_bytes: int, listener: Listener | None = None) -> TaskOutput: ...
 
-    def ample(self, max_bytes: int) -> int:
-        """A bound that leaves nobody behind."""
-        return max_bytes
-
     @abstractmethod
     def order(self, reader: int, readers: int) -> Order: ...
 
@@ -273,7 +269,7 @@ class DeliveryContract(ABC):
     def test_many_threads(self) -> None:
         """Each reader waits to be told, as a carrier does; nobody is forgotten."""
         ledger = Ledger()
-        output = self.make(self.ample(20 * cost(self.block(0, 4))), ledger)
+        output = self.make(20 * cost(self.block(0, 4)), ledger)
         changes = threading.Condition()
         changed = 0
 

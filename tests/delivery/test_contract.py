@@ -11,6 +11,8 @@ from forebay.service.delivery import (
     AddressedOutput,
     AnyOutput,
     BundleRun,
+    Cached,
+    CachedOutput,
     End,
     EndOfBundle,
     EndOfTask,
@@ -24,7 +26,6 @@ from forebay.service.delivery import (
 )
 
 from .contract import ROOM, DeliveryContract, Ledger, Reader, block
-from .sketches import Cached, CachedOutput
 
 
 class TestAny(DeliveryContract):
@@ -135,11 +136,10 @@ class TestRounds(Strides):
 
 
 class TestCached(DeliveryContract):
-    def make(self, max_bytes: int, listener: Listener | None = None) -> TaskOutput:
-        return CachedOutput(max_bytes, listener)
+    """Nobody is left behind in a window that holds all: test_cached.py has those who are."""
 
-    def ample(self, max_bytes: int) -> int:
-        return ROOM
+    def make(self, max_bytes: int, listener: Listener | None = None) -> TaskOutput:
+        return CachedOutput(ROOM, listener, ahead_bytes=max_bytes)
 
     def order(self, reader: int, readers: int) -> Order:
         return Cached(f"trainer {reader}")
@@ -152,20 +152,6 @@ class TestCached(DeliveryContract):
 
     def check(self, got: list[list[int]], total: int) -> None:
         assert got == [[*range(total)]] * len(got)
-
-    def test_memory_is_bounded(self) -> None:
-        """Who is slow skips, and is told by the index."""
-        output = CachedOutput(ROOM)
-        output.put(block(0, 2))
-        output._max_bytes = 2 * 520
-        fast, slow = self.readers(output, 2)
-        for first in range(2, 20):
-            fast.next()
-            fast.next()
-            output.put(block(first, 1))
-        seen = slow.next()
-        assert isinstance(seen, Block) and seen.index == 18 and slow.got == [18]
-        assert fast.got == [*range(19)]
 
 
 def test_a_reader_is_given_what_a_closed_one_left() -> None:

@@ -97,18 +97,6 @@ def test_both_clients_share_a_job(dispatcher: DispatcherProcess) -> None:
     assert sorted(got) == list(range(500))
 
 
-def test_our_workers_refuse_the_cross_trainer_cache(dispatcher: DispatcherProcess) -> None:
-    distribute = stock.distribute(
-        "parallel_epochs",
-        dispatcher.target,
-        job_name="cached",
-        cross_trainer_cache=stock.CrossTrainerCache("trainer"),
-    )
-    cached = tf.data.Dataset.range(3).repeat().apply(distribute)
-    with pytest.raises(tf.errors.UnimplementedError, match="cross-trainer cache yet"):
-        list(cached.take(1))
-
-
 def test_a_stock_client_that_pauses_before_the_end_misses_nothing(
     dispatcher: DispatcherProcess,
 ) -> None:

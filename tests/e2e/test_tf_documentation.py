@@ -6,6 +6,7 @@ They are read from the TensorFlow that is installed: its text is the judge, and 
 from __future__ import annotations
 
 import doctest
+import itertools
 import re
 import textwrap
 from collections.abc import Iterator
@@ -115,6 +116,23 @@ def test_dynamic_sharding(names: dict[str, Any], tmp_path: Path) -> None:
 def test_tf_distribute(names: dict[str, Any], what: str) -> None:
     names["strategy"] = tf.distribute.OneDeviceStrategy("cpu:0")
     assert sorted(int(x) for x in run(block_with(f"strategy.{what}("), names)) == TWICE
+
+
+def test_concurrent_trainers(names: dict[str, Any]) -> None:
+    """Each of them reads all; numbers by chance show that it was computed once."""
+    computed = tf.data.Dataset.range(8).repeat().map(lambda i: (i, tf.random.uniform([])))
+    trainers = iter(["a", "b"])
+    names |= {
+        "data_service_ops": service,
+        "expensive_computation": lambda: computed,
+        "trainer_id": lambda: next(trainers),
+    }
+    block = block_with("expensive_computation")
+    to_come = set(run(block, names).take(100).as_numpy_iterator())
+    assert len(to_come) == 100
+    other = run(block, names).as_numpy_iterator()
+    while to_come:
+        to_come -= set(itertools.islice(other, 100))
 
 
 def test_one_name_for_a_job(names: dict[str, Any]) -> None:

@@ -16,10 +16,10 @@ import zstandard
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service import block_limits
 from forebay.service.blocks import Block, Component
-from forebay.service.delivery import AnyOutput, EndOfTask
+from forebay.service.delivery import AnyOutput, Cached, CachedOutput, EndOfTask
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import BlockServer, frames, messages
+from forebay.service.transport import BlockServer, codecs, frames, messages
 from forebay.service.transport.codecs import CODECS, Unpackable, join, pack, unpack
 from forebay.service.transport.compression import (
     MAX_PATIENCE,
@@ -426,6 +426,37 @@ def test_every_kind_of_block(closing: ExitStack, codec: str) -> None:
         got = consumer.take()[1]
         assert isinstance(got, Block)
         assert_same(got, block)
+
+
+def test_what_several_are_given_is_compressed_once(
+    closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = []
+
+    def counted(codec: str, payload: bytes | memoryview) -> bytes | None:
+        packed.append(codec)
+        return pack(codec, payload)
+
+    monkeypatch.setattr(codecs, "pack", counted)
+    server = BlockServer(UID)
+    closing.callback(server.stop)
+    server.start()
+    output = CachedOutput()
+    output.compression = ev.ZSTD
+    server.add_task(TASK, output)
+    consumers = []
+    for number in range(3):
+        consumers.append(Consumer(only(server, "tcp"), number + 1))
+        closing.callback(consumers[-1].client.close)
+        consumers[-1].client.read(TASK, Cached(f"trainer {number}"))
+    for number in range(5):
+        values = np.full((1, MB // 16), number)
+        output.put(Block(1, (Component(values),)))
+        for consumer in consumers:
+            _, block = consumer.take()
+            assert isinstance(block, Block)
+            assert_same(block, Block(1, (Component(values),)))
+    assert packed == ["zstd"] * 5
 
 
 # -- liars -------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from forebay.service.block_limits import cost
 from forebay.service.blocks import Block
 from forebay.service.delivery import (
     ANY,
@@ -19,10 +20,14 @@ from forebay.service.delivery import (
     AnyOutput,
     BundleForgotten,
     BundleRun,
+    Cached,
+    CachedOutput,
     End,
     EndOfBundle,
     EndOfTask,
     Order,
+    Rounds,
+    RoundsOutput,
     Subscription,
     Superseded,
     TaskFailed,
@@ -36,7 +41,6 @@ from forebay.service.transport.sessions import MAX_STREAMS, Sessions
 from forebay.service.transport.streams import Ended, Link, Sent
 
 from ..delivery.contract import Ledger, block, numbers
-from ..delivery.sketches import Cached, CachedOutput, Rounds, RoundsOutput
 from .peers import (
     TIMEOUT_S,
     UID,
@@ -241,7 +245,7 @@ def test_what_is_refused_is_not_waited_for() -> None:
     assert output.wait_drained(0)
 
 
-def test_policies_to_come_fit() -> None:
+def test_a_policy_to_come_fits() -> None:
     rounds = RoundsOutput(1 << 30)
     world = World(rounds)
     links = [world.connect(i, Rounds(i, 2)) for i in range(2)]
@@ -250,13 +254,59 @@ def test_policies_to_come_fit() -> None:
     assert story(world.sent(links[1])) == [(1, [1]), (1, [3]), (1, EndOfTask())]
     assert story(world.sent(links[0])) == [(1, [0]), (1, [2]), (1, [4]), (1, EndOfTask())]
 
+
+def test_a_block_of_the_cache_is_one_object_for_all_sessions() -> None:
+    """Blocks are made once, and kept once, however many consumers they are on the way to."""
     cached = CachedOutput(1 << 30)
     world = World(cached)
-    links = [world.connect(i, Cached(f"trainer {i}")) for i in range(2)]
+    links = [world.connect(i, Cached(f"trainer {i}")) for i in range(3)]
     cached.put(block(0, 2))
-    cached.finish()
+    blocks = []
     for link in links:
-        assert story(world.sent(link)) == [(1, [0]), (1, [1]), (1, EndOfTask())]
+        (sent,) = world.sent(link)
+        assert isinstance(sent, Sent)
+        blocks.append(sent.block)
+    assert blocks[1] is blocks[2] is blocks[0]
+
+
+def test_a_trainer_that_comes_again_goes_on_behind_what_was_sent() -> None:
+    """As another consumer: after a cut connection it is the same one, and gets that again."""
+    cached = CachedOutput(1 << 30)
+    world = World(cached)
+    link = world.connect(1, Cached("trainer"))
+    cached.put(block(0, 2))
+    assert story(world.sent(link)) == [(1, [0, 1])]
+    world.sessions.detach(link, now=0)
+    assert story(world.sent(world.connect(1, Cached("trainer")))) == [(1, [0, 1])]
+    cached.put(block(2, 2))
+    cached.finish()
+    again = world.connect(2, Cached("trainer"))
+    assert story(world.sent(again)) == [(1, [2, 3]), (1, EndOfTask())]
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "unix", "local"])
+def test_what_was_skipped_is_said_over_any_connection(
+    server: BlockServer, closing: ExitStack, protocol: str
+) -> None:
+    output = CachedOutput(2 * cost(block(0, 5)))
+    server.add_task(TASK, output)
+    slow, fast = (output.open(Cached(name)) for name in ("slow", "fast"))
+    assert isinstance(slow, Subscription) and isinstance(fast, Subscription)
+    for first in range(0, 25, 5):
+        output.put(block(first, 5))
+        assert isinstance(fast.next(True), tuple)
+        if not first:
+            assert isinstance(slow.next(True, 3), tuple)
+    output.finish()
+    local = local_worker(UID) if protocol == "local" else None
+    consumer = Consumer(only(server, protocol), local=local)
+    closing.callback(consumer.client.close)
+    consumer.client.read(TASK, Cached("slow"))
+    got = [consumer.take_numbered()[2] for _ in range(3)]
+    assert got[2] == EndOfTask()
+    assert [(numbers(b), b.skipped) for b in got if isinstance(b, Block)] == [
+        ([*range(15, 20)], 12), ([*range(20, 25)], 0),
+    ]  # fmt: skip
 
 
 class _Returning(AnyOutput):

@@ -1,16 +1,50 @@
-"""What a worker of ours refuses of TensorFlow's protocol."""
+"""What a worker of ours answers to TensorFlow's protocol."""
 
 from __future__ import annotations
 
+import logging
+from types import SimpleNamespace
+
 import pytest
 
-from forebay.service.errors import Unimplemented
+from forebay.service.blocks import Block
+from forebay.service.delivery import Cached, CachedOutput, Subscription
+from forebay.service.errors import InvalidArgument
+from forebay.service.proto import forebay_pb2
 from forebay.service.proto import tf_service_pb2 as pb
-from forebay.service.worker.element_face import ElementFace
+from forebay.service.worker.element_face import ElementFace, _TaskElements
+
+from ..delivery.contract import block, numbers
 
 
-def test_a_coordinated_read_is_refused_before_it_takes_anything() -> None:
-    face = ElementFace(lambda _: None)
-    request = pb.GetElementRequest(task_id=1, consumer_index=0, round_index=0)
-    with pytest.raises(Unimplemented, match="consumer 0 asks for: leave consumer_index"):
-        face.get_element(request)
+def cached(output: CachedOutput) -> SimpleNamespace:
+    task = forebay_pb2.Task(task_id=1, cross_trainer_cache=True)
+    return SimpleNamespace(task=task, output=output)
+
+
+def test_of_a_cached_job_a_trainer_without_an_id_is_refused() -> None:
+    face = ElementFace(lambda _: cached(CachedOutput()))  # type: ignore[arg-type, return-value]
+    with pytest.raises(InvalidArgument, match="cache requires a non-empty trainer ID"):
+        face.get_element(pb.GetElementRequest(task_id=1))
+
+
+def test_what_a_stock_client_skips_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """For its protocol has no word for it."""
+    output = CachedOutput(1)
+    fast = output.open(Cached("fast"))
+    assert isinstance(fast, Subscription)
+    elements = _TaskElements(cached(output))  # type: ignore[arg-type]
+    got = []
+    with caplog.at_level(logging.WARNING, "forebay"):
+        for number in range(8):
+            output.put(block(4 * number, 4))
+            assert isinstance(fast.next(True), tuple)
+            if number % 2 == 0:
+                item = elements.next(Cached("slow"))
+                assert isinstance(item, Block)
+                got += numbers(item)
+    assert got == [0, 8, 16, 24]
+    said = [record.getMessage() for record in caplog.records]
+    assert ["'slow'" in text and text.split(" skipped ")[1].split()[0] for text in said] == [
+        "7", "14", "21",
+    ]  # fmt: skip

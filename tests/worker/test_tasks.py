@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +14,20 @@ import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
-from forebay.service.delivery import ANY, AnyOutput, Subscription, TaskFailed
+from forebay.service.delivery import (
+    ANY,
+    AnyOutput,
+    Cached,
+    CachedOutput,
+    EndOfTask,
+    Subscription,
+    TaskFailed,
+)
 from forebay.service.errors import ForebayError, Unavailable
 from forebay.service.pipelines import SplitFeed
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker.observer import Observer
-from forebay.service.worker.task_states import Complete
+from forebay.service.worker.task_states import Complete, Ended, HandedOut
 from forebay.service.worker.tasks import Arrivals, Pipelines, TaskRunner
 
 TIMEOUT_S = 30
@@ -115,3 +124,49 @@ def test_a_shard_is_read_once_its_last_element_has_arrived(arrives: bool) -> Non
         opened.close([given[0]])
     assert runner.join(TIMEOUT_S)
     assert dispatcher.completed.is_set()
+
+
+class Drained(Pipelines):
+    """A pipeline without an end, until it is cancelled."""
+
+    def open(self, *_: Any) -> Any:
+        cancelled = threading.Event()
+
+        def blocks() -> Iterator[Block]:
+            yield Block(3, (Component(np.arange(3)),))
+            cancelled.wait(2 * TIMEOUT_S)
+
+        run = SimpleNamespace(blocks=blocks, cancel=cancelled.set)
+        return SimpleNamespace(run=lambda feed: run, close=lambda: None)
+
+
+@pytest.mark.parametrize("drained", [True, False])
+def test_a_cached_task_has_no_end_but_that_of_its_worker(drained: bool) -> None:
+    """What ends by itself has failed, for every trainer, and does not complete."""
+    dispatcher, output = Heard(), CachedOutput()
+    told: list[object] = []
+
+    def tell(_: TaskRunner, event: object) -> list[Any]:
+        told.append(type(event))
+        return []
+
+    runner = TaskRunner(
+        pb.Task(task_id=1, cross_trainer_cache=True), dispatcher, output,  # type: ignore[arg-type]
+        threading.Semaphore(), Drained() if drained else Numbers(), Observer(), tell,
+    )  # fmt: skip
+    runner.start()
+    trainers = [output.open(Cached(name)) for name in "ab"]
+    for trainer in trainers:
+        assert isinstance(trainer, Subscription)
+        given = trainer.wait(TIMEOUT_S)
+        assert isinstance(given, Block) and given.count == 3
+    if drained:
+        runner.drain(time.monotonic() + TIMEOUT_S)
+    ends = [trainer.wait(TIMEOUT_S) for trainer in trainers if isinstance(trainer, Subscription)]
+    assert runner.join(TIMEOUT_S)
+    assert not dispatcher.completed.is_set()
+    if drained:
+        assert ends == [EndOfTask()] * 2 and told == [HandedOut]
+    else:
+        assert all(isinstance(end, TaskFailed) and "be infinite" in end.message for end in ends)
+        assert told == [Ended]
