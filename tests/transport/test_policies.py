@@ -26,8 +26,6 @@ from forebay.service.delivery import (
     EndOfBundle,
     EndOfTask,
     Order,
-    Rounds,
-    RoundsOutput,
     Subscription,
     Superseded,
     TaskFailed,
@@ -243,16 +241,6 @@ def test_what_is_refused_is_not_waited_for() -> None:
     assert world.sent(reader)
     output.finish()
     assert output.wait_drained(0)
-
-
-def test_a_policy_to_come_fits() -> None:
-    rounds = RoundsOutput(1 << 30)
-    world = World(rounds)
-    links = [world.connect(i, Rounds(i, 2)) for i in range(2)]
-    rounds.put(block(0, 5))
-    rounds.finish()
-    assert story(world.sent(links[1])) == [(1, [1]), (1, [3]), (1, EndOfTask())]
-    assert story(world.sent(links[0])) == [(1, [0]), (1, [2]), (1, [4]), (1, EndOfTask())]
 
 
 def test_a_block_of_the_cache_is_one_object_for_all_sessions() -> None:
