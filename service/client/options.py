@@ -82,6 +82,8 @@ class ReadOptions:
     protocol: str | None = None  # of connections/protocols.py; None: the best that there is
     max_elements: int | None = None  # at a time on the way here, and here; None: any number
     targets: TargetWorkers = TargetWorkers.AUTO
+    consumer_index: int = 0  # of the consumers of a coordinated read
+    num_consumers: int | None = None  # None: it is none
 
 
 AS_EVER = ReadOptions()
@@ -89,6 +91,7 @@ AS_EVER = ReadOptions()
 
 def reading(
     *,
+    job_name: str | None = None,
     consumer_index: int | None = None,
     num_consumers: int | None = None,
     max_outstanding_requests: int | None = None,
@@ -105,21 +108,30 @@ def reading(
             "Must either set both `consumer_index` and `num_consumers`, or neither. "
             f"consumer_index={consumer_index}, num_consumers={num_consumers}"
         )
+    if num_consumers is not None:
+        if job_name is None:
+            raise InvalidArgument(
+                "`job_name` must be set when setting `num_consumers`. num_consumers was set to "
+                f"{num_consumers}."
+            )
+        if not (isinstance(num_consumers, int) and num_consumers > 0):
+            raise InvalidArgument(f"num_consumers={num_consumers!r} must be a positive integer")
+        if not (isinstance(consumer_index, int) and 0 <= consumer_index < num_consumers):
+            raise InvalidArgument(
+                f"consumer_index={consumer_index!r} must be from 0 to {num_consumers - 1}, as "
+                f"num_consumers={num_consumers}"
+            )
     if max_outstanding_requests is not None and not (
         isinstance(max_outstanding_requests, int) and max_outstanding_requests > 0
     ):
         raise InvalidArgument(
             f"max_outstanding_requests={max_outstanding_requests!r} must be a positive integer"
         )
-    for name, value in (
-        ("num_consumers", num_consumers),
-        ("cross_trainer_cache", cross_trainer_cache),
-    ):
-        if value is not None:
-            raise Unimplemented(
-                f"`{name}` is not in this version of Forebay's own client; leave it out, or read "
-                "with tf.data service's client and workers, which work with this dispatcher"
-            )
+    if cross_trainer_cache is not None:
+        raise Unimplemented(
+            "`cross_trainer_cache` is not in this version of Forebay's own client; leave it out, "
+            "or read with tf.data service's client and workers, which work with this dispatcher"
+        )
     if str(target_workers).upper() not in TargetWorkers.__members__:
         raise InvalidArgument(
             f"target_workers={target_workers!r} must be one of {list(TargetWorkers.__members__)}"
@@ -128,4 +140,6 @@ def reading(
         protocol=transfer_protocol(data_transfer_protocol),
         max_elements=max_outstanding_requests,
         targets=TargetWorkers[str(target_workers).upper()],
+        consumer_index=consumer_index or 0,
+        num_consumers=num_consumers,
     )

@@ -36,7 +36,7 @@ from forebay.service.transport.sessions import MAX_STREAMS, Sessions
 from forebay.service.transport.streams import Ended, Link, Sent
 
 from ..delivery.contract import Ledger, block, numbers
-from ..delivery.sketches import Cached, CachedOutput, Rounds, RoundsOutput
+from ..delivery.sketches import Cached, CachedOutput
 from .peers import (
     TIMEOUT_S,
     UID,
@@ -241,15 +241,7 @@ def test_what_is_refused_is_not_waited_for() -> None:
     assert output.wait_drained(0)
 
 
-def test_policies_to_come_fit() -> None:
-    rounds = RoundsOutput(1 << 30)
-    world = World(rounds)
-    links = [world.connect(i, Rounds(i, 2)) for i in range(2)]
-    rounds.put(block(0, 5))
-    rounds.finish()
-    assert story(world.sent(links[1])) == [(1, [1]), (1, [3]), (1, EndOfTask())]
-    assert story(world.sent(links[0])) == [(1, [0]), (1, [2]), (1, [4]), (1, EndOfTask())]
-
+def test_a_policy_to_come_fits() -> None:
     cached = CachedOutput(1 << 30)
     world = World(cached)
     links = [world.connect(i, Cached(f"trainer {i}")) for i in range(2)]
