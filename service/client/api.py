@@ -183,6 +183,10 @@ def from_dataset_id(
         them. Each iteration over the returned dataset is the job's next epoch. Without a
         name each iteration is a job of its own. The dataset of a named job has
         `AutoShardPolicy.OFF`, so that `tf.distribute` leaves its elements alone.
+      consumer_index, num_consumers: a coordinated read, of an endless dataset, with a job_name.
+        In step k each of the `num_consumers` consumers, numbered from 0, gets an element of the
+        same round of the same worker's: of `num_consumers` that followed one another there, such
+        as batches of one bucket. Give both, or neither.
       max_outstanding_requests: at most so many elements are on their way to this reader or
         buffered here, over all workers, and at least one a worker. By default, only their bytes
         are bounded.
@@ -209,6 +213,7 @@ def from_dataset_id(
     policy = sharding_policy(processing_mode)
     check_job_name(job_name)
     how = reading(
+        job_name=job_name,
         consumer_index=consumer_index,
         num_consumers=num_consumers,
         max_outstanding_requests=max_outstanding_requests,
@@ -321,6 +326,7 @@ def distribute(
     policy = sharding_policy(processing_mode)
     check_job_name(job_name)
     how = reading(
+        job_name=job_name,
         consumer_index=consumer_index,
         num_consumers=num_consumers,
         max_outstanding_requests=max_outstanding_requests,

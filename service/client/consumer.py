@@ -72,10 +72,13 @@ LEAVING_S = 0.1
 """For threads to get from `blocks` back into TensorFlow."""
 
 
+Client = BlockClient | LocalClient
+
+
 class _Delivery(NamedTuple):
     """A worker has sent this."""
 
-    client: BlockClient | LocalClient
+    client: Client
     task_id: int
     item: Block | End
 
@@ -84,7 +87,7 @@ class _Gone(NamedTuple):
     """The worker process has gone, or goes: nothing more comes from it."""
 
     uid: int
-    client: BlockClient | LocalClient
+    client: Client
     reason: str
 
 
@@ -92,7 +95,7 @@ class _Gone(NamedTuple):
 class _WorkerLink:
     """The connection to one worker process, and its tasks that are read over it."""
 
-    client: BlockClient | LocalClient
+    client: Client
     reading: set[int] = field(default_factory=set)
 
 
@@ -156,35 +159,48 @@ class Consumer:
         has lost its state in a way that was to be expected: it was in memory, or was repaired.
         """
         while not self._has_ended():
-            if self._ask_again and time.monotonic() >= self._ask_again_at_s:
-                self._read_again()
             try:
-                item = self._inbox.get(timeout=ASK_AGAIN_S if self._ask_again else 1)
+                delivered = self._next_delivered()
             except queue.Empty:
-                if not (self._heartbeats.is_alive() or self._closed.is_set()):
-                    raise Unavailable("the consumer's heartbeat has failed; read again") from None
                 if nothing is not None:
                     yield nothing
                 continue
-            if self._closed.is_set():
-                raise Unavailable("the consumer was closed")
-            if isinstance(item, ForebayError):
-                raise item
-            if isinstance(item, pb.ConsumerHeartbeatResponse):
-                self._update(item)
-            elif isinstance(item, _Gone):
-                log.info("worker %s is gone: %s", item.uid, item.reason)
-                link = self._links.get(item.uid)
-                if link is not None and link.client is item.client:
-                    self._forget(item.uid)
-            elif isinstance(item.item, Block):
-                self.last_task_id = item.task_id
-                if item.item.skipped and self._reading.cache is not None:
-                    self._reading.cache.skip(item.item.skipped)
-                yield item.item
-                item.client.taken(item.item)
-            else:
-                self._end(item.task_id, item.item)
+            if delivered is not None:
+                client, self.last_task_id, block = delivered
+                yield block
+                client.taken(block)
+
+    def _next_delivered(self) -> tuple[Client, int, Block] | None:
+        """What comes next into the inbox: a block of a task, or something else, which is done.
+
+        Raises queue.Empty if nothing comes for a while, and what `blocks` does.
+        """
+        if self._ask_again and time.monotonic() >= self._ask_again_at_s:
+            self._read_again()
+        try:
+            item = self._inbox.get(timeout=ASK_AGAIN_S if self._ask_again else 1)
+        except queue.Empty:
+            if not (self._heartbeats.is_alive() or self._closed.is_set()):
+                raise Unavailable("the consumer's heartbeat has failed; read again") from None
+            raise
+        if self._closed.is_set():
+            raise Unavailable("the consumer was closed")
+        if isinstance(item, ForebayError):
+            raise item
+        if isinstance(item, pb.ConsumerHeartbeatResponse):
+            self._update(item)
+        elif isinstance(item, _Gone):
+            log.info("worker %s is gone: %s", item.uid, item.reason)
+            link = self._links.get(item.uid)
+            if link is not None and link.client is item.client:
+                self._forget(item.uid)
+        elif isinstance(item.item, Block):
+            if item.item.skipped and self._reading.cache is not None:
+                self._reading.cache.skip(item.item.skipped)
+            return item.client, item.task_id, item.item
+        else:
+            self._end(item.task_id, item.item)
+        return None
 
     def _has_ended(self) -> bool:
         mine = {i for i, task in self._listed.items() if self._is_for_us(task)}
@@ -263,6 +279,7 @@ class Consumer:
         )
         while not self._closed.is_set():
             request.refused[:] = self._refusing_now()
+            self._report(request)
             try:
                 response = self._dispatcher.call(
                     request,
@@ -276,7 +293,14 @@ class Consumer:
                 return
             if response.version != request.version:
                 request.version = response.version
+                self._heard(response)
                 self._inbox.put(response)
+
+    def _report(self, request: pb.ConsumerHeartbeatRequest) -> None:
+        """Say what else there is to say. Called by the thread of the heartbeats."""
+
+    def _heard(self, response: pb.ConsumerHeartbeatResponse) -> None:
+        """Before whoever reads hears of it. Called by the thread of the heartbeats."""
 
     def _refusing_now(self) -> list[int]:
         with self._refusing_lock:
@@ -352,11 +376,13 @@ class Consumer:
             self._links[uid] = _WorkerLink(self._open(task))
         return self._links[uid]
 
-    def _open(self, task: pb.TaskInfo) -> BlockClient | LocalClient:
+    def _open(self, task: pb.TaskInfo) -> Client:
         uid = task.worker_uid
-        client: BlockClient | LocalClient
+        client: Client
 
         def deliver(task_id: int, _: int, item: Block | End) -> None:
+            if isinstance(item, Block):
+                self._arrived(client, task_id, item)
             self._inbox.put(_Delivery(client, task_id, item))
 
         def lost(reason: str) -> None:
@@ -389,6 +415,9 @@ class Consumer:
                 refused=lambda refused: self._refused(uid, refused),
             )
         return client
+
+    def _arrived(self, client: Client, task_id: int, block: Block) -> None:
+        """Before whoever reads is given it. Called by a thread of the transport."""
 
     def _addresses(self, task: pb.TaskInfo) -> list[tuple[str, str]]:
         """Where the task's worker is to be reached, as was asked for."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..connections.protocols import LOCAL, transfer_protocol
 from ..delivery import ANY, Cached, Order, Skips
-from ..errors import InvalidArgument, Unimplemented
+from ..errors import InvalidArgument
 from ..pipelines.splits import SHARD_HINT
 
 log = logging.getLogger(__name__)
@@ -116,6 +116,8 @@ class ReadOptions:
     protocol: str | None = None  # of connections/protocols.py; None: the best that there is
     max_elements: int | None = None  # at a time on the way here, and here; None: any number
     targets: TargetWorkers = TargetWorkers.AUTO
+    consumer_index: int = 0  # of the consumers of a coordinated read
+    num_consumers: int | None = None  # None: it is none
     cache: CrossTrainerCache | None = None
 
     @property
@@ -129,6 +131,7 @@ AS_EVER = ReadOptions()
 
 def reading(
     *,
+    job_name: str | None = None,
     consumer_index: int | None = None,
     num_consumers: int | None = None,
     max_outstanding_requests: int | None = None,
@@ -145,6 +148,19 @@ def reading(
             "Must either set both `consumer_index` and `num_consumers`, or neither. "
             f"consumer_index={consumer_index}, num_consumers={num_consumers}"
         )
+    if num_consumers is not None:
+        if job_name is None:
+            raise InvalidArgument(
+                "`job_name` must be set when setting `num_consumers`. num_consumers was set to "
+                f"{num_consumers}."
+            )
+        if not (isinstance(num_consumers, int) and num_consumers > 0):
+            raise InvalidArgument(f"num_consumers={num_consumers!r} must be a positive integer")
+        if not (isinstance(consumer_index, int) and 0 <= consumer_index < num_consumers):
+            raise InvalidArgument(
+                f"consumer_index={consumer_index!r} must be from 0 to {num_consumers - 1}, as "
+                f"num_consumers={num_consumers}"
+            )
     if max_outstanding_requests is not None and not (
         isinstance(max_outstanding_requests, int) and max_outstanding_requests > 0
     ):
@@ -156,11 +172,6 @@ def reading(
         raise InvalidArgument(
             "Cross-trainer caching does not support coordinated reads. Got number of coordinated "
             f"consumers: {num_consumers}"
-        )
-    if num_consumers is not None:
-        raise Unimplemented(
-            "`num_consumers` is not in this version of Forebay's own client; leave it out, or read "
-            "with tf.data service's client and workers, which work with this dispatcher"
         )
     protocol = transfer_protocol(data_transfer_protocol)
     if cache is not None and protocol == LOCAL:
@@ -177,6 +188,8 @@ def reading(
         max_elements=max_outstanding_requests,
         targets=TargetWorkers[str(target_workers).upper()],
         cache=cache,
+        consumer_index=consumer_index or 0,
+        num_consumers=num_consumers,
     )
 
 

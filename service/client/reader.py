@@ -10,7 +10,7 @@ from typing import Any, Self
 from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
 from ..connections.dispatcher_client import DispatcherClient
-from ..errors import InvalidArgument
+from ..errors import FailedPrecondition, InvalidArgument
 from ..pipelines.tf_data.split_sources import require_splittable
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
@@ -27,6 +27,7 @@ from .options import (
     reading,
     sharding_policy,
 )
+from .rounds import RoundsConsumer
 
 CREDIT_BYTES = 32 << 20
 """How far a worker may run ahead of a consumer."""
@@ -84,8 +85,9 @@ class Reader:
     def definition(self) -> ev.DatasetDefinition:
         """What was registered, without the graph.
 
-        Raises NotFound, Unavailable, NotSplittable if it cannot be read under this policy, and
-        InvalidArgument if it ends, and is to be cached.
+        Raises NotFound, Unavailable, NotSplittable if it cannot be read under this policy, and for
+        one that ends InvalidArgument if it is to be cached, FailedPrecondition if this is a
+        coordinated read.
         """
         definition = fetch_definition(self.service, self.dataset_id)
         if self._how.cache is not None:
@@ -97,6 +99,14 @@ class Reader:
                 )
         if self._policy == ShardingPolicy.DYNAMIC:
             require_splittable(definition.sources, definition.unsplittable)
+        if self._how.num_consumers is not None:
+            cardinality = tf.DataServiceMetadata.FromString(definition.metadata).cardinality
+            if cardinality >= 0:
+                raise FailedPrecondition(
+                    "Round robin reads require that the input dataset has infinite cardinality, "
+                    f"but the dataset has cardinality {cardinality}. Consider adding a `.repeat()` "
+                    "transformation to the dataset."
+                )
         return definition
 
     def iterate(self, nothing: Block | None = None) -> Generator[Block, None, None]:
@@ -123,6 +133,7 @@ class Reader:
                     dataset_id=self.dataset_id,
                     job_name=self._job_name or "",
                     sharding=self._policy.name,
+                    num_consumers=self._how.num_consumers,
                     target_workers=self._how.targets,
                     cross_trainer_cache=self._how.cache is not None,
                 ),
@@ -130,7 +141,7 @@ class Reader:
             )
             if job.dataset_id not in ("", self.dataset_id):  # "": it is gone, as joining will say
                 self._require_same_elements(dispatcher, job.dataset_id)
-            consumer = Consumer(
+            consumer = (Consumer if self._how.num_consumers is None else RoundsConsumer)(
                 dispatcher,
                 job.job_id,
                 epoch,
@@ -229,6 +240,8 @@ def read(
     *,
     processing_mode: ShardingPolicy | str = ShardingPolicy.OFF,
     job_name: str | None = None,
+    consumer_index: int | None = None,
+    num_consumers: int | None = None,
     max_outstanding_requests: int | None = None,
     data_transfer_protocol: str | None = None,
     cross_trainer_cache: CrossTrainerCache | None = None,
@@ -244,8 +257,8 @@ def read(
         `from_dataset_id`.
       job_name: readers of the same name share one job: each element goes to one of them, or
         with `cross_trainer_cache` to each trainer.
-      max_outstanding_requests, data_transfer_protocol, cross_trainer_cache, target_workers: as
-        in `from_dataset_id`.
+      consumer_index, num_consumers, max_outstanding_requests, data_transfer_protocol,
+        cross_trainer_cache, target_workers: as in `from_dataset_id`.
 
     Returns an iterator of elements, which is a context manager as well. Raises NotFound for an
     unknown dataset, or static sharding without a list of workers, Unimplemented with the reason
@@ -254,6 +267,9 @@ def read(
     """
     check_job_name(job_name)
     how = reading(
+        job_name=job_name,
+        consumer_index=consumer_index,
+        num_consumers=num_consumers,
         max_outstanding_requests=max_outstanding_requests,
         data_transfer_protocol=data_transfer_protocol,
         cross_trainer_cache=cross_trainer_cache,

@@ -48,5 +48,13 @@ def test_an_error_is_the_same_in_another_process(
 
 
 def test_arguments_are_no_exception() -> None:
-    with pytest.raises(tf.errors.UnimplementedError, match="num_consumers"):
-        service.from_dataset_id("parallel_epochs", "h:1", "1", consumer_index=0, num_consumers=2)
+    for name, index, consumers, message in (
+        (None, 0, 2, "`job_name` must be set when setting `num_consumers`"),
+        ("j", 2, 2, "consumer_index=2 must be from 0 to 1"),
+        ("j", 0, 0, "num_consumers=0 must be a positive integer"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            service.from_dataset_id(
+                "parallel_epochs", "h:1", "1",
+                job_name=name, consumer_index=index, num_consumers=consumers,
+            )  # fmt: skip

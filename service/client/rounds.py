@@ -1,0 +1,206 @@
+"""A consumer of a coordinated read: in each round, one element of each task, in turn.
+
+All consumers count rounds and visit tasks in the same order, so that in each step they have
+elements of the same round of the same task (service/core/rounds.py). A task that joins is listed
+together with its first round, before which all have been stopped. One whose worker is lost is
+*held*: nothing more is taken of it, and the dispatcher is told which element would be next, and up
+to which round all have come here. From what all have said follows the round from which on they do
+without it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from ..blocks import Block, split
+from ..delivery import End, EndOfTask, Rounds, Superseded, TaskUnknown
+from ..errors import FailedPrecondition
+from ..proto import forebay_pb2 as pb
+from .consumer import ASK_AGAIN_S, Client, Consumer
+
+
+class _Arrived:
+    """A block, and what of it has not been taken."""
+
+    def __init__(self, client: Client, block: Block) -> None:
+        self.client = client
+        self.block = self.rest = block
+
+
+class _Task:
+    """What of a task is here, and what has been taken."""
+
+    def __init__(self, starting_round: int) -> None:
+        self.starting_round = starting_round
+        self.next_round = starting_round  # of the element that is taken next
+        self.received = starting_round  # the first round whose element has not arrived
+        self.lost = 0  # the worker that it was lost with; 0: it is there
+        self.stop: int | None = None  # the round from which on nobody reads it, once it is removed
+        self.blocks: deque[_Arrived] = deque()  # the first begins with what is taken next
+
+    def is_over(self) -> bool:
+        return self.stop is not None and self.next_round >= self.stop
+
+    def is_held(self) -> bool:
+        return self.lost != 0 and self.stop is None
+
+    def take(self) -> Block:
+        arrived = self.blocks[0]
+        self.next_round += 1
+        if arrived.rest.count == 1:
+            del self.blocks[0]
+            arrived.client.taken(arrived.block)
+            return arrived.rest
+        taken, arrived.rest = split(arrived.rest, 1)
+        return taken
+
+
+class RoundsConsumer(Consumer):
+    """As any consumer. Its `blocks` have one element each, those of a round in the order of tasks.
+
+    `blocks` raises FailedPrecondition, or PipelineError of that code, if this consumer is out of
+    step with the others and cannot get back: it was restarted without them, or they lack an element
+    that it has passed.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._step = threading.Lock()  # of all that follows
+        self._tasks: dict[int, _Task] = {}  # in the order in which they are visited
+        self._round = 0  # that is being read
+        self._limit: int | None = None  # a round that must not be begun
+        super().__init__(*arguments, **options)
+
+    def blocks(self, nothing: Block | None = None) -> Iterator[Block]:
+        while True:
+            while (taken := self._take()) is not None:
+                yield taken
+            try:
+                self._next_delivered()
+            except queue.Empty:
+                if nothing is not None:
+                    yield nothing
+
+    def _take(self) -> Block | None:
+        """The element whose turn it is; None if it is not here, or must not be taken."""
+        with self._step:
+            while True:
+                following = None
+                for task_id, task in self._tasks.items():
+                    if task.is_over():
+                        continue
+                    if task.next_round == self._round:
+                        if task.is_held() or not task.blocks:
+                            return None
+                        self.last_task_id = task_id
+                        return task.take()
+                    if following is None or task.next_round < following:
+                        following = task.next_round
+                if following is None or (self._limit is not None and following >= self._limit):
+                    return None
+                self._round = following
+
+    # -- the dispatcher ------------------------------------------------------------------------
+
+    def _report(self, request: pb.ConsumerHeartbeatRequest) -> None:
+        with self._step:
+            request.rounds.CopyFrom(
+                pb.RoundReport(
+                    current=self._round,
+                    blocked=self._limit,
+                    consumer_index=self._reading.consumer_index,
+                    held=[
+                        pb.HeldTask(
+                            task_id=task_id,
+                            lost=task.lost,
+                            round=task.next_round,
+                            received=task.received,
+                        )
+                        for task_id, task in self._tasks.items()
+                        if task.is_held()
+                    ],
+                )
+            )
+
+    def _heard(self, response: pb.ConsumerHeartbeatResponse) -> None:
+        with self._step:
+            for info in response.tasks:
+                if info.task_id not in self._tasks:
+                    self._tasks[info.task_id] = _Task(info.starting_round)
+                self._tasks[info.task_id].lost = info.lost
+            listed = {info.task_id for info in response.tasks}
+            for task_id in self._tasks.keys() - listed:
+                task = self._tasks[task_id]
+                if task.stop is None:
+                    task.stop = response.removed.get(task_id, task.next_round)
+            if not response.HasField("block_round"):
+                self._limit = None
+            elif self._round < response.block_round:
+                self._limit = response.block_round
+
+    def _update(self, response: pb.ConsumerHeartbeatResponse) -> None:
+        self._listed = {task.task_id: task for task in response.tasks}
+        new = []
+        for info in response.tasks:
+            if info.lost:
+                continue
+            linked = info.worker_uid in self._links
+            link = self._link(info)
+            if link is not None and info.task_id not in link.reading:
+                link.reading.add(info.task_id)
+                link.client.read(info.task_id, self._order(info.task_id))
+            if link is not None and not linked:
+                new.append(link)
+        for link in new:  # once all of them share the budget of elements
+            link.client.start()
+        self._let_removed_go()
+
+    def _let_removed_go(self) -> None:
+        with self._step:
+            over = {task_id: task for task_id, task in self._tasks.items() if task.is_over()}
+            for task_id in over:
+                del self._tasks[task_id]
+        for uid, link in list(self._links.items()):
+            if link is not None:
+                for task_id in link.reading & over.keys():
+                    link.client.stop_task(task_id)
+                    link.reading.discard(task_id)
+                self._close_if_idle(uid)
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def _order(self, task_id: int) -> Rounds:
+        with self._step:
+            task = self._tasks[task_id]
+            number = task.received - task.starting_round
+        return Rounds(self._reading.consumer_index, self._reading.num_consumers or 1, number)
+
+    def _arrived(self, client: Client, task_id: int, block: Block) -> None:
+        with self._step:
+            task = self._tasks.get(task_id)
+            if task is not None:
+                task.blocks.append(_Arrived(client, block))
+                task.received += block.count
+
+    def _end(self, task_id: int, end: End) -> None:
+        if isinstance(end, Superseded):
+            raise FailedPrecondition(
+                f"another consumer of the same job reads with consumer_index="
+                f"{self._reading.consumer_index}: give each of them its own"
+            )
+        if isinstance(end, TaskUnknown):
+            self._ask_again.add(task_id)
+            self._ask_again_at_s = time.monotonic() + ASK_AGAIN_S
+        elif not isinstance(end, EndOfTask):  # its worker leaves: it is removed
+            super()._end(task_id, end)
+
+    def _read_again(self) -> None:
+        for task_id in self._ask_again & self._listed.keys() & self._tasks.keys():
+            link = self._links.get(self._listed[task_id].worker_uid)
+            if link is not None and task_id in link.reading:
+                link.client.read(task_id, self._order(task_id))
+        self._ask_again.clear()

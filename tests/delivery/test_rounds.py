@@ -1,0 +1,79 @@
+"""Rounds: complete or not there at all, and one consumer in each place."""
+
+from __future__ import annotations
+
+import pytest
+
+from forebay.service.delivery import EndOfTask, Rounds, RoundsOutput, Superseded, TaskFailed
+from forebay.service.delivery.orders import decode, encode
+from forebay.service.errors import ProtocolError
+from forebay.service.proto import transfer_pb2 as pb
+
+from .contract import ROOM, Ledger, Reader, block
+
+
+def test_a_round_is_given_once_it_is_complete() -> None:
+    ledger = Ledger()
+    output = RoundsOutput(3, ROOM, ledger)
+    first, last = Reader(output, Rounds(0, 3)), Reader(output, Rounds(2, 3))
+    output.put(block(0, 5))
+    assert [r.next() is not None for r in (first, last, first, last)] == [True, True, False, False]
+    output.put(block(5, 3))
+    output.finish()
+    first.next(), last.next()
+    assert (first.got, last.got) == ([0, 3], [2, 5])
+    assert first.next() == last.next() == EndOfTask()  # after the same round
+    assert sum(part.count for part in ledger.dropped_parts) == 2
+
+
+def test_blocks_say_their_round_and_follow_one_another() -> None:
+    output = RoundsOutput(2)
+    order = Rounds(1, 2)
+    reader = Reader(output, order)
+    output.put(block(0, 7))
+    output.put(block(7, 5))
+    for expected in (3, 6):
+        given = reader.next(max_elements=3)
+        order = order.after(given)  # type: ignore[arg-type]
+        assert order.round == expected
+    with pytest.raises(ValueError, match="element of round 3, where 6 comes next"):
+        order.after(given)  # type: ignore[arg-type]
+
+
+def test_a_round_that_is_larger_than_the_buffer_comes_nonetheless() -> None:
+    output = RoundsOutput(4, max_bytes=1)
+    readers = [Reader(output, Rounds(i, 4)) for i in range(4)]
+    for first in range(4):
+        output.put(block(first, 1))
+    assert [r.next() is not None for r in readers] == [True] * 4
+
+
+def test_who_was_restarted_alone_is_refused() -> None:
+    output = RoundsOutput(2)
+    Reader(output, Rounds(0, 2)).next()
+    output.put(block(0, 4))
+    Reader(output, Rounds(0, 2)).next()
+    answer = output.open(Rounds(0, 2))
+    assert isinstance(answer, TaskFailed) and answer.code == "FAILED_PRECONDITION"
+    assert "round 0 of the task, but the current round has already reached 2" in answer.message
+    Reader(output, Rounds(0, 2, 2))  # who has all that was given may come again
+
+
+def test_who_comes_last_has_the_place() -> None:
+    output = RoundsOutput(2)
+    before, other = Reader(output, Rounds(0, 2)), Reader(output, Rounds(1, 2))
+    now = Reader(output, Rounds(0, 2))
+    output.put(block(0, 2))
+    assert before.next() == Superseded(0)
+    before.close()
+    now.next(), other.next()
+    assert (now.got, other.got) == ([0], [1])
+
+
+def test_orders_travel_and_are_checked() -> None:
+    order = Rounds(3, 4, 9)
+    assert decode(encode(order, pb.Read())) == order
+    with pytest.raises(ProtocolError, match="consumer 4 of 4"):
+        decode(pb.Read(rounds=pb.Rounds(consumer=4, of=4)))
+    other = RoundsOutput(2).open(order)
+    assert isinstance(other, TaskFailed) and "each of 2 consumers" in other.message

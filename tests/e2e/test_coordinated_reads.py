@@ -1,0 +1,147 @@
+"""Coordinated reads of Forebay's consumers over Forebay's workers."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import pathlib
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from forebay import service
+from forebay.service.errors import FailedPrecondition, PipelineError
+
+from ..cluster import WorkerProcess
+from ..stock import DispatcherProcess
+
+NAMES = itertools.count(1)
+LENGTHS = 7
+
+
+def sequences(consumers: int) -> tf.data.Dataset:
+    """Of a worker, without an end: as many of a length after one another as there are consumers.
+    Each is filled with its own number."""
+    return tf.data.Dataset.range(1 << 60).map(
+        lambda x: tf.fill([1 + x // consumers % LENGTHS], x)
+    ).repeat()  # fmt: skip
+
+
+class Read:
+    """A coordinated read, each of whose consumers has a thread."""
+
+    def __init__(self, target: str, consumers: int, as_dataset: bool = False) -> None:
+        self.consumers = consumers
+        dataset_id = service.register_dataset(target, sequences(consumers))
+        name = f"rounds {next(NAMES)}"
+        self._stack = contextlib.ExitStack()
+        self._pool = self._stack.enter_context(ThreadPoolExecutor(consumers))
+        self._iterators: list[Iterator[Any]] = []
+        for index in range(consumers):
+            how: dict[str, Any] = {
+                "job_name": name, "consumer_index": index, "num_consumers": consumers,
+            }  # fmt: skip
+            if as_dataset:
+                self._iterators.append(
+                    iter(service.from_dataset_id("parallel_epochs", target, dataset_id, **how))
+                )
+            else:
+                reader = service.read(target, dataset_id, **how)
+                self._iterators.append(self._stack.enter_context(reader))
+        self._next: Counter[int] = Counter()  # of the sequences that workers go through
+
+    def __enter__(self) -> Read:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def step(self) -> int:
+        """What each consumer got is of one round; which one of its worker's."""
+        got = [element.tolist() for element in map(_array, self._pool.map(next, self._iterators))]
+        first = got[0][0]
+        assert first % self.consumers == 0
+        expected = [first + i for i in range(self.consumers)]
+        length = 1 + first // self.consumers % LENGTHS
+        assert got == [[number] * length for number in expected]
+        return int(first // self.consumers)
+
+    def read(self, steps: int) -> list[int]:
+        """That many steps, in which no worker's round is left out or comes twice."""
+        numbers = []
+        for _ in range(steps):
+            number = self.step()
+            numbers.append(number)
+            if number:
+                assert self._next[number] > 0, f"round {number} of no worker"
+                self._next[number] -= 1
+            self._next[number + 1] += 1
+        return numbers
+
+    def read_until(self, workers: int) -> None:
+        """Until so many have begun."""
+        while self._next.total() < workers:
+            self.read(1)
+
+    def read_until_alone(self) -> None:
+        """Until a single worker's rounds follow one another."""
+        numbers = self.read(5)
+        while numbers[-1] - numbers[-5] != 4:
+            numbers += self.read(1)
+
+
+def _array(element: Any) -> Any:
+    return element.numpy() if tf.is_tensor(element) else element
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with (
+        DispatcherProcess(tmp_path_factory.mktemp("journal")) as dispatcher,
+        WorkerProcess(dispatcher.address),
+        WorkerProcess(dispatcher.address),
+    ):
+        yield dispatcher.target
+
+
+@pytest.mark.parametrize("as_dataset", [False, True])
+def test_in_each_step_all_have_elements_of_one_round(target: str, as_dataset: bool) -> None:
+    with Read(target, 3, as_dataset) as rounds:
+        rounds.read(101)
+
+
+def test_a_dataset_with_an_end_is_refused(target: str) -> None:
+    how: dict[str, Any] = {"consumer_index": 0, "num_consumers": 1}
+    dataset = tf.data.Dataset.range(9)
+    dataset_id = service.register_dataset(target, dataset)
+    with pytest.raises(FailedPrecondition, match="has cardinality 9"):
+        service.read(target, dataset_id, job_name="finite", **how)
+    dataset_id = service.register_dataset(target, dataset.filter(lambda x: x >= 0))
+    with (
+        service.read(target, dataset_id, job_name="unknown", **how) as elements,
+        pytest.raises(PipelineError, match="Encountered end of sequence"),
+    ):
+        list(elements)
+
+
+def test_workers_join_and_are_killed_and_the_dispatcher_begins_anew(tmp_path: pathlib.Path) -> None:
+    with (
+        DispatcherProcess(tmp_path) as dispatcher,
+        WorkerProcess(dispatcher.address),
+        Read(dispatcher.target, 2) as rounds,
+    ):
+        rounds.read_until(workers=1)
+        joins = WorkerProcess(dispatcher.address)
+        dispatcher.kill_and_restart()
+        rounds.read_until(workers=2)
+        rounds.read(10)
+        joins.kill()
+        dispatcher.kill_and_restart()
+        rounds.read_until_alone()
+        with WorkerProcess(dispatcher.address):
+            rounds.read_until(workers=3)
+            rounds.read(10)

@@ -1,0 +1,110 @@
+"""Elements of rounds for TensorFlow's consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forebay.service.blocks import Block, Component
+from forebay.service.delivery import RoundsOutput
+from forebay.service.errors import PipelineError, Unavailable
+from forebay.service.proto import tf_service_pb2 as pb
+from forebay.service.worker import element_face
+from forebay.service.worker.element_face import ElementFace
+
+TASK = 7
+
+
+@pytest.fixture
+def output() -> RoundsOutput:
+    return RoundsOutput(2)
+
+
+@pytest.fixture
+def face(output: RoundsOutput, monkeypatch: pytest.MonkeyPatch) -> ElementFace:
+    """Answers with the element's number."""
+
+    def respond(block: Block) -> pb.GetElementResponse:
+        (number,) = np.asarray(block.components[0].values).tolist()
+        return pb.GetElementResponse(element_index=number)
+
+    monkeypatch.setattr(element_face, "response_maker", lambda _: respond)
+    monkeypatch.setattr(element_face, "EXPECTED_S", 0.0)
+    monkeypatch.setattr(element_face, "WAIT_S", 0.5)
+    runner: Any = SimpleNamespace(output=output, definition=None)
+    return ElementFace({TASK: runner}.get)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as running:
+        yield running
+
+
+def ask(face: ElementFace, consumer: int, number: int, task_id: int = TASK) -> int:
+    request = pb.GetElementRequest(
+        task_id=task_id, consumer_index=consumer, round_index=number, allow_skip=True
+    )
+    return face.get_element(request).element_index
+
+
+def put(output: RoundsOutput, first: int, count: int) -> None:
+    output.put(Block(count, (Component(np.arange(first, first + count)),)))
+
+
+def test_a_round_is_given_when_all_have_asked_for_it(
+    face: ElementFace, output: RoundsOutput, pool: ThreadPoolExecutor
+) -> None:
+    put(output, 0, 4)
+    with pytest.raises(Unavailable, match="not all consumers have asked for round 50"):
+        ask(face, 0, 50)
+    both = [pool.submit(ask, face, consumer, 50) for consumer in (0, 1)]
+    assert [asked.result() for asked in both] == [0, 1]
+    both = [pool.submit(ask, face, consumer, 51) for consumer in (1, 0)]
+    assert [asked.result() for asked in both] == [3, 2]
+
+
+def test_whose_answer_was_lost_is_answered_again(
+    face: ElementFace, output: RoundsOutput, pool: ThreadPoolExecutor
+) -> None:
+    asked = [pool.submit(ask, face, consumer, 3) for consumer in (0, 0, 1, 1)]
+    put(output, 0, 8)
+    assert [one.result() for one in asked] == [0, 0, 1, 1]
+    with pytest.raises(PipelineError, match="current round has already reached 3"):
+        ask(face, 0, 0)
+
+
+def test_all_wait_for_an_element_however_long_it_takes(
+    face: ElementFace, output: RoundsOutput, pool: ThreadPoolExecutor
+) -> None:
+    """Or they would all ask again, and have the task removed."""
+    both = [pool.submit(ask, face, consumer, 0) for consumer in (0, 1)]
+    put(output, 0, 1)  # half a round
+    with pytest.raises(TimeoutError):
+        both[0].result(1)
+    put(output, 1, 1)
+    assert [asked.result() for asked in both] == [0, 1]
+
+
+def test_who_asks_wrongly_or_for_what_is_not_there(face: ElementFace) -> None:
+    for consumer in (-1, 2):
+        with pytest.raises(PipelineError, match="configured for only 2 consumers"):
+            ask(face, consumer, 0)
+    with pytest.raises(PipelineError, match="only 2 consumers"):
+        face.get_element(pb.GetElementRequest(task_id=TASK))
+    with pytest.raises(Unavailable, match="Task 8 not found"):
+        ask(face, 0, 0, task_id=8)
+
+
+def test_a_worker_that_leaves_ends_no_trainer(
+    face: ElementFace, output: RoundsOutput, pool: ThreadPoolExecutor
+) -> None:
+    output.finish()
+    for asked in [pool.submit(ask, face, consumer, 0) for consumer in (0, 1)]:
+        with pytest.raises(Unavailable, match="stopped"):
+            asked.result()
