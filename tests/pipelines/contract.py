@@ -147,13 +147,15 @@ class PipelineContract(ABC):
 
     @contextlib.contextmanager
     def opened(self, *steps: Step) -> Iterator[Pipeline]:
-        """And when it is closed, no thread is left."""
+        """And soon after it is closed, no thread is left."""
         before = set(threading.enumerate())
         pipeline = self.make(steps)
         try:
             yield pipeline
         finally:
             pipeline.close()
+        for thread in set(threading.enumerate()) - before:
+            thread.join(timeout=90)  # of TensorFlow's minute: drivers.py
         assert set(threading.enumerate()) <= before
 
     def bundle(

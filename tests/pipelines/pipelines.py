@@ -66,6 +66,13 @@ slices = tf.data.Dataset.from_tensor_slices
 count = tf.data.Dataset.range
 
 
+def wait_for_steps() -> None:
+    """Of runs that have ended: TensorFlow takes up to a minute to notice that (drivers.py)."""
+    for thread in threading.enumerate():
+        if thread.name == "forebay-pipeline":
+            thread.join(timeout=90)
+
+
 def floats(dtype: Any) -> Dataset:
     return slices(tf.cast(tf.constant([0.0, 1.5, -2.0, 448.0]), dtype))
 

@@ -43,6 +43,7 @@ from .pipelines import (
     counted,
     plain,
     slices,
+    wait_for_steps,
     write_records,
 )
 
@@ -546,6 +547,7 @@ def test_nothing_of_a_graph_stays_in_tensorflow(monkeypatch: pytest.MonkeyPatch)
 
     def run() -> int:
         list(TfDataPipeline(graph, element_spec=dataset.element_spec).run(None).blocks())
+        wait_for_steps()
         gc.collect()
         return len(context.context().list_function_names())
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
 import textwrap
+import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,7 +27,7 @@ from forebay.service.pipelines.tf_data.queues import OwnedQueue, QueueSpec
 from forebay.service.pipelines.tf_data.run import TfDataRun
 from forebay.service.pipelines.tf_data.traces import RunTrace, Traces
 
-from .pipelines import Dataset, OneSource, count, slices
+from .pipelines import Dataset, OneSource, count, slices, wait_for_steps
 
 made: list[weakref.ref[RunTrace]] = []
 
@@ -155,6 +157,52 @@ def test_a_run_that_fails_or_is_cancelled_leaves_nothing_to_the_next() -> None:
     assert len(made) == 1
 
 
+def test_a_run_ends_with_its_pipeline_though_its_step_lasts(
+    monkeypatch: pytest.MonkeyPatch, traces: Traces
+) -> None:
+    """TensorFlow may take a minute to end a step whose pipeline has ended: Driver says why."""
+    let_end = threading.Event()
+    drive = RunTrace.drive
+
+    def drive_and_last(self: RunTrace, *inputs: Any) -> None:
+        drive(self, *inputs)
+        assert let_end.wait(timeout=90)
+
+    monkeypatch.setattr(RunTrace, "drive", drive_and_last)
+    run = runs_of(count(100).map(lambda i: i * 10))
+
+    def users() -> list[int]:
+        return [entry.users for entry in traces._entries.values()]
+
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            for _ in range(2):
+                assert pool.submit(values, run()).result(timeout=30) == [*range(0, 1000, 10)]
+            assert users() == [2]  # nothing that the steps may use is freed
+        finally:
+            let_end.set()
+    wait_for_steps()
+    assert users() == [0]
+
+
+def test_a_run_ends_after_what_its_pipeline_has_open() -> None:
+    """So that nobody asks a feed any more, for one."""
+    ended_before = []
+
+    def numbers() -> Iterator[int]:
+        try:
+            yield from itertools.count()
+        finally:  # once TensorFlow has dropped its iterator
+            ended_before.append(executor._queue.is_closed())
+
+    signature = tf.TensorSpec([], tf.int64)
+    endless = tf.data.Dataset.from_generator(numbers, output_signature=signature).prefetch(9)
+    for dataset in endless.take(5), tf.data.Dataset.zip(endless, count(5)).map(lambda i, _: i):
+        executor = runs_of(dataset)()
+        assert values(executor) == [*range(5)]
+    assert ended_before == [False, False]
+
+
 @pytest.mark.parametrize("optimized", [True, False])
 def test_state_is_new_for_each_run(optimized: bool) -> None:
     """A second run reshuffles, fills its cache anew, and begins the numbers of a seed again."""
@@ -209,14 +257,20 @@ def test_dropped_traces_are_freed_and_made_again(
     monkeypatch.setattr(tf_data, "TRACES", Traces(**bound))
     run = runs_of(count(9).map(lambda i: i + 1))
     other = runs_of(count(9).map(lambda i: i + 2))
-    assert values(run(Splits(0))) == [1, 2, 3, 4, 5]
+
+    def released(executor: TfDataRun) -> list[int]:
+        read = values(executor)
+        wait_for_steps()
+        return read
+
+    assert released(run(Splits(0))) == [1, 2, 3, 4, 5]
     in_use = run(Splits(0))
-    assert values(other()) == [*range(2, 11)]
-    assert values(other()) == [*range(2, 11)]
-    assert values(in_use) == [1, 2, 3, 4, 5]  # though the other came later
-    assert values(other()) == [*range(2, 11)]
+    assert released(other()) == [*range(2, 11)]
+    assert released(other()) == [*range(2, 11)]
+    assert released(in_use) == [1, 2, 3, 4, 5]  # though the other came later
+    assert released(other()) == [*range(2, 11)]
     before = len(made)
-    assert values(run(Splits(2))) == [3, 4, 5, 6, 7]
+    assert released(run(Splits(2))) == [3, 4, 5, 6, 7]
     assert len(made) == before + 1
     del in_use
     gc.collect()
@@ -291,8 +345,9 @@ def test_runs_leave_no_memory_behind() -> None:
                 bundle = pipeline.bundle(SplitRange(0, 20, 0), number=number, seed=0)
                 assert sum(block.count for block in bundle.blocks()) == 20
             for _ in range(runs):
-                executor = TfDataPipeline(graph, element_spec=dataset.element_spec).run(Feed())
-                assert sum(block.count for block in executor.blocks()) == 20
+                one = TfDataPipeline(graph, element_spec=dataset.element_spec)
+                assert sum(block.count for block in one.run(Feed()).blocks()) == 20
+                one.close()
             gc.collect()
             info = libc.mallinfo2()
             return info.uordblks + info.hblkhd

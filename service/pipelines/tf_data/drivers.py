@@ -3,6 +3,13 @@
 The driver of a long run works for that run, and ends with it. One of bundles works for one run
 after another: a request with the bundle's range and the handles of its queues goes through a queue
 as well, so between two bundles nothing is made but iterators.
+
+A long run ends with its pipeline, which closes the run's queue as its last element, when TensorFlow
+has dropped the user's iterators. The call itself may return much later: the thread that tunes
+parallelism and buffers is told to end before it can see that it shall (TensorFlow 2.21's
+`Model::OptimizeLoop`: the callback of a cancellation wakes it, the cancellation shows afterwards).
+If it sleeps on then it does so to its next round, and the call waits for it: rounds are twice as
+long each time, up to a minute apart. Nothing of the pipeline is left in that time.
 """
 
 from __future__ import annotations
@@ -10,6 +17,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any
 
 import numpy as np
@@ -40,7 +48,7 @@ class Driver:
         self.queue = queue
         self._drive = drive
         self._stop = OwnedQueue(STOP)
-        self._ended = threading.Event()
+        self._ended: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="forebay-pipeline", daemon=True)
         self._thread.start()
 
@@ -48,10 +56,16 @@ class Driver:
         """Wait until it has ended, which its queues, or its feed, have been closed for."""
         # Here, where waiting for a lock of the pipeline's holds up nobody else; and late:
         # a function call that returns while TensorFlow cancels waits for that, with its locks.
-        if not self._ended.wait(UNWIND_S):
+        if not wait([self._ended], UNWIND_S).done:
             self._stop.close()
         self._thread.join()
-        self._stop.release()
+
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        """Call this once the step has ended, from the driver's thread; at once if it has."""
+        self._ended.add_done_callback(lambda _: callback())
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         try:
@@ -61,8 +75,9 @@ class Driver:
         except Exception as error:  # noqa: BLE001 - a message of TensorFlow's that is no UTF-8, say
             self.error = PipelineError("UNKNOWN", f"the pipeline failed: {error!r}")
         finally:
-            self._ended.set()
+            self._ended.set_result(None)
             self.queue.close()
+            self._stop.release()
 
 
 class LongRun:
@@ -71,19 +86,33 @@ class LongRun:
     def __init__(self, trace: RunTrace, loaded: LoadedGraph, release: Callable[[], None]) -> None:
         self._trace = trace
         self._variant = loaded.variant
-        self.release = release
+        self._release = release
+        self._driver: Driver | None = None
 
     def begin(self, queues: list[OwnedQueue]) -> Driver:
         handles = [queue.handle for queue in queues]
 
         def drive(stop: OwnedQueue) -> None:
-            self._trace.drive(self._variant, end_of(stop), stop.handle, *handles)
+            self._trace.drive(self._variant, end_of(stop, queues[0]), stop.handle, *handles)
 
-        return Driver(drive, queues[0])
+        self._driver = Driver(drive, queues[0])
+        return self._driver
 
     def end(self, driver: Driver, *, complete: bool) -> None:
-        driver.end()
+        if not complete:  # else its pipeline has ended
+            driver.end()
         self._variant = None
+
+    def release(self) -> None:
+        if self._driver is None:
+            self._release()
+        else:
+            self._driver.when_ended(self._release)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until what it held in TensorFlow is released, or until it takes too long."""
+        if self._driver is not None:
+            self._driver.join(timeout_s)
 
 
 class BundleDriver(Driver):
@@ -102,7 +131,7 @@ class BundleDriver(Driver):
         self.queue = queues[0]
         handles = [queue.handle for queue in queues]
         self._requests.enqueue([np.array(numbers, np.int64), *handles])
-        if self._ended.is_set():  # before it knew of this queue
+        if self._ended.done():  # before it knew of this queue
             self.queue.close()
 
     def end(self) -> None:

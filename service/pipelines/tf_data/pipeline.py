@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from ... import structure
 from ...blocks import BLOCK_BYTES
 from ..splits import SplitFeed, SplitRange
 from .bundles import BundleGraph
-from .drivers import BundleRun, Drivers, LongRun, pipeline_error
+from .drivers import UNWIND_S, BundleRun, Drivers, LongRun, pipeline_error
 from .element_specs import component_specs
 from .feeds import TracedGraph
 from .run import TfDataRun
@@ -56,6 +57,7 @@ class TfDataPipeline:
         )
         self._lock = threading.Lock()
         self._bundles: _Bundles | None = None
+        self._long_runs: weakref.WeakSet[LongRun] = weakref.WeakSet()
 
     def run(self, feed: SplitFeed | None) -> TfDataRun:
         """Raises InvalidGraph, NotSplittable, UnsupportedElement, PipelineError."""
@@ -65,7 +67,9 @@ class TfDataPipeline:
             return self._trace(RunTrace, TracedGraph(self._graph, registered))
 
         trace, loaded, release = self._load(registered, make, lambda trace: trace.load(feed))
-        return TfDataRun(trace, LongRun(trace, loaded, release))
+        source = LongRun(trace, loaded, release)
+        self._long_runs.add(source)
+        return TfDataRun(trace, source)
 
     def bundle(self, splits: SplitRange, *, number: int, seed: int, start: int = 0) -> TfDataRun:
         """Raises InvalidGraph, NotSplittable, UnsupportedElement, PipelineError."""
@@ -86,12 +90,17 @@ class TfDataPipeline:
         return TfDataRun(bundles.trace, source, number, start)
 
     def close(self) -> None:
-        """Free what bundles have in common, as soon as none is running. Idempotent."""
+        """Free what bundles have in common, as soon as none is running. Idempotent.
+
+        Waits a little for TensorFlow to free what long runs had that have ended.
+        """
         with self._lock:
             bundles, self._bundles = self._bundles, None
         if bundles is not None:
             bundles.drivers.close()
             self._leave(bundles)
+        for source in list(self._long_runs):
+            source.join(UNWIND_S)
 
     def _open_bundles(self) -> _Bundles:
         def make() -> BundleTrace:

@@ -32,12 +32,13 @@ class Source(Protocol):
     """Who drives a run."""
 
     def begin(self, queues: list[OwnedQueue]) -> Driver:
-        """Has a driver fill these, and close the first of them at the end. Raises PipelineError."""
+        """Has a driver fill these, and close the first of them once the pipeline has ended, and
+        uses none any more. Raises PipelineError."""
         ...
 
     def end(self, driver: Driver, *, complete: bool) -> None:
-        """The run is over; `complete`, if it was read to its end. Nothing may use its queues any
-        more when this returns."""
+        """The run is over; `complete`, if it was read to its end. Nothing uses its queues any more
+        when this returns."""
         ...
 
     def release(self) -> None:
@@ -68,7 +69,8 @@ class TfDataRun:
     def blocks(self) -> Generator[Block, None, None]:
         """The elements, in order; to be called once. Raises PipelineError.
 
-        After `cancel` it ends early. When it has ended, or is closed, no thread works for it.
+        After `cancel` it ends early. When it has ended, or is closed, no thread works for it; one
+        may still wait for TensorFlow.
         """
         driver: Driver | None = None
         complete = False

@@ -273,27 +273,29 @@ def _config_of(place: int) -> bytes:
 
 
 @functools.cache
-def _end_of() -> Any:
+def _end_of(count: int) -> Any:
     @plain
-    def end(handle: Tensor) -> Tensor:
+    def end(handle: Tensor, *closed: Tensor) -> Tensor:
         stop = Queue(STOP, handle)
 
         def let_go(_: Tensor) -> Tensor:
+            for own in closed:
+                tf.raw_ops.QueueCloseV2(handle=own)
             stop.enqueue([True])
             return tf.constant(0, tf.int64)
 
         return mapped(tf.data.Dataset.range(1), let_go).batch(1)._variant_tensor
 
     function = tf.function(end, autograph=False)
-    return function.get_concrete_function(tf.TensorSpec([], tf.resource))
+    return function.get_concrete_function(*[tf.TensorSpec([], tf.resource)] * (1 + count))
 
 
-def end_of(stop: Queue) -> Tensor:
-    """The variant of a dataset whose element puts something into the queue `stop`.
+def end_of(stop: Queue, *closed: Queue) -> Tensor:
+    """The variant of a dataset whose element closes some queues, and puts something into `stop`.
 
     Made outside `Trace.drive`, in which uses of one queue would wait for each other.
     """
-    return _end_of()(stop.handle)
+    return _end_of(len(closed))(stop.handle, *[queue.handle for queue in closed])
 
 
 class _Entry:
