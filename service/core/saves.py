@@ -39,7 +39,6 @@ from .state import (
     Worker,
 )
 
-
 STREAMS = 8
 """An eighth of a worker's even share of a save is the least that a stream has."""
 
