@@ -40,7 +40,7 @@ class ChunkWriter:
         """Append a block's elements."""
         tensors = [component.elements() for component in block.components]
         try:
-            for element in zip(*tensors, strict=True) if tensors else [()] * block.count:
+            for element in zip(*tensors, strict=True):
                 for record, tensor in zip(self._records, element, strict=True):
                     data = record(tensor)
                     self._file.write(data)

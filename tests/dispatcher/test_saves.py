@@ -1,0 +1,339 @@
+"""A save's directory follows what was decided, wherever the dispatcher dies; what cannot be written
+ends that save only.
+
+The worker is played: it asks as TensorFlow's do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import pathlib
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.dispatcher import saves
+from forebay.service.dispatcher.dispatcher import Dispatcher
+from forebay.service.dispatcher.forebay_face import ForebayFace
+from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
+from forebay.service.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Unimplemented,
+)
+from forebay.service.proto import forebay_pb2
+from forebay.service.proto import graph_pb2 as graph
+from forebay.service.proto import tf_service_pb2 as pb
+from forebay.storage import MemoryStorage, Storage, open_storage
+from forebay.storage.tfrecord import unframe
+
+from .leading import run_dispatcher, until
+
+SIZE = 5
+METADATA = pb.DistributedSnapshotMetadata(element_spec=b"\x00spec", compression="SNAPPY")
+SLICES = graph.GraphDef(
+    node=[
+        graph.NodeDef(name="n", op="Const"),
+        graph.NodeDef(name="source", op="TensorSliceDataset", input=["n"]),
+        graph.NodeDef(name="result", op="_Retval", input=["source"]),
+    ]
+)
+SLICES.node[0].attr["value"].tensor.tensor_shape.dim.add(size=SIZE)
+
+
+class Died(Exception):
+    """kill -9, in the midst of a request."""
+
+
+class Served:
+    """A dispatcher that serves, and what a stock worker asks it."""
+
+    def __init__(self, dispatcher: Dispatcher, path: pathlib.Path) -> None:
+        self.dispatcher = dispatcher
+        self.face = TensorFlowFace(dispatcher)
+        self.path = str(path)
+
+    async def save(self, path: str | None = None) -> None:
+        await self.face.snapshot(
+            pb.SnapshotRequest(
+                dataset=pb.DatasetDef(graph=SLICES.SerializeToString()),
+                path=self.path if path is None else path,
+                metadata=METADATA.SerializeToString(),
+            )
+        )
+
+    async def beat(self, number: int = 1, **progress: Any) -> list[int]:
+        """The streams that the worker shall write."""
+        request = pb.WorkerHeartbeatRequest(worker_address=f"w:{number}", worker_uid=number)
+        if progress:
+            said = pb.SnapshotTaskProgress(**progress)
+            request.snapshot_task_progress[self.path].CopyFrom(said)
+        answer = await self.face.worker_heartbeat(request)
+        assert all(task.base_path == self.path for task in answer.snapshot_tasks)
+        return [task.stream_index for task in answer.snapshot_tasks]
+
+    async def split(self, number: int = 1, stream: int = 0, pass_number: int = 0) -> Any:
+        """The local index, and the split's tensor."""
+        answer = await self.face.get_snapshot_split(
+            pb.GetSnapshotSplitRequest(
+                worker_address=f"w:{number}", base_path=self.path, stream_index=stream,
+                repetition_index=pass_number,
+            )
+        )  # fmt: skip
+        return answer.local_split_index, None if answer.end_of_splits else answer.split
+
+    async def complete(self) -> None:
+        await self.beat(completed=True)
+
+
+Steps = Callable[[Served], Coroutine[Any, Any, None]]
+
+
+def serve(storage: Storage, path: pathlib.Path, steps: Steps, **options: Any) -> None:
+    async def run(dispatcher: Dispatcher) -> None:
+        served = Served(dispatcher, path)
+        try:
+            await steps(served)
+        finally:
+            await served.face.close()
+
+    run_dispatcher(storage, run, **options)
+
+
+def splits_in(path: pathlib.Path) -> dict[str, bytes | None]:
+    files = sorted((path / "streams").glob("*/splits/*/*/*"))
+    return {str(file.relative_to(path / "streams")): unframe(file.read_bytes()) for file in files}
+
+
+def test_the_directory_is_tensorflows(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "a" / "save"
+
+    async def steps(served: Served) -> None:
+        await served.save(f"{path}/")
+        text = (path / "snapshot.metadata").read_text()
+        assert text_format.Parse(text, pb.DistributedSnapshotMetadata()) == METADATA
+        assert (path / "dataset_spec.pb").read_bytes() == METADATA.element_spec
+        stored = pb.DatasetDef.FromString((path / "dataset_def.proto").read_bytes())
+        assert graph.GraphDef.FromString(stored.graph) == SLICES
+        assert sorted(os.listdir(path)) == [
+            "chunks", "dataset_def.proto", "dataset_spec.pb", "snapshot.metadata", "streams",
+        ]  # fmt: skip
+        assert (await served.beat(), await served.beat(2)) == ([0], [1])
+        assert (path / "streams/stream_1/owner_worker").read_text() == "w:2"
+        got = [await served.split(), await served.split(2, 1), await served.split(2, 1)]
+        values = [saves.split_tensor(value) for value in range(3)]
+        assert got == [(0, values[0]), (0, values[1]), (1, values[2])]
+        assert await served.split(pass_number=1) == (1, values[0])
+        assert splits_in(path) == {
+            "stream_0/splits/source_0/repetition_0/split_0_0": values[0],
+            "stream_0/splits/source_0/repetition_1/split_1_3": values[0],
+            "stream_1/splits/source_0/repetition_0/split_0_1": values[1],
+            "stream_1/splits/source_0/repetition_0/split_1_2": values[2],
+        }
+        assert await served.split(2, 1) == (2, None)
+        streams = await served.face.get_snapshot_streams(
+            pb.GetSnapshotStreamsRequest(path=served.path)
+        )
+        assert [stream.index for stream in streams.streams] == [0, 1]
+        await served.complete()
+        assert not (path / "DONE").exists()
+        assert await served.beat() == []
+        await served.beat(2, completed=True, snapshot_task=pb.SnapshotTaskDef(stream_index=1))
+        await until((path / "DONE").exists)
+
+    serve(open_storage(str(tmp_path / "journal")), path, steps)
+
+
+DEATHS = ["_place", "_own", "_write_splits", "_seal"]
+
+
+@pytest.mark.parametrize("step", DEATHS)
+def test_the_next_dispatcher_makes_up_for_what_was_decided(
+    step: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It died after it had journaled, and before it wrote."""
+    path, storage = tmp_path / "save", open_storage(str(tmp_path / "journal"))
+    told: list[Any] = []
+
+    async def whole(served: Served) -> None:
+        if served.path not in served.dispatcher.state.save_at:
+            await served.save()
+        assert await served.beat() == [0]
+        while (got := await served.split())[1] is not None:
+            told.append(got)
+        await served.complete()
+        await until(lambda: (path / "DONE").exists() or served.dispatcher.stopped.is_set())
+
+    real = getattr(saves, step)
+
+    def dies(*args: Any) -> None:
+        if step != "_write_splits" or (args[0] and "split_2" in args[0][-1].name):
+            raise Died
+        real(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(saves, step, dies)
+        # What says that a save is over is nobody's request.
+        with contextlib.nullcontext() if step == "_seal" else pytest.raises(Died):
+            serve(storage, path, whole)
+    assert not (path / "DONE").exists()
+
+    async def rest(served: Served) -> None:
+        if served.dispatcher.state.saves:
+            await whole(served)
+        await until((path / "DONE").exists)
+
+    serve(storage, path, rest)
+    assert not list(tmp_path.glob("*.preparing"))
+    files = splits_in(path)
+    assert list(files.values()) == [saves.split_tensor(value) for value in range(SIZE)]
+    names = [name.rpartition("/")[2] for name in files]
+    assert names == [f"split_{n}_{n}" for n in range(SIZE)]
+    # A worker that missed an answer reads the split from its file: it sees that the index jumps.
+    assert {index for index, _ in told} >= set(range(SIZE)) - {2}
+
+
+def test_a_torn_split_file_is_written_again(tmp_path: pathlib.Path) -> None:
+    path, storage = tmp_path / "save", open_storage(str(tmp_path / "journal"))
+
+    async def steps(served: Served) -> None:
+        await served.save()
+        await served.beat()
+        for _ in range(3):
+            await served.split()
+
+    async def again(served: Served) -> None:
+        assert await served.beat() == [0]
+        assert await served.split() == (3, saves.split_tensor(3))
+
+    serve(storage, path, steps)
+    written = splits_in(path)
+    first, second, _ = sorted(path.glob("streams/*/splits/*/*/*"))
+    first.write_bytes(b"")
+    second.unlink()
+    serve(storage, path, again)
+    assert {name: data for name, data in splits_in(path).items() if name in written} == written
+
+
+@pytest.mark.parametrize("step", ["_own", "_write_splits"])
+def test_a_full_disk_ends_the_save_and_nothing_else(
+    step: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "save"
+
+    async def steps(served: Served) -> None:
+        await served.save()
+        monkeypatch.setattr(saves, step, full)
+        assert await served.beat() == ([] if step == "_own" else [0])
+        if step == "_write_splits":
+            with pytest.raises(FailedPrecondition, match="is over"):
+                await served.split()
+        await until((path / "ERROR").exists)
+        status = text_format.Parse((path / "ERROR").read_text(), pb.StatusProto())
+        assert status.code == pb.RESOURCE_EXHAUSTED
+        assert "No space left" in status.message
+        assert await served.beat() == []
+        assert await served.beat(2) == []
+
+    def full(what: Any, *_: Any) -> None:
+        if what:
+            raise OSError(errno.ENOSPC, "No space left on device", "the file")
+
+    serve(open_storage(str(tmp_path / "journal")), path, steps)
+
+
+def test_an_error_of_a_worker_ends_the_save(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "save"
+
+    async def steps(served: Served) -> None:
+        await served.save()
+        await served.beat()
+        failed = pb.StatusProto(code=pb.INVALID_ARGUMENT, message="it is infinite")
+        assert await served.beat(status=failed) == []
+        await until((path / "ERROR").exists)
+        assert text_format.Parse((path / "ERROR").read_text(), pb.StatusProto()) == failed
+        with pytest.raises(AlreadyExists, match="already started or completed"):
+            await served.save()
+        for file in sorted(path.rglob("*"), reverse=True):
+            file.rmdir() if file.is_dir() else file.unlink()
+        path.rmdir()
+        await served.save()
+        assert await served.beat() == [0], "deleted, it can be saved there again"
+
+    serve(open_storage(str(tmp_path / "journal")), path, steps)
+
+
+def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "other").mkdir()
+
+    async def steps(served: Served) -> None:
+        for path, error, says in [
+            ("", InvalidArgument, "absolute"),
+            ("gs://bucket/save", InvalidArgument, "absolute"),
+            ("/a\0", InvalidArgument, "absolute"),
+            (f"{tmp_path}/file", AlreadyExists, "already exists"),
+            (f"{tmp_path}/other", AlreadyExists, "already exists"),
+            (f"{tmp_path}/file/save", FailedPrecondition, "Not a directory"),
+            (f"/{'a' * 300}", FailedPrecondition, "name too long"),
+        ]:
+            with pytest.raises(error, match=says):
+                await served.save(path)
+        METADATA.compression = "LZMA"
+        with pytest.raises(InvalidArgument, match="compressed with 'LZMA'"):
+            await served.save()
+        METADATA.compression = "SNAPPY"
+        assert not served.dispatcher.state.save_at
+        with pytest.raises(NotFound, match="does not know of a save"):
+            await served.split()
+        ours = ForebayFace(served.dispatcher)
+        await ours.worker_heartbeat(forebay_pb2.WorkerHeartbeatRequest(address="o:1", uid=9))
+        two = forebay_pb2.StartSaveRequest(
+            path=f"{tmp_path}/s",
+            graph=SLICES.SerializeToString(),
+            sources=[ev.SplitSource(count=SIZE, unleasable="of why")],
+            metadata=METADATA.SerializeToString(),
+        )
+        with pytest.raises(Unimplemented, match="of why"):
+            await ours.start_save(two)
+
+    serve(open_storage(str(tmp_path / "journal")), tmp_path / "save", steps)
+    assert sorted(os.listdir(tmp_path)) == ["file", "journal", "other"]
+
+
+def test_a_retry_of_ours_begins_no_other_save(tmp_path: pathlib.Path) -> None:
+    async def steps(served: Served) -> None:
+        ours = ForebayFace(served.dispatcher)
+        request = forebay_pb2.StartSaveRequest(
+            request=ev.Request(caller="a", number=1),
+            path=served.path,
+            graph=SLICES.SerializeToString(),
+            sources=[ev.SplitSource(count=SIZE)],
+            metadata=METADATA.SerializeToString(),
+        )
+        await asyncio.gather(ours.start_save(request), ours.start_save(request))
+        await ours.start_save(request)
+        request.request.number = 2
+        with pytest.raises(AlreadyExists):
+            await ours.start_save(request)
+        assert list(served.dispatcher.state.save_at) == [served.path]
+
+    serve(open_storage(str(tmp_path / "journal")), tmp_path / "save", steps)
+    assert sorted(os.listdir(tmp_path)) == ["journal", "save"]
+
+
+def test_a_storage_that_is_lost_with_its_dispatcher_is_not_enough(tmp_path: pathlib.Path) -> None:
+    async def steps(served: Served) -> None:
+        with pytest.raises(InvalidArgument, match="in the fault tolerant mode"):
+            await served.save()
+
+    serve(MemoryStorage(), tmp_path / "save", steps)
+    assert os.listdir(tmp_path) == []

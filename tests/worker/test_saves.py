@@ -1,0 +1,237 @@
+"""A stream of a save, killed at each point: nothing is missing, and nothing comes twice.
+
+The files, the pipelines and the core are real; a worker's death is an exception that nobody
+catches, and the next one begins with what its predecessor left in the directory and the journal.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service import pipelines
+from forebay.service.client.tf_elements import graph_of
+from forebay.service.core import commands as c
+from forebay.service.core.saves import streams_of
+from forebay.service.dispatcher import saves as dispatcher_saves
+from forebay.service.dispatcher.forebay_face import _stream
+from forebay.service.errors import FailedPrecondition
+from forebay.service.pipelines import chunk_opener
+from forebay.service.pipelines.tf_data.element_specs import encode_element_spec
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.proto import tf_service_pb2
+from forebay.service.worker import saves
+from forebay.service.worker.options import WorkerOptions
+
+from ..core.given import Given
+
+SIZE = 40
+OPTIONS = WorkerOptions(dispatcher="h:1", save_chunk_bytes=1)  # a block each
+
+
+class Killed(BaseException):
+    """kill -9."""
+
+
+graph = functools.cache(graph_of)  # so that what is traced serves all saves of a dataset
+
+
+class Cluster(Given):
+    """A save to a directory, and a dispatcher to call."""
+
+    def __init__(self, path: pathlib.Path, dataset: Any, compression: str = "SNAPPY") -> None:
+        super().__init__()
+        self.path = str(path)
+        metadata = tf_service_pb2.DistributedSnapshotMetadata(
+            element_spec=encode_element_spec(dataset.element_spec), compression=compression
+        )
+        prepared = f"{path}.preparing"
+        dispatcher_saves._prepare(prepared, metadata, graph(dataset))
+        dispatcher_saves._place(prepared, self.path)
+        started: ev.SaveStarted = self.when(
+            c.StartSave(
+                path=self.path,
+                definition=ev.DatasetDefinition(sources=[ev.SplitSource(count=SIZE)]),
+                metadata=metadata.SerializeToString(),
+                prepared=prepared,
+            )
+        )
+        self.save_id = started.save_id
+        self.die_at = ""
+
+    def call(self, request: Any, response: Any, **_: Any) -> Any:
+        """What DispatcherClient does."""
+        fields: dict[str, Any] = {
+            "save_id": request.save_id,
+            "stream": request.stream,
+            "worker_uid": request.worker_uid,
+        }
+        if isinstance(request, pb.CommitChunkRequest):
+            self.reach("before a commit", request.chunk)
+            self.when(
+                c.CommitChunk(
+                    **fields, chunk=request.chunk, elements=request.elements, file=request.file
+                )
+            )
+            self.reach("after a commit", request.chunk)
+        elif request.code:
+            self.when(c.FailSave(**fields, code=request.code, message=request.message))
+        else:
+            self.reach("before the end")
+            self.when(c.CompleteStream(**fields))
+        return response()
+
+    def reach(self, point: str, chunk: int = 1) -> None:
+        if point == self.die_at and chunk == 1:
+            raise Killed
+
+    def writer(self, uid: int) -> saves.StreamWriter:
+        """Of the stream that another worker has now."""
+        worker_id = self.worker(uid)
+        self.when(c.AssignStream(worker_id=worker_id, most=1))
+        ((save, number),) = streams_of(self.state, self.state.workers[worker_id])
+        dispatcher: Any = self
+        return saves.StreamWriter(_stream(save, number), uid, dispatcher, OPTIONS)
+
+    def lose(self, uid: int) -> None:
+        worker_id = self.state.worker_at[f"w:{uid}"]
+        self.when(c.LoseWorker(worker_id=worker_id, reason="it was killed"))
+
+    def loaded(self) -> list[Any]:
+        """What the save has once it is over."""
+        dispatcher_saves._seal(self.state.ended_saves[self.save_id])
+        return list(tf.data.Dataset.load(self.path).as_numpy_iterator())
+
+
+@functools.cache
+def numbers() -> Any:
+    """Random, in an order of chance, and in several blocks."""
+    dataset = tf.data.Dataset.from_tensor_slices(tf.range(SIZE, dtype=tf.int64))
+    return dataset.shuffle(SIZE).map(lambda x: (x, tf.random.uniform([])))
+
+
+POINTS = ["before a commit", "after a commit", "after it is in place", "before the end"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_who_takes_a_stream_over_goes_on_where_it_was_killed(
+    point: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = Cluster(tmp_path / "killed", numbers())
+    killed.die_at = point
+    real = saves.StreamWriter._place
+
+    def place(self: Any, name: str, number: int, elements: int) -> None:
+        real(self, name, number, elements)
+        killed.reach("after it is in place", number)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(saves.StreamWriter, "_place", place)
+        killed.writer(1)._write()
+        killed.reach(point)
+    before = killed.state.saves[killed.save_id].streams[0].elements
+    assert before > 0
+    killed.lose(1)
+    killed.die_at = ""
+    successor = killed.writer(2)
+    assert successor._stream.elements == before
+    successor._run()
+    loaded = sorted(killed.loaded())
+    assert [number for number, _ in loaded] == list(range(SIZE))
+    assert len({drawn for _, drawn in loaded}) == SIZE
+
+
+def test_who_was_given_up_and_does_not_know_it_adds_nothing(tmp_path: pathlib.Path) -> None:
+    cluster = Cluster(tmp_path / "save", numbers())
+    paused = cluster.writer(1)
+    real: Callable[..., Any] = cluster.call
+
+    def call(request: Any, response: Any, **more: Any) -> Any:
+        """It is paused before its second commit, and given up meanwhile."""
+        if isinstance(request, pb.CommitChunkRequest) and request.worker_uid == 1 and request.chunk:
+            cluster.lose(1)
+            cluster.writer(2)._run()
+        return real(request, response, **more)
+
+    cluster.call = call  # type: ignore[method-assign]
+    with pytest.raises(FailedPrecondition, match="is not this worker's any more"):
+        paused._write()
+    assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
+
+
+def elements(x: Any) -> Any:
+    """Of each kind of component."""
+    half = tf.cast(x, tf.bfloat16), tf.cast([x, x], tf.float16), x > 3
+    strings = {"s": tf.strings.as_string(x), "ends in zero": tf.constant(b"a\0")}
+    composites = tf.ragged.range([x % 3 + 1, 2]), tf.sparse.from_dense([0, x])
+    return half, strings, composites, tf.zeros([x % 4, 3, 2], tf.uint8)
+
+
+def flat(element: Any) -> list[Any]:
+    return [np.asarray(t).tolist() for t in tf.nest.flatten(element, expand_composites=True)]
+
+
+def test_load_gets_what_was_saved(tmp_path: pathlib.Path) -> None:
+    dataset = tf.data.Dataset.from_tensor_slices(tf.range(SIZE)).map(elements)
+    for compression in ("SNAPPY", "GZIP", ""):
+        cluster = Cluster(tmp_path / f"save{compression}", dataset, compression)
+        cluster.writer(1)._run()
+        cluster.loaded()
+        loaded = tf.data.Dataset.load(
+            cluster.path, reader_func=lambda chunks: chunks.flat_map(lambda chunk: chunk)
+        )
+        assert loaded.element_spec == dataset.element_spec
+        assert list(map(flat, loaded)) == list(map(flat, dataset))
+
+
+def test_an_error_of_the_pipeline_ends_the_save(tmp_path: pathlib.Path) -> None:
+    dataset = tf.data.Dataset.from_tensor_slices(tf.range(SIZE)).map(
+        lambda x: tf.debugging.check_numerics(1 / (x - 5), "it is infinite")
+    )
+    cluster = Cluster(tmp_path / "save", dataset)
+    cluster.writer(1)._run()
+    assert cluster.state.ended_saves[cluster.save_id].failed == "INVALID_ARGUMENT"
+    with pytest.raises(ValueError, match="it is infinite"):
+        cluster.loaded()
+
+
+def test_a_full_disk_ends_the_save_and_no_worker(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(tmp_path / "save", numbers())
+    writer = cluster.writer(1)
+    os.symlink("/dev/full", f"{cluster.path}/full")
+
+    def opener(graph: bytes, compression: str) -> Any:
+        return lambda _: chunk_opener(graph, compression)(f"{cluster.path}/full")
+
+    monkeypatch.setattr(pipelines, "chunk_opener", opener)
+    writer._run()
+    ended = cluster.state.ended_saves[cluster.save_id]
+    assert ended.failed == "RESOURCE_EXHAUSTED", ended.message
+    assert "No space left" in ended.message
+
+
+def test_a_directory_that_is_gone_ends_the_save(tmp_path: pathlib.Path) -> None:
+    cluster = Cluster(tmp_path / "save", numbers())
+    os.unlink(f"{cluster.path}/dataset_def.proto")
+    cluster.writer(1)._run()
+    ended = cluster.state.ended_saves[cluster.save_id]
+    assert (ended.failed, "dataset_def.proto" in ended.message) == ("FAILED_PRECONDITION", True)
+
+
+def test_a_writer_that_is_cancelled_says_nothing(tmp_path: pathlib.Path) -> None:
+    cluster = Cluster(tmp_path / "save", numbers())
+    writer = cluster.writer(1)
+    writer.cancel()
+    writer._run()
+    assert cluster.save_id in cluster.state.saves
+    assert os.listdir(f"{cluster.path}/chunks") == []
