@@ -85,7 +85,8 @@ def render(summary: dict[str, Any]) -> Any:
     for column in ("sharding", "epoch", "readers", "tasks", "splits"):
         jobs.add_column(column, no_wrap=column in ("sharding", "tasks"))
     for job in summary["jobs"]:
-        of_job = (_name(job), job["dataset_id"], job["sharding"])
+        cached = ", cached" if job.get("cross_trainer_cache") else ""
+        of_job = (_name(job), job["dataset_id"], job["sharding"] + cached)
         over = [it for it in job["iterations"] if it["finished"]]
         if over:
             lost = sum(source["lost"] for it in over for source in it["sources"])

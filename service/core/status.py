@@ -57,6 +57,7 @@ def status(state: State, strangers: Iterable[Stranger] = ()) -> dict[str, Any]:
                 "name": job.name or None,
                 "dataset_id": job.dataset_id,
                 "sharding": ev.Sharding.Name(job.sharding),
+                "cross_trainer_cache": job.cross_trainer_cache,
                 "iterations": [
                     _iteration(state.iterations[i]) for i in sorted(job.iterations.values())
                 ],
