@@ -97,12 +97,13 @@ class Cluster:
             self._readers = before
 
     def measure(
-        self, case: str, *, size: int = 0, seconds: float | None = None, cached: bool = False
+        self, case: str, *, size: int = 0, seconds: float | None = None, trainers: int = 0
     ) -> Reading:
         """Read with all readers for some time; a dataset of a size to its end, if it gets there.
 
-        If `cached`, each of them is a trainer that reads all of it.
+        Or with so many of them, which are `trainers` that read all of it, through a cache.
         """
+        readers = self._readers[: trainers or None]
         self._jobs += 1
         question = {
             "case": case,
@@ -110,12 +111,12 @@ class Cluster:
             "warm_up_s": 0 if size else self._setting.warm_up_s,
             "seconds": self._setting.seconds if seconds is None else seconds,
             "workers": [worker.pid for worker in self._workers],
-            "job_name": f"job {self._jobs}" if cached or len(self._readers) > 1 else None,
-            "cached": cached,
+            "job_name": f"job {self._jobs}" if trainers or len(readers) > 1 else None,
+            "cached": trainers > 0,
         }
-        for reader in self._readers:
+        for reader in readers:
             reader.ask(question)
-        return together([reader.reading() for reader in self._readers])
+        return together([reader.reading() for reader in readers])
 
     def worker_rss_mb(self) -> float:
         """The workers' resident memory, in units of 10⁶ bytes."""

@@ -7,7 +7,6 @@ number, as it is produced once.
 from __future__ import annotations
 
 import functools
-import statistics
 
 from .cluster import Cluster, grow, own_clusters
 from .machine import require
@@ -25,15 +24,18 @@ def trainers(setting: Setting) -> list[Finding]:
     """Of photographs that are decoded and augmented."""
     require("sklearn")
     write_photographs(setting.files)
-    rates = {}
     with own_clusters(setting, "trainers") as sides:
-        for number in (1, TRAINERS):
-            grow(sides, readers=number)
-            rates[number] = setting.alternate(
-                **{side: functools.partial(_rate, sides[side]) for side in ("peer", "ours")}
-            )
+        grow(sides, readers=TRAINERS)
+        rates = setting.alternate(
+            **{
+                f"{side} {number}": functools.partial(_rate, sides[side], number)
+                for side in ("peer", "ours")
+                for number in (1, TRAINERS)
+            }
+        )
+    together = {side: rates[f"{side} {TRAINERS}"] for side in ("peer", "ours")}
     gains = {
-        side: [rate / statistics.median(rates[1][side]) for rate in rates[TRAINERS][side]]
+        side: [all_ / one for all_, one in zip(together[side], rates[f"{side} 1"], strict=True)]
         for side in ("peer", "ours")
     }
     return [
@@ -42,8 +44,8 @@ def trainers(setting: Setting) -> list[Finding]:
             what=f"{WHAT}: all together",
             unit="batches/s",
             better=Better.MORE,
-            ours=rates[TRAINERS]["ours"],
-            peer=rates[TRAINERS]["peer"],
+            ours=together["ours"],
+            peer=together["peer"],
             required_ratio=1,
         ),
         Result(
@@ -58,5 +60,5 @@ def trainers(setting: Setting) -> list[Finding]:
     ]
 
 
-def _rate(cluster: Cluster) -> float:
-    return cluster.measure(CASE, cached=True).elements_per_s
+def _rate(cluster: Cluster, trainers: int) -> float:
+    return cluster.measure(CASE, trainers=trainers).elements_per_s

@@ -85,7 +85,8 @@ def render(summary: dict[str, Any]) -> Any:
     for column in ("sharding", "epoch", "readers", "tasks", "splits"):
         jobs.add_column(column, no_wrap=column in ("sharding", "tasks"))
     for job in summary["jobs"]:
-        of_job = (_name(job), job["dataset_id"], job["sharding"])
+        cached = ", cached" if job.get("cross_trainer_cache") else ""
+        of_job = (_name(job), job["dataset_id"], job["sharding"] + cached)
         over = [it for it in job["iterations"] if it["finished"]]
         # An earlier dispatcher summarizes nothing.
         if runs := [*job.get("summarized", []), *([it["epoch"]] * 2 for it in over)]:

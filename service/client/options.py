@@ -38,11 +38,12 @@ class CrossTrainerCache:
     trainer begins with the oldest element there, and one that is slower than the window is long
     skips what has left it, which is said in the log, and counted in `skipped`.
 
-    A trainer that is restarted goes on, under the same `trainer_id`, behind what its workers had
-    sent it; what was on the way to it is lost, like what it had received and not used. So does
-    everybody when the dispatcher is restarted. With a worker its cache is lost; another begins its
-    part of the dataset anew, for all trainers. A job that nobody has read for the dispatcher's
-    `job_gc_timeout_ms` has its cache begun anew.
+    A trainer that is restarted goes on, under the same `trainer_id`, behind what workers had sent
+    it; what was on its way is lost, like what it had received and not used. A restart of the
+    dispatcher changes nothing. With a worker its cache is lost, and what it had begun; what comes
+    in its place is new, for all trainers: under OFF, another copy of the dataset from its start.
+    The cache of a job that nobody has read for the dispatcher's `job_gc_timeout_ms`
+    (`dynamic_gc_timeout_ms` under DYNAMIC) is let go.
 
     Raises ValueError if `trainer_id` is empty.
     """

@@ -60,6 +60,7 @@ def status(state: State, strangers: Iterable[Stranger] = ()) -> dict[str, Any]:
                 "sharding": ev.Sharding.Name(job.sharding),
                 "summarized": [[first, stop - 1] for first, stop in job.summarized],
                 "lost_splits": job.lost_splits,
+                "cross_trainer_cache": job.cross_trainer_cache,
                 "iterations": [
                     _iteration(state.iterations[i]) for i in sorted(job.iterations.values())
                 ],

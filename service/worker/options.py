@@ -73,8 +73,8 @@ class WorkerOptions(ServerOptions):
     cross_trainer_cache_size_bytes: Annotated[
         int,
         Option(
-            "Of memory for each task of a job with a cross-trainer cache: the window over which "
-            "its trainers may be apart.",
+            "Of memory for each task of a job with a cross-trainer cache: its trainers may be that "
+            "far apart. Kept by the block, of up to 8 MB or one element.",
             least=1,
         ),
     ] = 1 << 30

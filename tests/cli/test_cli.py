@@ -355,6 +355,11 @@ class TestStatus:
         assert rows[0] == "imagenet-training"
         assert rows[1:] == ["dataset_id=/7/other", "bare-name", "5"]
 
+    def test_a_cached_job_is_said_to_be_cached(self) -> None:
+        cached = job("j", iteration(1)) | {"cross_trainer_cache": True}
+        rows = [line for line in self.shown(cached, job("k", iteration(1))) if "DYNAMIC" in line]
+        assert ["DYNAMIC, cached" in row for row in rows] == [True, False]
+
     def test_epochs_that_are_over_are_one_line(self) -> None:
         over = [iteration(n, finished=True, lost=n == 3) for n in (1, 2, 3, 5)]
         text = self.shown(job("j", *over, iteration(4), iteration(6)))
