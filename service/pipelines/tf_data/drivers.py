@@ -18,7 +18,7 @@ import tensorflow as tf
 from ...errors import PipelineError
 from .feeds import LoadedGraph
 from .queues import OwnedQueue
-from .traces import STOP, BundleTrace, RunTrace, end_of
+from .traces import STOP, BundleTrace, RunTrace
 
 UNWIND_S = 1.0  # for a cancelled pipeline to end at its next element, or by its feed
 
@@ -77,7 +77,7 @@ class LongRun:
         handles = [queue.handle for queue in queues]
 
         def drive(stop: OwnedQueue) -> None:
-            self._trace.drive(self._variant, end_of(stop), stop.handle, *handles)
+            self._trace.drive(self._variant, stop.handle, stop.handle, *handles)
 
         return Driver(drive, queues[0])
 
@@ -93,7 +93,7 @@ class BundleDriver(Driver):
         self._requests = trace.make_requests()
 
         def drive(stop: OwnedQueue) -> None:
-            trace.drive(end_of(stop), stop.handle, self._requests.handle)
+            trace.drive(stop.handle, stop.handle, self._requests.handle)
 
         super().__init__(drive, queue)
 
