@@ -75,7 +75,8 @@ class Varying(Column):
 
     def encode(self, tensor: Tensor) -> list[Tensor]:
         shape = tf.shape(tensor, tf.int64)
-        flat = _wrap(tf.reshape(self._carrier.to(tensor), [-1]))
+        values = self._carrier.to(tensor)
+        flat = _wrap(values if self._rank == 1 else tf.reshape(values, [-1]))
         return [flat, _wrap(shape) if self._rank is None else shape]
 
     def size(self, tensor: Tensor) -> Tensor:
@@ -111,9 +112,11 @@ class Opaque(Column):
 
 
 def tensor_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor's values, computed in the graph."""
+    """The bytes of a tensor's values, computed in the graph; of several strings, with their
+    lengths."""
     if tensor.dtype == tf.string:
-        return tf.reduce_sum(tf.cast(tf.strings.length(tensor), tf.int64) + 8)
+        lengths = tf.cast(tf.strings.length(tensor), tf.int64)
+        return lengths if tensor.shape.rank == 0 else tf.reduce_sum(lengths + 8)
     return tf.size(tensor, tf.int64) * tensor.dtype.size
 
 

@@ -4,8 +4,8 @@ The driver of a long run works for that run, and ends with it. One of bundles wo
 after another: a request with the bundle's range and the handles of its queues goes through a queue
 as well, so between two bundles nothing is made but iterators.
 
-A long run ends with its pipeline, which closes the run's queue as its last element, when TensorFlow
-has dropped the user's iterators. The call itself may return much later: the thread that tunes
+A long run ends with its pipeline, which closes the run's queue at its end, when TensorFlow has
+dropped the user's iterators. The call itself may return much later: the thread that tunes
 parallelism and buffers is told to end before it can see that it shall (TensorFlow 2.21's
 `Model::OptimizeLoop`: the callback of a cancellation wakes it, the cancellation shows afterwards).
 If it sleeps on then it does so to its next round, and the call waits for it: rounds are twice as
@@ -26,7 +26,7 @@ import tensorflow as tf
 from ...errors import PipelineError
 from .feeds import LoadedGraph
 from .queues import OwnedQueue
-from .traces import STOP, BundleTrace, RunTrace, end_of
+from .traces import STOP, BundleTrace, RunTrace
 
 UNWIND_S = 1.0  # for a cancelled pipeline to end at its next element, or by its feed
 
@@ -93,7 +93,7 @@ class LongRun:
         handles = [queue.handle for queue in queues]
 
         def drive(stop: OwnedQueue) -> None:
-            self._trace.drive(self._variant, end_of(stop, queues[0]), stop.handle, *handles)
+            self._trace.drive(self._variant, stop.handle, stop.handle, *handles)
 
         self._driver = Driver(drive, queues[0])
         return self._driver
@@ -122,7 +122,7 @@ class BundleDriver(Driver):
         self._requests = trace.make_requests()
 
         def drive(stop: OwnedQueue) -> None:
-            trace.drive(end_of(stop), stop.handle, self._requests.handle)
+            trace.drive(stop.handle, stop.handle, self._requests.handle)
 
         super().__init__(drive, queue)
 

@@ -22,8 +22,11 @@ from .drivers import Driver
 from .queues import OwnedQueue
 from .traces import LARGE_BYTES, QUANTUM_BYTES, Trace
 
-LINGER_S = 0.01  # how long an element may wait for company
-POLL_S = 0.001
+LINGER_S = 0.025
+"""How long an element may wait for company. A block costs both ends together a millisecond or two,
+whatever is in it."""
+
+POLL_S = 0.001  # before the second look; each pause is twice as long as the one before
 
 Tensor = Any
 
@@ -113,8 +116,11 @@ class TfDataRun:
             if head is None:
                 return None
         give_up = time.monotonic() + LINGER_S
-        while not self._full() and time.monotonic() < give_up:
-            time.sleep(POLL_S)
+        pause_s = POLL_S
+        # The queue holds two blocks, so it is not full yet when a pause ends that was too long.
+        while not self._full() and (left_s := give_up - time.monotonic()) > 0:
+            time.sleep(min(pause_s, left_s))
+            pause_s *= 2
         want = min(self._ready(), self._trace.most)
         tail = self._dequeue(want) if want else None
         if head is None or tail is None:
@@ -154,6 +160,9 @@ class TfDataRun:
         quanta = int((sizes // QUANTUM_BYTES).clip(max=self._trace.quanta).sum())
         if quanta:
             self._release(quanta)
+        if sizes.max() < LARGE_BYTES and sizes.sum() <= self._trace.block_bytes:
+            yield self._block(stacked, 0, count, count)
+            return
         start, total = 0, 0
         for i, size in enumerate(sizes.tolist()):
             if i > start and (size >= LARGE_BYTES or total + size > self._trace.block_bytes):

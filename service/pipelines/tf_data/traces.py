@@ -24,7 +24,7 @@ from tensorflow.python.eager import context, execute
 from ..splits import SplitFeed
 from .bundles import BundleGraph
 from .columns import column
-from .element_specs import component_specs, flatten, options_for, plain
+from .element_specs import component_specs, flatten, options_for
 from .feeds import LoadedGraph, TracedGraph
 from .packs import elements_per_pack
 from .queues import OwnedQueue, Queue, QueueSpec
@@ -34,7 +34,6 @@ LARGE_BYTES = 4 << 20  # an element of this size travels alone, and is not copie
 MAX_BLOCK_ELEMENTS = 8192
 QUANTUM_BYTES = 4096  # in which the queue's bytes are counted where sizes differ
 QUEUE_BLOCKS = 2
-DRIVEN_ELEMENTS = 1024
 KEPT_TRACES = 64
 KEPT_BYTES = 32 << 20  # of the kept traces' graphs; TensorFlow has several copies of each
 
@@ -141,36 +140,42 @@ class Trace:
             dataset = mapped(dataset, lambda e: compression_ops.uncompress(e, opened))
         return dataset
 
-    def _queued(self, dataset: Any, handles: Sequence[Tensor]) -> Any:
-        """The dataset of a 0 for each element, or pack, that it puts into the queues."""
+    def _packed(self, dataset: Any) -> Any:
+        """The dataset of what goes through the queue at once."""
+        return dataset.batch(self._pack) if self._pack > 1 else dataset
+
+    def _enqueue(self, whole: Any, handles: Sequence[Tensor]) -> None:
+        """Put an element, or a pack, into the queues."""
         queue, *budget = map(Queue, self._queues, handles)
-        if self._pack > 1:
-            dataset = dataset.batch(self._pack)
+        spec = self._element_spec
+        tensors = list(whole) if spec is None else flatten(spec, whole)
+        parts = [p for c, t in zip(self.columns, tensors, strict=True) for p in c.encode(t)]
+        if budget:
+            sizes = [c.size(t) for c, t in zip(self.columns, tensors, strict=True)]
+            parts.append(tf.add_n(sizes))
+            quanta = tf.minimum(parts[-1] // QUANTUM_BYTES, self.quanta)
+            budget[0].enqueue_many([tf.fill(tf.stack([quanta]), False)])
+        queue.enqueue(parts or [True])
 
-        def enqueue(*element: Any) -> Tensor:
-            whole = element if type(dataset.element_spec) is tuple else element[0]
-            spec = self._element_spec
-            tensors = list(whole) if spec is None else flatten(spec, whole)
-            parts = [p for c, t in zip(self.columns, tensors, strict=True) for p in c.encode(t)]
-            if budget:
-                sizes = [c.size(t) for c, t in zip(self.columns, tensors, strict=True)]
-                parts.append(tf.add_n(sizes))
-                quanta = tf.minimum(parts[-1] // QUANTUM_BYTES, self.quanta)
-                budget[0].enqueue_many([tf.zeros([quanta], tf.bool)])
-            queue.enqueue(parts or [True])
-            return tf.constant(0, tf.int64)
-
-        return mapped(dataset, enqueue)
-
-    def _reduced(self, fed: Any, stop: Tensor, end: Tensor, options: Any) -> Tensor:
-        """Drives a dataset of zeros until its end, or until `stop` is closed."""
+    def _drained(
+        self,
+        dataset: Any,
+        stop: Tensor,
+        again: Tensor,
+        options: Any,
+        function: Callable[[Any], Any] | None = None,
+    ) -> Tensor:
+        """Calls the function for each element of a dataset until its end, or until `stop` is
+        closed. `again` is the same queue: TensorFlow would have uses of one tensor wait for each
+        other.
+        """
         Queue(STOP, stop).dequeue()
-        # Padded, because TensorFlow would fuse a plain batch with the map before it.
-        fed = fed.padded_batch(DRIVEN_ELEMENTS, [])
-        fed = fed.concatenate(dataset_ops._VariantDataset(end, fed.element_spec))
         options = options.merge(self._options)
         options.experimental_optimization.inject_prefetch = False  # the queue is one
-        return drained(fed.with_options(options))
+        state = drained(dataset.with_options(options), function)
+        with tf.control_dependencies([state]):
+            Queue(STOP, again).enqueue([True])
+        return state
 
     def close(self) -> None:
         """Free what TensorFlow holds of it. Idempotent. No run may use it any more."""
@@ -186,12 +191,24 @@ class RunTrace(Trace):
     def __init__(self, graph: TracedGraph, *layout: Any) -> None:
         super().__init__(graph, *layout)
 
-        def drive(variant: Tensor, end: Tensor, stop: Tensor, *handles: Tensor) -> Tensor:
-            fed = self._queued(self._elements(variant), handles)
-            return self._reduced(fed, stop, end, tf.data.Options())
+        def drive(variant: Tensor, stop: Tensor, again: Tensor, *handles: Tensor) -> Tensor:
+            packed = self._packed(self._elements(variant))
+            enqueue = functools.partial(self._enqueue, handles=handles)
+            closing = self._closing(packed, handles[0])
+            fed = packed.concatenate(closing)
+            return self._drained(fed, stop, again, tf.data.Options(), enqueue)
 
-        inputs = [tf.TensorSpec([], tf.variant)] * 2
-        self._trace(drive, *inputs, *[tf.TensorSpec([], tf.resource)] * (1 + len(self._queues)))
+        handles = [tf.TensorSpec([], tf.resource)] * (2 + len(self._queues))
+        self._trace(drive, tf.TensorSpec([], tf.variant), *handles)
+
+    def _closing(self, packed: Any, handle: Tensor) -> Any:
+        """No element; who looks for one closes the queue, which is over then (drivers.py)."""
+
+        def nothing(_: Tensor) -> Any:
+            Queue(self._queues[0], handle).close()
+            return packed.take(0)
+
+        return flat_mapped(tf.data.Dataset.range(1), nothing)
 
     def load(self, feed: SplitFeed | None) -> LoadedGraph:
         """The dataset of one run. Raises TensorFlow's errors."""
@@ -223,14 +240,20 @@ class BundleTrace(Trace):
                 return tf.constant(0, tf.int64)
 
             closed = mapped(tf.data.Dataset.range(1), close)
-            return self._queued(dataset, handles).concatenate(closed)
 
-        def drive(end: Tensor, stop: Tensor, requests: Tensor) -> Tensor:
+            def enqueue(*element: Any) -> Tensor:
+                whole = element if type(packed.element_spec) is tuple else element[0]
+                self._enqueue(whole, handles)
+                return tf.constant(0, tf.int64)
+
+            packed = self._packed(dataset)
+            return mapped(packed, enqueue).concatenate(closed)
+
+        def drive(stop: Tensor, again: Tensor, requests: Tensor) -> Tensor:
             asked = until_stopped(lambda: tuple(Queue(self._requests, requests).dequeue()))
-            return self._reduced(flat_mapped(asked, bundle), stop, end, graph.options)
+            return self._drained(flat_mapped(asked, bundle), stop, again, graph.options)
 
-        inputs = [tf.TensorSpec([], tf.variant), *[tf.TensorSpec([], tf.resource)] * 2]
-        self._trace(drive, *inputs)
+        self._trace(drive, *[tf.TensorSpec([], tf.resource)] * 3)
         graph.forget()
 
     def make_requests(self) -> OwnedQueue:
@@ -270,32 +293,6 @@ def _config_of(place: int) -> bytes:
     config.experimental.session_metadata.version = place
     serialized: bytes = config.SerializeToString(deterministic=True)
     return serialized
-
-
-@functools.cache
-def _end_of(count: int) -> Any:
-    @plain
-    def end(handle: Tensor, *closed: Tensor) -> Tensor:
-        stop = Queue(STOP, handle)
-
-        def let_go(_: Tensor) -> Tensor:
-            for own in closed:
-                tf.raw_ops.QueueCloseV2(handle=own)
-            stop.enqueue([True])
-            return tf.constant(0, tf.int64)
-
-        return mapped(tf.data.Dataset.range(1), let_go).batch(1)._variant_tensor
-
-    function = tf.function(end, autograph=False)
-    return function.get_concrete_function(*[tf.TensorSpec([], tf.resource)] * (1 + count))
-
-
-def end_of(stop: Queue, *closed: Queue) -> Tensor:
-    """The variant of a dataset whose element closes some queues, and puts something into `stop`.
-
-    Made outside `Trace.drive`, in which uses of one queue would wait for each other.
-    """
-    return _end_of(len(closed))(stop.handle, *[queue.handle for queue in closed])
 
 
 class _Entry:
