@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
+from .forks import Fork
 from .stock import ServerProcess
 
 
@@ -14,7 +15,7 @@ class WorkerProcess(ServerProcess):
         command = ["-m", "forebay.service.cli", "worker"]
         for name, value in {"dispatcher": dispatcher, **options}.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
-        super().__init__(command)
+        super().__init__(Fork(command))
         self.address = ""
 
     def wait_until_registered(self) -> Self:

@@ -1,8 +1,7 @@
 """A Forebay dispatcher and TensorFlow's own workers, each in a process of its own.
 
 The dispatcher must not share a process with TensorFlow's servers and clients: some of their
-Python bindings hold the interpreter lock while they wait for it. Run as a program, this file
-is a process of stock workers.
+Python bindings hold the interpreter lock while they wait for it.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ from forebay.service.processes import Child
 from forebay.service.proto import graph_pb2 as graph
 from forebay.service.proto import tf_service_pb2 as pb
 
+from .forks import Fork
+
 STOP_TIMEOUT_S = 40
 
 GRAPH = graph.GraphDef(
@@ -32,12 +33,33 @@ GRAPH = graph.GraphDef(
 """The least that passes for a dataset's graph."""
 
 
-class ServerProcess:
-    """A process that says on its first line of output where it serves, and lives until told."""
+WORKERS = """
+import sys
+from tensorflow.data.experimental import service
 
-    def __init__(self, command: list[str], *, exit_with_parent: bool = False) -> None:
-        command = [sys.executable, *command]
-        self._process = Child(command, None, piped=True, exit_with_parent=exit_with_parent)
+dispatcher, count, heartbeat_interval_ms = sys.argv[1:]
+config = service.WorkerConfig(
+    dispatcher_address=dispatcher, heartbeat_interval_ms=int(heartbeat_interval_ms)
+)
+workers = [service.WorkerServer(config) for _ in range(int(count))]
+print(len(workers), flush=True)
+sys.stdin.read()  # until the parent closes it, or is gone
+"""
+
+
+class ServerProcess:
+    """A process that says on its first line of output where it serves, and lives until told.
+
+    What it runs is `command` behind `python`, or, if it needs TensorFlow, a fork.
+    """
+
+    def __init__(self, command: list[str] | Fork, *, exit_with_parent: bool = False) -> None:
+        self._process: Child | Fork
+        if isinstance(command, Fork):
+            self._process = command
+        else:
+            command = [sys.executable, *command]
+            self._process = Child(command, None, piped=True, exit_with_parent=exit_with_parent)
 
     def first_line(self) -> str:
         """Wait until it serves."""
@@ -130,7 +152,7 @@ def stock_workers(
 ) -> Iterator[ServerProcess]:
     """A process with `count` of TensorFlow's C++ workers, for as long as the context lasts."""
     address = dispatcher if isinstance(dispatcher, str) else dispatcher.address
-    process = ServerProcess([__file__, address, str(count), str(heartbeat_interval_ms)])
+    process = ServerProcess(Fork(["-c", WORKERS, address, str(count), str(heartbeat_interval_ms)]))
     try:
         process.first_line()
         yield process
@@ -151,22 +173,3 @@ def call_raw(dispatcher: DispatcherProcess, method: str, request: bytes) -> byte
         send = channel.unary_unary(f"/tensorflow.data.DispatcherService/{method}", None, None)
         answer: bytes = send(request, timeout=60, wait_for_ready=True)
     return answer
-
-
-def _run_workers(dispatcher: str, count: str, heartbeat_interval_ms: str) -> None:
-    from tensorflow.data.experimental import service
-
-    workers = [
-        service.WorkerServer(
-            service.WorkerConfig(
-                dispatcher_address=dispatcher, heartbeat_interval_ms=int(heartbeat_interval_ms)
-            )
-        )
-        for _ in range(int(count))
-    ]
-    print(len(workers), flush=True)
-    sys.stdin.read()  # until the parent closes it, or is gone
-
-
-if __name__ == "__main__":
-    _run_workers(*sys.argv[1:])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -14,6 +12,7 @@ import tensorflow as tf
 from forebay import service
 
 from ..cluster import WorkerProcess
+from ..forks import Fork
 from ..standbys import status, wait_until
 from ..stock import DispatcherProcess
 
@@ -84,13 +83,11 @@ def test_a_trainer_that_was_killed_holds_up_nobody(
         ) as worker,
     ):
         dataset_id = service.register_dataset(dispatcher.target, megabytes())
-        command = [sys.executable, "-c", READS, dispatcher.target, dataset_id]
-        trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        with trainer:
-            assert trainer.stdout is not None
-            assert trainer.stdout.readline() == b"has one\n"
-            wait_until(lambda: begun(dispatcher) > CREDIT + 20)
-            trainer.kill()
+        trainer = Fork(["-c", READS, dispatcher.target, dataset_id])
+        assert trainer.line() == "has one"
+        wait_until(lambda: begun(dispatcher) > CREDIT + 20)
+        trainer.kill()
+        trainer.finish()
         assert worker.stop() == 0
         assert "nobody reads it" in capfd.readouterr().err
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,6 +14,7 @@ from tensorflow.python.distribute import input_ops
 
 from forebay import service
 
+from .. import forks
 from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
 
@@ -223,9 +222,8 @@ def test_trainers_of_a_strategy_get_all_of_a_shared_job(dispatcher: DispatcherPr
         return service.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id, job_name=job_name)
 
     # In a process of its own: it must say how many devices there are before anything is computed.
-    code = [sys.executable, "-c", ON_TWO_CPUS, dispatcher.target, dataset_id]
-    elements = subprocess.check_output(code, text=True, timeout=100).split()
-    assert sorted(map(int, elements)) == list(range(40))
+    one = forks.run(["-c", ON_TWO_CPUS, dispatcher.target, dataset_id], timeout_s=100)
+    assert sorted(map(int, one.stdout.split())) == list(range(40)), one.stderr
 
     # What each of two processes does under MultiWorkerMirroredStrategy.
     trainers = [input_ops.auto_shard_dataset(shared("of two"), 2, i, 2) for i in range(2)]

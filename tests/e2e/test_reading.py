@@ -5,8 +5,6 @@ from __future__ import annotations
 import collections
 import json
 import pathlib
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +22,7 @@ from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import open_storage
 
 from ..cluster import WorkerProcess
+from ..forks import Fork
 from ..stock import DispatcherProcess
 
 OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
@@ -354,17 +353,14 @@ class TestKilled:
                 f"for x in service.read({d.target!r}, {dataset_id!r},"
                 " processing_mode='distributed_epoch', job_name='j'): print(int(x), flush=True)"
             )
-            sibling = subprocess.Popen(
-                [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
-            )
+            sibling = Fork(["-c", program])
             assert sibling.stdout is not None
-            theirs = [int(sibling.stdout.readline())]
+            theirs = [int(sibling.line())]
             elements = service.read(d.target, dataset_id, processing_mode=DYNAMIC, job_name="j")
             ours = [int(next(elements))]
             sibling.kill()
             theirs += map(int, sibling.stdout.read().split())
-            sibling.stdout.close()
-            sibling.wait()
+            sibling.finish()
             ours += [int(x) for x in elements]
             assert len(set(ours + theirs)) == len(ours + theirs)
             assert len(ours) > self.SIZE // 3

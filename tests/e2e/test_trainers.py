@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from forebay import service
 
+from .. import forks
 from ..cluster import WorkerProcess
 from ..pipelines.pipelines import document, masked, plain
 from ..stock import DispatcherProcess
@@ -161,10 +162,11 @@ def test_a_program_ends_while_it_still_reads(
 ) -> None:
     script = tmp_path / "trainer.py"
     script.write_text(LEAVE)
-    for _ in range(2):
-        run = subprocess.run(
-            [sys.executable, script, kind, target], capture_output=True, text=True, timeout=60
-        )
+    arguments = [str(script), kind, target]
+    for run in (
+        subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60),
+        forks.run(arguments, timeout_s=60),
+    ):
         assert (run.returncode, run.stdout) == (0, "left\n"), run.stderr
 
 
@@ -197,7 +199,5 @@ def test_a_fork_leaves_its_parents_reading_alone(
 ) -> None:
     script = tmp_path / "trainer.py"
     script.write_text(FORK)
-    run = subprocess.run(
-        [sys.executable, script, target, how], capture_output=True, text=True, timeout=60
-    )
+    run = forks.run([str(script), target, how], timeout_s=60)
     assert (run.returncode, run.stdout) == (0, "500\n"), run.stderr

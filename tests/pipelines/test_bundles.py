@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import re
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 from forebay.service.pipelines.tf_data.split_sources import NotSplittable, split_sources
 from forebay.service.pipelines.tf_data.traces import Traces
 
+from .. import forks
 from .contract import SPLITS, PipelineContract, Step, elements_of
 from .pipelines import Dataset, count, plain, slices
 
@@ -176,8 +176,8 @@ def test_another_process_has_the_same_elements() -> None:
         from forebay.service.pipelines import SplitRange
         from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 
-        pipeline = TfDataPipeline(base64.b64decode(sys.stdin.read()))
-        for number in map(int, sys.argv[1:]):
+        pipeline = TfDataPipeline(base64.b64decode(sys.argv[1]))
+        for number in map(int, sys.argv[2:]):
             run = pipeline.bundle(SplitRange(10 * number, 10, 0), number=number, seed=1)
             read = [c.values.tobytes() for b in run.blocks() for c in b.components]
             print(number, b"".join(read).hex())
@@ -189,14 +189,13 @@ def test_another_process_has_the_same_elements() -> None:
         .map(lambda x: float_of(x) + tf.random.uniform([2]), num_parallel_calls=4)
     )
     graph = base64.b64encode(graph_of(dataset)).decode()
-    printed = [
-        subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script), *numbers],
-            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
-            input=graph, capture_output=True, text=True, timeout=110, check=True,
-        ).stdout.splitlines()
-        for numbers in (["0", "1", "2"], ["2", "0", "2", "1"])
-    ]  # fmt: skip
+    arguments = ["-c", textwrap.dedent(script), graph]
+    one = subprocess.run(
+        [sys.executable, *arguments, "0", "1", "2"], capture_output=True, text=True, timeout=110
+    )
+    other = forks.run([*arguments, "2", "0", "2", "1"], timeout_s=110)
+    assert one.returncode == other.returncode == 0, one.stderr + other.stderr
+    printed = [run.stdout.splitlines() for run in (one, other)]
     assert len(set(printed[0])) == 3
     assert set(printed[0]) == set(printed[1])
 

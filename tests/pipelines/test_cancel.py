@@ -7,10 +7,9 @@ input, and wants it to be cancelled.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
+
+from .. import forks
 
 PRELUDE = """
 import faulthandler
@@ -63,13 +62,7 @@ count = tf.data.Dataset.range
 
 
 def run(script: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(script) + "os._exit(0)"],
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
-        capture_output=True,
-        text=True,
-        timeout=115,
-    )
+    done = forks.run(["-c", PRELUDE + textwrap.dedent(script) + "os._exit(0)"], timeout_s=115)
     assert done.returncode == 0, done.stderr
 
 

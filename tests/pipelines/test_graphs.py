@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +22,7 @@ from forebay.service.pipelines.tf_data.split_sources import (
 )
 from forebay.service.proto import graph_pb2 as pb
 
+from .. import forks
 from .pipelines import Dataset, count, slices
 
 zipped = tf.data.Dataset.zip
@@ -210,9 +209,9 @@ def test_the_same_pipeline_in_another_process_has_the_same_fingerprint() -> None
         "for _ in range(3): dataset = tf.data.Dataset.range(9).map(lambda x: x + 1).shuffle(3)\n"
         "print(fingerprint(graph_of(dataset)))"
     )
-    names = [subprocess.check_output([sys.executable, "-c", code], text=True).strip()]
+    there = forks.run(["-c", code], timeout_s=60)
     dataset = count(9).map(lambda x: x + 1).shuffle(3)
-    assert names == [fingerprint(graph_of(dataset))]
+    assert there.stdout.strip() == fingerprint(graph_of(dataset)), there.stderr
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
 import textwrap
 import weakref
 from collections.abc import Callable, Iterable
@@ -25,6 +22,7 @@ from forebay.service.pipelines.tf_data.queues import OwnedQueue, QueueSpec
 from forebay.service.pipelines.tf_data.run import TfDataRun
 from forebay.service.pipelines.tf_data.traces import RunTrace, Traces
 
+from .. import forks
 from .pipelines import Dataset, OneSource, count, slices
 
 made: list[weakref.ref[RunTrace]] = []
@@ -302,11 +300,5 @@ def test_runs_leave_no_memory_behind() -> None:
         more = after(40)
         assert more - few < 40 * 10_000, (more - few) / 40
         """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = forks.run(["-c", textwrap.dedent(script)], timeout_s=120)
     assert done.returncode == 0, done.stderr

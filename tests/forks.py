@@ -1,0 +1,227 @@
+"""Programs of Python's that begin with TensorFlow imported, as processes of their own.
+
+Importing it takes five seconds of processor time, which was most of what a test cost that starts
+a worker. So one process does nothing but import it, and what tests start is forked from that one.
+It is safe: an import starts no threads but OpenBLAS's, which prepare for forks themselves. That
+servers also start by their commands is what `forebay chaos` and `forebay bench` are run for.
+
+Run as a program, this file is the process that is forked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from forebay.service.processes import Child
+
+LARGEST_REQUEST = 1 << 20
+PR_SET_PDEATHSIG = 1
+
+
+class Fork:
+    """`python` with these arguments: -m MODULE …, -c CODE …, or FILE …
+
+    It has this process's environment without FOREBAY_…, its standard error if `errors` is no
+    other descriptor, and dies with it. Its input is a pipe, and its output too, unless it is to
+    be the descriptor `output`.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], *, output: int | None = None, errors: int = 2
+    ) -> None:
+        stdin, self._stdin = os.pipe()
+        self.stdout: TextIO | None = None
+        stdout = output
+        if stdout is None:
+            own, stdout = os.pipe()
+            self.stdout = os.fdopen(own, encoding="utf-8")
+        request = {
+            "arguments": [*map(str, arguments)],
+            "environment": {k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_")},
+            "directory": os.getcwd(),
+        }
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._server.connect(_address())
+        socket.send_fds(self._server, [json.dumps(request).encode()], [stdin, stdout, errors])
+        self.pid = int(self._server.recv(64))
+        self._code: int | None = None
+        os.close(stdin)
+        if output is None:
+            os.close(stdout)
+
+    def line(self) -> str:
+        """The next line of its output; "" if there is none, as it has ended."""
+        assert self.stdout is not None
+        return self.stdout.readline().strip()
+
+    def poll(self) -> int | None:
+        """Its exit code, or minus the signal that ended it; None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Its exit code, once it has ended. Raises subprocess.TimeoutExpired."""
+        if self._code is None:
+            if not select.select([self._server], [], [], timeout_s)[0]:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout_s or 0)
+            self._code = int(self._server.recv(64))
+            self._server.close()
+        return self._code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it has worked."""
+        self.send_signal(signal.SIGKILL)
+        self.wait()
+
+    def close_input(self) -> None:
+        if self._stdin >= 0:
+            os.close(self._stdin)
+            self._stdin = -1
+
+    def finish(self, timeout_s: float | None = None) -> int:
+        """Wait until it has ended, and close its input and output; its exit code. Idempotent."""
+        code = self.wait(timeout_s)
+        self.close_input()
+        if self.stdout is not None:
+            self.stdout.close()
+        return code
+
+
+def run(arguments: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run it to its end, as subprocess.run does, with all that it says. No input is there."""
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        program = Fork(arguments, output=output.fileno(), errors=errors.fileno())
+        program.close_input()
+        try:
+            code = program.finish(timeout_s)
+        finally:
+            program.kill()
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(arguments, code, output.read(), errors.read())
+
+
+@functools.cache
+def _address() -> bytes:
+    """Where the process listens that is forked; it is started when it is first needed."""
+    server = Child([sys.executable, __file__], None, piped=True, exit_with_parent=True)
+
+    def end() -> None:
+        assert server.stdin is not None
+        server.stdin.close()
+        server.finish()
+
+    atexit.register(end)
+    return bytes.fromhex(server.line())
+
+
+# -- the process that is forked --------------------------------------------------------------------
+
+
+def _serve() -> list[str]:
+    """Fork for each request until the parent has gone. Returns in the forks only: what to run."""
+    import tensorflow.data.experimental.service  # noqa: F401
+
+    import forebay.service
+    import forebay.service.cli
+    import forebay.service.worker.worker  # noqa: F401
+
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    gc.freeze()  # so that no fork looks through it all again, and copies it
+    listener.bind("")  # the kernel chooses a name
+    listener.listen(128)
+    print(listener.getsockname().hex(), flush=True)
+    ended, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    running: dict[int, socket.socket] = {}
+    heard: list[Any] = [0, ended, listener]
+    while True:
+        ready = select.select(heard, [], [])[0]
+        if 0 in ready:
+            os._exit(0)  # and the forks end
+        if ended in ready:
+            os.read(ended, 4096)
+            for process in [*running]:
+                found, status = os.waitpid(process, os.WNOHANG)
+                if found:
+                    _tell(running.pop(process), os.waitstatus_to_exitcode(status))
+        if listener in ready:
+            connection, _ = listener.accept()
+            message, descriptors, _, _ = socket.recv_fds(connection, LARGEST_REQUEST, 3)
+            process = os.fork()
+            if process:
+                running[process] = connection
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                connection.send(b"%d" % process)
+                continue
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for end in (listener, connection, *running.values()):
+                end.close()
+            os.close(ended)
+            os.close(wake)
+            return _become(json.loads(message), descriptors)
+
+
+def _tell(connection: socket.socket, code: int) -> None:
+    with contextlib.suppress(OSError), connection:  # nobody may wait for it
+        connection.send(b"%d" % code)
+
+
+def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> list[str]:
+    os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["directory"])
+    arguments: list[str] = request["arguments"]
+    return arguments
+
+
+def _run(arguments: list[str]) -> None:
+    """As Python's command line does it."""
+    match arguments:
+        case ["-m", module, *rest]:
+            sys.argv = [module, *rest]
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        case ["-c", code, *rest]:
+            sys.argv = ["-c", *rest]
+            main = sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(compile(code, "<string>", "exec"), vars(main))
+        case [file, *rest]:
+            sys.argv = [file, *rest]
+            runpy.run_path(file, run_name="__main__")
+
+
+if __name__ == "__main__":
+    _run(_serve())
