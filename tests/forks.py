@@ -1,11 +1,11 @@
-"""Programs of Python's that begin with TensorFlow imported, as processes of their own.
+"""Programs of Python's that begin with their imports done, as processes of their own.
 
-Importing it takes five seconds of processor time, which was most of what a test cost that starts
-a worker. So one process does nothing but import it, and what tests start is forked from that one.
-It is safe: an import starts no threads but OpenBLAS's, which prepare for forks themselves. That
-servers also start by their commands is what `forebay chaos` and `forebay bench` are run for.
+Importing TensorFlow takes five seconds of processor time, and a dispatcher's modules half of one,
+which was most of what tests cost that start servers. So one process does nothing but import, and
+what tests start is forked from it. That is safe: an import starts no threads but OpenBLAS's, which
+prepare for forks themselves. `forebay chaos` and `forebay bench` start servers by their commands.
 
-Run as a program, this file is the process that is forked.
+Run as a program, this file is the process that is forked; its arguments are what it imports.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -28,8 +29,19 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from forebay.service.processes import Child
+from forebay.service.processes import EXIT_WITH_PARENT, Child
 
+TENSORFLOW = (
+    "tensorflow.data.experimental.service",
+    "forebay.service.cli",
+    "forebay.service.client",
+    "forebay.service.worker.worker",
+)
+DISPATCHER = (
+    "forebay.service.cli",
+    "forebay.service.dispatcher.server",
+    "forebay.storage.redis.storage",
+)
 LARGEST_REQUEST = 1 << 20
 PR_SET_PDEATHSIG = 1
 
@@ -39,11 +51,16 @@ class Fork:
 
     It has this process's environment without FOREBAY_…, its standard error if `errors` is no
     other descriptor, and dies with it. Its input is a pipe, and its output too, unless it is to
-    be the descriptor `output`.
+    be the descriptor `output`. It could do without `imports`, which make it faster.
     """
 
     def __init__(
-        self, arguments: Sequence[str], *, output: int | None = None, errors: int = 2
+        self,
+        arguments: Sequence[str],
+        imports: tuple[str, ...] = TENSORFLOW,
+        *,
+        output: int | None = None,
+        errors: int = 2,
     ) -> None:
         stdin, self._stdin = os.pipe()
         self.stdout: TextIO | None = None
@@ -57,7 +74,7 @@ class Fork:
             "directory": os.getcwd(),
         }
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._server.connect(_address())
+        self._server.connect(_address(imports))
         socket.send_fds(self._server, [json.dumps(request).encode()], [stdin, stdout, errors])
         self.pid = int(self._server.recv(64))
         self._code: int | None = None
@@ -126,9 +143,9 @@ def run(arguments: Sequence[str], timeout_s: float) -> subprocess.CompletedProce
 
 
 @functools.cache
-def _address() -> bytes:
+def _address(imports: tuple[str, ...]) -> bytes:
     """Where the process listens that is forked; it is started when it is first needed."""
-    server = Child([sys.executable, __file__], None, piped=True, exit_with_parent=True)
+    server = Child([sys.executable, __file__, *imports], None, piped=True, exit_with_parent=True)
 
     def end() -> None:
         assert server.stdin is not None
@@ -136,20 +153,18 @@ def _address() -> bytes:
         server.finish()
 
     atexit.register(end)
-    return bytes.fromhex(server.line())
+    address = bytes.fromhex(server.line())
+    assert address, f"one of {imports} cannot be imported: see above"
+    return address
 
 
 # -- the process that is forked --------------------------------------------------------------------
 
 
-def _serve() -> list[str]:
+def _serve(imports: Sequence[str]) -> list[str]:
     """Fork for each request until the parent has gone. Returns in the forks only: what to run."""
-    import tensorflow.data.experimental.service  # noqa: F401
-
-    import forebay.service
-    import forebay.service.cli
-    import forebay.service.worker.worker  # noqa: F401
-
+    for name in imports:
+        importlib.import_module(name)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     gc.freeze()  # so that no fork looks through it all again, and copies it
     listener.bind("")  # the kernel chooses a name
@@ -224,4 +239,4 @@ def _run(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    _run(_serve())
+    _run(_serve([name for name in sys.argv[1:] if name != EXIT_WITH_PARENT]))

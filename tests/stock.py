@@ -20,7 +20,7 @@ from forebay.service.processes import Child
 from forebay.service.proto import graph_pb2 as graph
 from forebay.service.proto import tf_service_pb2 as pb
 
-from .forks import Fork
+from .forks import DISPATCHER, Fork
 
 STOP_TIMEOUT_S = 40
 
@@ -50,16 +50,15 @@ sys.stdin.read()  # until the parent closes it, or is gone
 class ServerProcess:
     """A process that says on its first line of output where it serves, and lives until told.
 
-    What it runs is `command` behind `python`, or, if it needs TensorFlow, a fork.
+    It is `command` behind `python`, or a fork.
     """
 
-    def __init__(self, command: list[str] | Fork, *, exit_with_parent: bool = False) -> None:
+    def __init__(self, command: list[str] | Fork) -> None:
         self._process: Child | Fork
         if isinstance(command, Fork):
             self._process = command
         else:
-            command = [sys.executable, *command]
-            self._process = Child(command, None, piped=True, exit_with_parent=exit_with_parent)
+            self._process = Child([sys.executable, *command], None, piped=True)
 
     def first_line(self) -> str:
         """Wait until it serves."""
@@ -108,7 +107,7 @@ class DispatcherProcess:
 
     def _start(self) -> ServerProcess:
         command = [*self._command, "--port", str(self._port)]
-        server = ServerProcess(command, exit_with_parent=True)
+        server = ServerProcess(Fork(command, DISPATCHER))
         self.target = server.first_line()
         self.address = self.target.removeprefix("grpc://")
         self._port = int(self.address.rpartition(":")[2])

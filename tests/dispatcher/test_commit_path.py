@@ -19,6 +19,7 @@ from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import tf_service_pb2 as tf
 from forebay.storage import open_storage
 
+from ..forks import DISPATCHER, Fork
 from ..stock import GRAPH, DispatcherProcess, ServerProcess
 
 POINTS = ["before-append", "after-append", "before-reply"]
@@ -46,7 +47,7 @@ class CrashingDispatcher(DispatcherProcess):
     def _crashing(self) -> ServerProcess:
         n = self._random.randint(2, 40)
         command = [str(CRASHING), self._point, str(n), str(self._storage), str(self._port)]
-        server = ServerProcess(command)
+        server = ServerProcess(Fork(command, DISPATCHER))
         server.first_line()
         return server
 
