@@ -14,16 +14,17 @@ from forebay.service.proto import forebay_pb2 as pb
 from .stock import DispatcherProcess
 
 LEASE_MS = 1_000
+LONG_LEASE_MS = 600_000  # for a leader that is not to be displaced, however busy the machine
 PATIENCE_S = 60
 
 
 @contextlib.contextmanager
-def running_pair(storage: str) -> Iterator[list[DispatcherProcess]]:
+def running_pair(storage: str, lease_ms: int = LEASE_MS) -> Iterator[list[DispatcherProcess]]:
     """Standbys for each other; the first one leads."""
     with contextlib.ExitStack() as stack:
         pair: list[DispatcherProcess] = []
         for _ in range(2):
-            pair.append(DispatcherProcess(storage, standby=True, leader_lease_ms=LEASE_MS))
+            pair.append(DispatcherProcess(storage, standby=True, leader_lease_ms=lease_ms))
             stack.callback(_end, pair[-1])
             wait_until(leads, pair[0])
         yield pair

@@ -22,10 +22,20 @@ from forebay.service.errors import ForebayError, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import open_storage
 
-from ..standbys import PATIENCE_S, leader_of, leads, running_pair, status, wait_until
+from ..standbys import (
+    LONG_LEASE_MS,
+    PATIENCE_S,
+    leader_of,
+    leads,
+    running_pair,
+    status,
+    wait_until,
+)
 from ..stock import GRAPH, DispatcherProcess, call
 
-SPLITS = 2_000
+SPLITS = 500
+AT_A_TIME = 100
+"""Leases that are asked for whenever some are waited for: more than are given until one looks."""
 
 
 @pytest.fixture
@@ -34,8 +44,19 @@ def pair(any_storage: str) -> Iterator[list[DispatcherProcess]]:
         yield running
 
 
+@pytest.fixture
+def calm_pair(any_storage: str) -> Iterator[list[DispatcherProcess]]:
+    """The first one leads, and is not displaced."""
+    with running_pair(any_storage, LONG_LEASE_MS) as running:
+        yield running
+
+
 def names(standby: DispatcherProcess, leader: DispatcherProcess) -> bool:
-    return f"ask {leader.address}" in str(refusal(standby).details())
+    try:
+        status(standby)
+    except grpc.RpcError as error:
+        return f"ask {leader.address}" in str(error.details())
+    return False  # it leads
 
 
 def health(dispatcher: DispatcherProcess) -> int:
@@ -46,7 +67,7 @@ def health(dispatcher: DispatcherProcess) -> int:
 
 
 class Leases:
-    """Leases all splits of a task, one by one, with whoever leads; what it got, in order."""
+    """Leases splits of a task, one by one, with whoever leads; what it got, in order."""
 
     def __init__(self, service: str, splits: int = SPLITS) -> None:
         self.client = DispatcherClient(service)
@@ -61,6 +82,7 @@ class Leases:
         beat = pb.WorkerHeartbeatRequest(address="w:1", uid=1)
         self._task_id = self.client.call(beat, pb.WorkerHeartbeatResponse).tasks[0].task_id
         self.got: list[int] = []
+        self._wanted = threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
         self._thread.start()
 
@@ -68,6 +90,7 @@ class Leases:
         number = 0
         while True:
             number += 1
+            self._wanted.acquire()
             request = pb.LeaseSplitsRequest(
                 request=ev.Request(number=number), task_id=self._task_id, want=1
             )
@@ -78,20 +101,25 @@ class Leases:
                 self.got += range(lease.first, lease.first + lease.count)
 
     def wait_for_more(self) -> None:
+        """Some, with others to come."""
         before = len(self.got)
+        self._wanted.release(AT_A_TIME)
         wait_until(lambda: len(self.got) > before + 5 or not self._thread.is_alive())
 
     def finish(self) -> list[int]:
+        self._wanted.release(SPLITS + 1)
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
         self.client.close()
         return self.got
 
 
-def test_a_standby_answers_with_the_leader(pair: list[DispatcherProcess]) -> None:
-    leader, standby = pair
+def test_a_standby_answers_with_the_leader(calm_pair: list[DispatcherProcess]) -> None:
+    leader, standby = calm_pair
     wait_until(names, standby, leader)
-    error = refusal(standby)
+    with pytest.raises(grpc.RpcError) as raised:
+        status(standby)
+    error = raised.value
     assert error.code() == grpc.StatusCode.UNAVAILABLE
     metadata: Any = error.trailing_metadata()
     assert (LEADER_KEY, leader.address) in [tuple(pair) for pair in metadata]
@@ -103,16 +131,10 @@ def test_a_standby_answers_with_the_leader(pair: list[DispatcherProcess]) -> Non
     assert health(standby) == serving.NOT_SERVING
 
 
-def refusal(standby: DispatcherProcess) -> grpc.RpcError:
-    with pytest.raises(grpc.RpcError) as error:
-        status(standby)
-    return error.value
-
-
 def test_a_client_that_knows_the_standby_only_finds_the_leader(
-    pair: list[DispatcherProcess],
+    calm_pair: list[DispatcherProcess],
 ) -> None:
-    leases = Leases(pair[1].target, splits=20)
+    leases = Leases(calm_pair[1].target, splits=20)
     assert leases.finish() == list(range(20))
 
 
@@ -126,15 +148,17 @@ def test_a_killed_leader_is_succeeded_and_no_split_is_lost_or_repeated(
         wait_until(leads, pair[other])
         pair[killed].restart()
     assert leases.finish() == list(range(SPLITS))
-    assert leads(pair[1], 4)
+    # Three were killed; who is silent on a busy machine may be succeeded as well.
+    wait_until(lambda: any(leads(one, 4) for one in pair))
     for one in pair:
         assert one.stop() == 0
     assert verify(open_storage(any_storage)).ok
 
 
-def test_a_leader_that_is_stopped_hands_over_at_once(pair: list[DispatcherProcess]) -> None:
-    assert pair[0].stop() == 0
-    wait_until(leads, pair[1], 2)
+def test_a_leader_that_is_stopped_hands_over_at_once(calm_pair: list[DispatcherProcess]) -> None:
+    """Not when its lease is out."""
+    assert calm_pair[0].stop() == 0
+    wait_until(leads, calm_pair[1], 2)
 
 
 def test_a_paused_leader_is_displaced_and_stands_by(
@@ -149,8 +173,9 @@ def test_a_paused_leader_is_displaced_and_stands_by(
             leases.wait_for_more()
         # From its first answer on, it tells nothing that it knows from its own time.
         for _ in range(20):
-            assert leader_of(old) is None
-        wait_until(names, old, new)
+            led = leader_of(old)
+            assert led is None or led > term  # as one that is silent on a busy machine gives way
+        wait_until(lambda: names(old, new) or leads(old, term + 1))  # noqa: B023
     assert leases.finish() == list(range(SPLITS))
     for one in pair:
         assert one.stop() == 0
@@ -169,7 +194,7 @@ def test_both_are_killed(pair: list[DispatcherProcess]) -> None:
 
 def test_one_that_is_restarted_on_its_address_need_not_wait(any_storage: str) -> None:
     """Its process has ended, or it could not listen there: whatever is left of its lease."""
-    with DispatcherProcess(any_storage, leader_lease_ms=600_000) as dispatcher:
+    with DispatcherProcess(any_storage, leader_lease_ms=LONG_LEASE_MS) as dispatcher:
         dispatcher.kill_and_restart()
         assert leads(dispatcher, 2)
 
@@ -183,9 +208,10 @@ def refused(*options: str) -> str:
     return ended.stderr.splitlines()[-1]
 
 
-def test_one_that_is_no_standby_gives_up(pair: list[DispatcherProcess], any_storage: str) -> None:
-    assert "is in use by" in refused(f"--storage={any_storage}", "--leader-lease-ms=300")
-    assert leads(pair[0], 1)
+def test_one_that_is_no_standby_gives_up(any_storage: str) -> None:
+    with DispatcherProcess(any_storage, leader_lease_ms=LONG_LEASE_MS) as leader:
+        assert "is in use by" in refused(f"--storage={any_storage}", "--leader-lease-ms=300")
+        assert leader_of(leader) == 1
 
 
 def test_what_no_standby_can_be(tmp_path: pathlib.Path) -> None:
@@ -194,8 +220,8 @@ def test_what_no_standby_can_be(tmp_path: pathlib.Path) -> None:
     assert "--address HOST:%port%" in said
 
 
-def test_a_closed_client_does_not_wander(pair: list[DispatcherProcess]) -> None:
-    client = DispatcherClient(pair[1].target)
+def test_a_closed_client_does_not_wander(calm_pair: list[DispatcherProcess]) -> None:
+    client = DispatcherClient(calm_pair[1].target)
     client.close()
     with pytest.raises(ForebayError):
         client.call(pb.GetStatusRequest(), pb.GetStatusResponse)

@@ -349,9 +349,10 @@ class TestKilled:
             dataset = slow(tf.data.Dataset.range(self.SIZE), 0.004)
             dataset_id = service.register_dataset(d.target, dataset)
             program = (
-                "from forebay import service\n"
-                f"for x in service.read({d.target!r}, {dataset_id!r},"
-                " processing_mode='distributed_epoch', job_name='j'): print(int(x), flush=True)"
+                "from forebay import service; import sys\n"
+                f"elements = service.read({d.target!r}, {dataset_id!r}, job_name='j',"
+                " processing_mode='distributed_epoch', max_outstanding_requests=20)\n"
+                "print(int(next(elements)), flush=True); sys.stdin.read()"
             )
             sibling = Fork(["-c", program])
             assert sibling.stdout is not None

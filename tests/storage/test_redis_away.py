@@ -40,12 +40,16 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 class Appender:
-    """Appends b"1", b"2", b"3" … in batches of changing size, until told to stop."""
+    """Appends b"1", b"2", b"3" … in batches of changing size, until told to stop.
 
-    def __init__(self, writer: Writer) -> None:
+    Each number has at least so many digits.
+    """
+
+    def __init__(self, writer: Writer, digits: int = 1) -> None:
         self.acknowledged = 0
         self.error: StorageError | None = None
         self._writer = writer
+        self._digits = digits
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="appender")
         self._thread.start()
@@ -57,7 +61,7 @@ class Appender:
                 size = size % 7 + 1
                 begin = self.acknowledged + 1
                 self.acknowledged = self._writer.append(
-                    [b"%d" % number for number in range(begin, begin + size)]
+                    [b"%0*d" % (self._digits, number) for number in range(begin, begin + size)]
                 )
         except StorageError as error:
             self.error = error
@@ -417,7 +421,7 @@ def test_out_of_memory(server: RedisServer, caplog: pytest.LogCaptureFixture) ->
     writer = open_storage(server.url).open_writer("the test")
     with server.client() as client:
         server.configure("maxmemory", client.info("memory")["used_memory"] + 200_000)
-    appender = Appender(writer)
+    appender = Appender(writer, digits=4_000)  # it is full soon, however slow the disk
     try:
         wait_until("it is full", lambda: "it is out of memory; raise maxmemory" in caplog.text)
         server.configure("maxmemory", 0)
