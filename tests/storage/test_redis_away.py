@@ -90,8 +90,10 @@ def expect_all_once(url: str, appender: Appender) -> None:
 # -- killed --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("appendfsync", ["always", "everysec"])
+@pytest.mark.parametrize("appendfsync", ["always", "no"])
 def test_killed_at_random_moments(server: RedisServer, appendfsync: str) -> None:
+    """With everysec Redis answers before it writes, while a sync of its takes long: a kill may
+    lose that."""
     server.configure("appendfsync", appendfsync)
     moments = random.Random(2)
     storage = open_storage(server.url, allow_volatile=appendfsync != "always")

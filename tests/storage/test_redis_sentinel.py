@@ -43,7 +43,10 @@ class Replicated:
         with self.sentinel.client() as client:
             return client.sentinel_master("journal")
 
-    def wait_for_failover(self) -> None:
+    def fail_over(self) -> None:
+        """Wait until the Sentinel has noticed that the primary was killed, and done its work."""
+        with self.sentinel.client() as client:
+            client.sentinel_set("journal", "down-after-milliseconds", 300)
         wait_until("the replica is the primary", lambda: self.state()["port"] == self.replica.port)
 
 
@@ -52,7 +55,7 @@ class RedisServerThatWatches(RedisServer):
         directory.mkdir()
         self._lines = (
             f"sentinel monitor journal 127.0.0.1 {primary_port} 1\n"
-            "sentinel down-after-milliseconds journal 300\n"
+            "sentinel down-after-milliseconds journal 600000\n"  # until one is to be noticed
             "sentinel failover-timeout journal 2000\n"
         )
         super().__init__(directory, "--sentinel")
@@ -73,7 +76,7 @@ def test_a_failover_that_appends_have_waited_for_loses_nothing(servers: Replicat
     try:
         appender.wait_for_more()
         servers.primary.kill()
-        servers.wait_for_failover()
+        servers.fail_over()
         servers.primary.start()  # and the Sentinel makes it a replica
         appender.wait_for_more()
     finally:
@@ -93,7 +96,7 @@ def test_a_failover_that_loses_records_is_noticed(servers: Replicated) -> None:
         writer.append([bytes(1 << 20)])
     servers.primary.kill()
     servers.replica.resume()
-    servers.wait_for_failover()
+    servers.fail_over()
     with pytest.raises(Corrupt, match=r"record 61 was acknowledged in term 1, and the log ends at"):
         writer.append([b"62"])
     with pytest.raises(Corrupt, match="acknowledged records are missing"):
