@@ -62,6 +62,7 @@ class Fork:
         output: int | None = None,
         errors: int = 2,
     ) -> None:
+        address = _address(imports)
         stdin, self._stdin = os.pipe()
         self.stdout: TextIO | None = None
         stdout = output
@@ -74,7 +75,7 @@ class Fork:
             "directory": os.getcwd(),
         }
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._server.connect(_address(imports))
+        self._server.connect(address)
         socket.send_fds(self._server, [json.dumps(request).encode()], [stdin, stdout, errors])
         self.pid = int(self._server.recv(64))
         self._code: int | None = None
@@ -128,10 +129,12 @@ class Fork:
         return code
 
 
-def run(arguments: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+def run(
+    arguments: Sequence[str], timeout_s: float, imports: tuple[str, ...] = TENSORFLOW
+) -> subprocess.CompletedProcess[str]:
     """Run it to its end, as subprocess.run does, with all that it says. No input is there."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        program = Fork(arguments, output=output.fileno(), errors=errors.fileno())
+        program = Fork(arguments, imports, output=output.fileno(), errors=errors.fileno())
         program.close_input()
         try:
             code = program.finish(timeout_s)

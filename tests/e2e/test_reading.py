@@ -283,15 +283,21 @@ class TestKilled:
     def test_splits_that_are_handed_back_when_the_others_are_done(
         self, tmp_path: pathlib.Path
     ) -> None:
+        go_on = tmp_path / "go on"
+        length = len(str(go_on))
+
+        def held(x: Any, turn: Any) -> Any:
+            """One element, until there is that file. That it is looked for anew, `turn` says."""
+            name = tf.strings.substr(tf.strings.join([str(go_on), tf.as_string(turn)]), 0, length)
+            return (x == 1) & (tf.size(tf.io.matching_files(name)) == 0)
+
         def wait(x: Any) -> Any:
-            start = tf.timestamp()
-            until = tf.where(x == 1, tf.constant(6.0, tf.float64), 0.0)
-            loop = tf.while_loop(lambda _: tf.timestamp() - start < until, lambda i: [i + 1], [0])
+            loop = tf.while_loop(lambda turn: held(x, turn), lambda turn: [turn + 1], [0])
             with tf.control_dependencies(loop):
                 return tf.identity(x)
 
         with (
-            DispatcherProcess(tmp_path) as d,
+            DispatcherProcess(tmp_path / "journal") as d,
             WorkerProcess(d.address) as one,
             WorkerProcess(d.address) as two,
         ):
@@ -300,16 +306,26 @@ class TestKilled:
             got = [int(next(elements)) for _ in range(8)]
             client = DispatcherClient(d.target)
 
+            def state() -> Any:
+                return json.loads(client.call(pb.GetStatusRequest(), pb.GetStatusResponse).status)
+
             def busy() -> list[str]:
-                answer = client.call(pb.GetStatusRequest(), pb.GetStatusResponse)
-                workers = json.loads(answer.status)["workers"]
-                return [w["address"] for w in workers if w["running_tasks"]]
+                return [w["address"] for w in state()["workers"] if w["running_tasks"]]
+
+            def leased() -> int:
+                [source] = state()["jobs"][0]["iterations"][0]["sources"]
+                return int(source["leased"])
 
             while len(addresses := busy()) > 1:
                 time.sleep(0.05)
+            [last] = [worker for worker in (one, two) if worker.address in addresses]
+            stopping = threading.Thread(target=last.stop)
+            stopping.start()
+            while leased():  # until it has handed back what it has not begun
+                time.sleep(0.05)
             client.close()
-            for address in addresses:
-                {one.address: one, two.address: two}[address].stop()
+            go_on.touch()
+            stopping.join()
             got += [int(x) for x in elements]
             assert sorted(got) == list(range(12))
 
@@ -336,7 +352,7 @@ class TestKilled:
             elements = self.start(d)
             got = [next(elements)]
             with d.paused():
-                time.sleep(5)  # longer than both timeouts: what is tested is that they do not count
+                time.sleep(3)  # longer than both timeouts: what is tested is that they do not count
             got += elements
             assert sorted(got) == list(range(self.SIZE))
         storage = open_storage(str(tmp_path))

@@ -164,7 +164,7 @@ def test_a_program_ends_while_it_still_reads(
     script.write_text(LEAVE)
     arguments = [str(script), kind, target]
     for run in (
-        subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60),
+        subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=100),
         forks.run(arguments, timeout_s=60),
     ):
         assert (run.returncode, run.stdout) == (0, "left\n"), run.stderr
