@@ -257,6 +257,13 @@ def test_an_iteration_can_be_dropped_while_no_block_comes(spec: Any, behind: Any
     dropped.set()
 
 
+@pytest.mark.parametrize("spec", [tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64)])
+def test_no_thread_tunes_an_iteration(spec: Any) -> None:
+    """There is nothing to tune, and who drops an iterator may wait for that thread for a minute."""
+    iterator = iter(dataset_of_blocks(partial(generate, []), spec))
+    assert iterator._dataset.options().autotune.enabled is False
+
+
 def test_datasets_of_one_spec_are_traced_once_whoever_made_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
