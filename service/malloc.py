@@ -18,6 +18,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # What glibc reads: mallopt(3), and its tunables.
 _ENVIRONMENT = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
+SYSTEM_ALLOCATOR = "TF_ONEDNN_USE_SYSTEM_ALLOCATOR"
+"""What TensorFlow reads when it first makes a tensor of 256 KB or more."""
+
 _libc = ctypes.CDLL(None)
 
 
@@ -36,6 +39,20 @@ def keep_large_buffers() -> None:
     if mallopt is not None and not any(name in os.environ for name in _ENVIRONMENT):
         mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
         mallopt(_M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
+
+
+def manage_large_tensors() -> None:
+    """Have TensorFlow take large tensors from malloc, from which `give_back` gives them back.
+
+    For a process that does nothing but work for the service, before it imports TensorFlow. With
+    oneDNN, TensorFlow (2.21) has an allocator of its own for buffers of 256 KB or more, which keeps
+    for good what was ever in use at a time: a worker that 25 trainers read from at once held 2.1 GB
+    when all of them were gone.
+
+    Where the environment says something else, that stays.
+    """
+    if os.environ.setdefault(SYSTEM_ALLOCATOR, "1") == "1":
+        keep_large_buffers()  # until a task ends, so that none of its tensors needs new pages
 
 
 def give_back() -> None:

@@ -281,6 +281,7 @@ class Sessions:
 
     def _close(self, link: Link) -> None:
         link.closed = True
+        link.outbox.clear()  # nothing of it is sent any more
         self._idle.pop(link, None)
         link.ready.notify()
 

@@ -102,6 +102,9 @@ class Stream:
     def close(self) -> None:
         """The consumer wants no more of it, nor what it has not received."""
         self.subscription.close([sent.block for sent in self.retained])
+        self.retained.clear()  # now: we are part of cycles of references
+        self.resend.clear()
+        self.retained_bytes = 0
 
 
 class Session:

@@ -13,6 +13,8 @@ import textwrap
 
 import pytest
 
+from forebay.service import malloc
+
 from .. import forks
 
 pytestmark = pytest.mark.skipif(
@@ -149,3 +151,28 @@ def test_what_a_thread_has_freed_goes_back_to_the_system() -> None:
         assert resident() < before - (40 << 20)
         """
     )
+
+
+def test_what_large_tensors_a_worker_has_freed_is_mallocs_again() -> None:
+    run(
+        """
+        malloc.manage_large_tensors()
+        many = [tf.fill([1 << 18], float(i)) for i in range(64)]
+
+        def in_use():
+            info = libc.mallinfo2()
+            return info.uordblks + info.hblkhd
+
+        held = in_use()
+        del many
+        assert held - in_use() > 48 << 20
+        """,
+        TF_ENABLE_ONEDNN_OPTS="1",
+    )
+
+
+def test_a_worker_whose_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(malloc.SYSTEM_ALLOCATOR, "0")
+    monkeypatch.setattr(malloc, "keep_large_buffers", pytest.fail)
+    malloc.manage_large_tensors()
+    assert os.environ[malloc.SYSTEM_ALLOCATOR] == "0"

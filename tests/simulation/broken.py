@@ -5,6 +5,7 @@ Each is a bug that somebody could make in a few lines, put in for as long as the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
@@ -152,6 +153,22 @@ def keeps_every_epoch() -> AbstractContextManager[None]:
     return replaced(Attendance, _bound_idle_iterations=bound)
 
 
+def forgets_what_is_finished() -> AbstractContextManager[None]:
+    """A dispatcher that begins a finished epoch anew once it has been summarized."""
+    return replaced(ranges, holds=lambda *_: False)
+
+
+def gives_a_graph_the_name_of_another() -> AbstractContextManager[None]:
+    """A dispatcher that names a graph as one before it, which may be about to be deleted."""
+    made = Dispatcher.__init__
+
+    def init(self: Dispatcher, *args: Any) -> None:
+        made(self, *args)
+        self._marks = (mark for mark in itertools.repeat("1"))
+
+    return replaced(Dispatcher, __init__=init)
+
+
 def disk_lies() -> AbstractContextManager[None]:
     """A disk that says it has synced, and has not."""
     return replaced(Disk, lies=True)
@@ -208,6 +225,10 @@ BROKEN: dict[str, Variant] = {
         Variant(cuts_consumers_off_at_drain, "was never delivered", ("drain worker",)),
         Variant(forgets_the_tasks_of_lost_workers, "came to", ("freeze worker",)),
         Variant(keeps_every_epoch, "epochs that nobody reads go on", seeds=80),
+        Variant(
+            forgets_what_is_finished, "gives out again", seeds=200,
+            fits=lambda scenario: scenario.leaves > 0 and scenario.finished_retention_ms < 2_000,
+        ),
         Variant(disk_lies, "", ("power failure",)),
         Variant(storage_does_not_fence, "term", ("pause dispatcher", "storage slow")),
         Variant(refuses_nobody, "begins anew on an emptied storage", ("storage emptied",)),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.service.dispatcher import server as product
-from forebay.service.dispatcher.dispatcher import Dispatcher, recover
+from forebay.service.dispatcher.dispatcher import Dispatcher, needed_blobs, recover
 from forebay.service.dispatcher.forebay_face import ForebayFace
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.errors import ForebayError
@@ -126,6 +126,8 @@ def examine(storages: Storages) -> None:
     oracle.require_same(state, "the recovered state")
     if first == 1:
         oracle.require_same(recover_without_snapshots(storage), "the state of all events")
+    for blob in needed_blobs(state).values():
+        storage.read_blob(blob)
     storage.close()
 
 

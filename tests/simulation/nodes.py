@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import closing
 
+from forebay.service.client.datasets import remove_dataset
 from forebay.service.client.options import ShardingPolicy
 from forebay.service.client.reader import Reader
 from forebay.service.connections.dispatcher_client import DispatcherClient
-from forebay.service.errors import NotFound, Unavailable
+from forebay.service.errors import FailedPrecondition, NotFound, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import WorkerOptions
 from forebay.service.worker.observer import Observer, Undelivered
@@ -219,6 +220,29 @@ class Trainer(Node):
             self.kernel.oracle.excused_consumers += 1
 
 
+class Operator(Node):
+    """Somebody who removes the job's dataset now and then, whoever reads it."""
+
+    def __init__(
+        self, this: Kernel, name: str, host: str, job: Job, removals: list[tuple[float, bool]]
+    ) -> None:
+        super().__init__(this, name, host)
+        self._job = job
+        self._removals = removals
+
+    def main(self) -> None:
+        for at_s, force in self._removals:
+            self.kernel.sleep(max(0.0, at_s - self.kernel.now))
+            for dataset_id in sorted(self._job.registered):
+                try:
+                    remove_dataset(self._job.service, dataset_id, force=force, timeout_s=1)
+                except (NotFound, FailedPrecondition, Unavailable) as error:
+                    self.kernel.trace("refused", type(error).__name__)
+                else:
+                    self._job.registered.discard(dataset_id)
+        self.done = True
+
+
 class Job:
     """What the trainers of a run read together."""
 
@@ -242,12 +266,15 @@ class Job:
         self.step_s = step_s  # a trainer's time for a block
         self.leaves = leaves  # the chance that it leaves the epoch after a block
         self.seen: set[int] = set()  # iterations of which a trainer had an element
+        self.registered: set[str] = set()  # ids of datasets
 
     def dataset_id(self) -> str:
         """Registers it; every trainer does, as in life."""
         dispatcher = DispatcherClient(self.service)
         try:
             request = pb.RegisterDatasetRequest(graph=GRAPH, sources=self.pipeline.sources())
-            return dispatcher.call(request, pb.RegisterDatasetResponse).dataset_id
+            dataset_id: str = dispatcher.call(request, pb.RegisterDatasetResponse).dataset_id
+            self.registered.add(dataset_id)
+            return dataset_id
         finally:
             dispatcher.close()

@@ -62,6 +62,8 @@ class Books:
     finished: set[int] = field(default_factory=set)  # iterations
     left_behind: set[int] = field(default_factory=set)  # tasks that these finished without
     collected: set[int] = field(default_factory=set)
+    epochs: dict[int, tuple[int, int]] = field(default_factory=dict)  # job, epoch, by iteration
+    summarized: set[tuple[int, int]] = field(default_factory=set)  # (job, epoch)
     paused: set[int] = field(default_factory=set)  # leases
     leases: dict[int, Lease] = field(default_factory=dict)
     holder: dict[tuple[int, int, int, int], Lease] = field(default_factory=dict)  # by split
@@ -155,6 +157,21 @@ class Oracle:
     def _job_created(self, event: ev.JobCreated) -> None:
         self.books.jobs.add(event.job_id)
 
+    def _iteration_created(self, event: ev.IterationCreated) -> None:
+        self.books.epochs[event.iteration_id] = (event.job_id, event.epoch)
+
+    def _iteration_summarized(self, event: ev.IterationSummarized) -> None:
+        books = self.books
+        if event.iteration_id not in books.finished:
+            raise Violation(f"iteration {event.iteration_id} was summarized unfinished")
+        books.summarized.add(books.epochs[event.iteration_id])
+
+    def _dataset_removed(self, event: ev.DatasetRemoved) -> None:
+        readers = self.books.consumers.keys() - self.books.left.keys()
+        jobs = {self.books.epochs[self.books.consumers[reader]][0] for reader in readers}
+        if any(self.state.jobs[job].dataset_id == event.dataset_id for job in jobs):
+            raise Violation(f"the dataset {event.dataset_id} was removed under its readers")
+
     def _iteration_finished(self, event: ev.IterationFinished) -> None:
         books = self.books
         books.finished.add(event.iteration_id)
@@ -197,6 +214,8 @@ class Oracle:
                 raise Violation(f"worker {uid} lives, and was given up as gone")
 
     def _task_created(self, event: ev.TaskCreated) -> None:
+        if self.books.epochs[event.iteration_id] in self.books.summarized:
+            raise Violation(f"task {event.task_id} gives out again what is finished")
         self.books.tasks[event.task_id] = (event.iteration_id, event.worker_id)
 
     def _task_completed(self, event: ev.TaskCompleted) -> None:

@@ -75,6 +75,9 @@ class Scenario:
     same_ports: bool  # a worker that is started again has its data port, too
     neighbours: bool  # trainers are on the workers' hosts
     leaves: float = 0  # with this chance after each block, a trainer leaves the epoch
+    finished_retention_ms: int = 300_000
+    unused_retention_s: float = -1
+    removals: list[tuple[float, bool]] = field(default_factory=list)  # of the dataset: when, forced
     faults: list[Fault] = field(default_factory=list)
 
     @property
@@ -140,6 +143,13 @@ def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
     if chances.random() < 0.15:
         scenario.leaves = chances.choice([0.02, 0.2, 1])
         scenario.named, scenario.epochs = True, chances.randint(3, 6)
+    tidy = random.Random(f"tidy {seed}")
+    if tidy.random() < 0.3:
+        scenario.finished_retention_ms = tidy.choice([0, 1_000])
+        scenario.unused_retention_s = tidy.choice([-1, -1, 3])
+        if tidy.random() < 0.5:
+            times = [scenario.work_s * tidy.uniform(0, 2) for _ in range(tidy.randint(1, 6))]
+            scenario.removals = [(at_s, tidy.random() < 0.5) for at_s in sorted(times)]
     kinds = [k for k in FAULTS if (chances if k in LATER else rng).random() < share]
     if kinds := list(only) or kinds:
         span = 1.2 * scenario.work_s + 0.5

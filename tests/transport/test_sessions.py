@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -304,3 +306,29 @@ def test_cancel_frees_a_producer_that_waits() -> None:
         with pytest.raises(OutputCancelled):
             waiting.result(timeout=10)
     assert output.wait_drained(0)
+
+
+@pytest.mark.parametrize("end", ["goodbye", "gone", "stop"])
+def test_blocks_go_with_the_consumer_and_not_with_the_next_garbage_collection(end: str) -> None:
+    """Sessions, links and streams are part of cycles of references, and blocks are large."""
+    world = World()
+    values = np.zeros(9)
+    world.output.put(Block(9, (Component(values),)))
+    freed = weakref.ref(values)
+    link = world.connect(1)
+    gc.disable()
+    try:
+        del values
+        assert world.sent(link) == [0]
+        assert freed() is not None, "what was not received is kept"
+        match end:
+            case "goodbye":
+                world.sessions.forget(link)
+            case "gone":
+                world.sessions.detach(link, 0)
+                world.sessions.forget_gone([1])
+            case "stop":
+                world.sessions.stop_reading(link, TASK)
+        assert freed() is None
+    finally:
+        gc.enable()
