@@ -50,6 +50,7 @@ _DECIDING = (
     "LeaseSplits",
     "CompleteTask",
     "LeaveService",
+    "StartSave",
     "CommitChunk",
     "EndStream",
 )
