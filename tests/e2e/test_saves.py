@@ -36,11 +36,10 @@ def test_stock_clients_and_workers_and_a_dispatcher_that_dies(tmp_path: pathlib.
 
 def test_forebays_workers_and_dispatcher_die_and_the_rest_goes_on(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "save"
-    options = {"save_chunk_bytes": 1}
     with (
         DispatcherProcess(tmp_path / "journal", reconnect_grace_ms=1_000) as dispatcher,
-        WorkerProcess(dispatcher.address, **options) as one,
-        WorkerProcess(dispatcher.address, **options),
+        WorkerProcess(dispatcher.address, save_chunk_bytes=1) as one,
+        service.WorkerServer(service.WorkerConfig(dispatcher.target, save_chunk_bytes=1)),
     ):
         service.distributed_save(
             slow(tf.data.Dataset.range(ELEMENTS)), str(path), dispatcher.target
