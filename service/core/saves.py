@@ -236,7 +236,7 @@ def _another(state: State, save: Save, worker: Worker) -> ev.Event | None:
     elif save.indivisible:
         if any(other.stock for other in state.workers.values()):
             return None
-        return _failed(save, "UNIMPLEMENTED", _only_by_tensorflows(save.indivisible))
+        return failed(save, "UNIMPLEMENTED", _only_by_tensorflows(save.indivisible))
     else:
         assigned.first = save.sources[0].next
         left = _together(save) - assigned.first
@@ -405,12 +405,13 @@ def _fail_save(state: State, command: FailSave) -> Decision:
         uid, address = command.worker_uid, command.worker_address
         if _stream_of(state, save.save_id, command.stream, uid, address) is None:
             return Decision([], None)
-    return Decision([_failed(save, command.code, command.message)], None)
+    return Decision([failed(save, command.code, command.message)], None)
 
 
-def _failed(save: Save, code: str, message: str) -> ev.Event:
-    failed = ev.SaveFailed(save_id=save.save_id, code=code, message=message)
-    return ev.Event(save_failed=failed)
+def failed(save: Save, code: str, message: str) -> ev.Event:
+    """The save ends with an error; `code` is a canonical status name."""
+    event = ev.SaveFailed(save_id=save.save_id, code=code, message=message)
+    return ev.Event(save_failed=event)
 
 
 def _save_finished(state: State, event: ev.SaveFinished) -> None:

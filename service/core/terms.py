@@ -12,6 +12,7 @@ from .consumers import left
 from .iterations import collected, over
 from .kinds import DIVIDED, kind_of
 from .places import listed
+from .saves import failed
 from .splits import lost_leases
 from .state import Place, State
 
@@ -21,14 +22,20 @@ MAX_CUT_IDS = 10**12
 _REPAIRED = "a repair has cut off what it may have been told"
 
 
+_REPAIRED_SAVE = (
+    "a repair of the journal has cut events off, so nobody knows what belongs to the save: delete "
+    "the directory, and save again"
+)
+
+
 class ElectLeader(Command, frozen=True, kw_only=True):
     """A dispatcher has taken over. → LeaderElected
 
-    After a repair that cut events off: → LeaseLost …, ConsumerLeft …, WorkerLost … first, and the
-    ends of coordinated reads (IterationPaused …, IterationCollected …). Nobody who worked with the
-    journal goes on, and no id that may have been given out is given again. With another list of
-    workers than before: → ConsumerLeft …, IterationCollected … first, of those that were being
-    divided among them.
+    After a repair that cut events off: → LeaseLost …, ConsumerLeft …, WorkerLost …, the ends of
+    coordinated reads (IterationPaused …, IterationCollected …), SaveFailed … first. Nobody who
+    worked with the journal goes on, directories may have what it lacks, and no id that may have
+    been given out is given again. With another list of workers than before: → ConsumerLeft …,
+    IterationCollected … first, of those that were being divided among them.
     """
 
     term: int
@@ -72,6 +79,7 @@ def _dismissals(state: State) -> list[ev.Event]:
             for i in state.workers
         ),
         *map(over, ends),
+        *(failed(save, "DATA_LOSS", _REPAIRED_SAVE) for save in state.saves.values()),
     ]
 
 

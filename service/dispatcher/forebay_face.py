@@ -52,6 +52,7 @@ _DECIDING = (
     "LeaseSplits",
     "CompleteTask",
     "LeaveService",
+    "StartSave",
     "CommitChunk",
     "EndStream",
 )

@@ -44,6 +44,8 @@ _DECIDING = (
     "GetOrCreateIteration",
     "ReleaseIterationClient",
     "WorkerUpdate",
+    "Snapshot",
+    "GetSnapshotSplit",
 )
 
 

@@ -248,6 +248,17 @@ def test_one_save_a_path(given: Saves, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(given.state.save_at) == ["/two"]
 
 
+def test_a_repair_that_cut_events_off_ends_saves(given: Saves) -> None:
+    """A chunk may be in the directory, and its commit may be what was cut off."""
+    save, one = given.start(), given.worker(1)
+    given.assign(one)
+    cut = ev.LeaderElected(term=2, format=3, journal_id="cut", after_repair=True)
+    apply(given.state, ev.Event(leader_elected=cut))
+    given.when(c.ElectLeader(term=3, address="a:1", version="0", journal_id="j"))
+    assert "save_failed" in given.then
+    assert given.state.ended_saves[save.save_id].failed == "DATA_LOSS"
+
+
 @pytest.mark.parametrize(
     ("fields", "error", "says"),
     [
@@ -440,4 +451,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestHistories.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

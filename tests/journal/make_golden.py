@@ -119,8 +119,9 @@ def make(path: Path) -> None:
             writer.write_snapshot(writer.last_sequence, encode_snapshot(STATE, 1_700_000_000_000))
     for writer in writers:
         writer.close()
-    for lock in path.rglob("LOCK"):
-        lock.unlink()  # it has the number of this process
+    for name in ("LOCK", "CONDEMNED"):  # they have the number of this process, and its path
+        for file in path.rglob(name):
+            file.unlink()
     text = json.dumps(expected, indent=1, ensure_ascii=False, sort_keys=True)
     path.with_suffix(".json").write_text(text + "\n")
 
