@@ -23,6 +23,9 @@ SMALL_BATCH = 100
 ENDLESS = 10**12
 SEQUENCES = 1_000
 LONGEST = 512
+BUCKETS = [65, 129, 257, 513]  # lengths below these
+BUCKET_BATCH = 16
+TOGETHER = 4  # readers of a coordinated read
 
 
 class Into(enum.Enum):
@@ -43,6 +46,7 @@ class Case:
     gather: Callable[[Any], Any] | None = None  # makes these batches, in-graph, after the read
     protocol: str | None = None  # of data, by which they reach it; Forebay's name for it
     step: Callable[[], Callable[[Any], None]] | None = None  # makes what is done with each
+    coordinated: bool = False  # whether its readers read together, in rounds
 
 
 def _random(shape: tuple[int, ...]) -> Any:
@@ -97,6 +101,21 @@ def _tokens(_: pathlib.Path, __: int) -> Any:
     return _in_turn(tf.RaggedTensor.from_row_lengths(flat, lengths)).map(_dense)
 
 
+def _buckets(_: pathlib.Path, __: int) -> Any:
+    """Padded batches of such sequences, as many of one length after one another as read together.
+    Made once, and kept: it is their way that is measured."""
+    batches = _tokens(_, __).take(32 * SEQUENCES).bucket_by_sequence_length(
+        tf.size, BUCKETS, [BUCKET_BATCH] * (len(BUCKETS) + 1),
+        pad_to_bucket_boundary=True, drop_remainder=True,
+    )  # fmt: skip
+    rounds = batches.group_by_window(
+        lambda batch: tf.shape(batch, tf.int64)[1],
+        lambda _, batches: batches.batch(TOGETHER, drop_remainder=True).unbatch(),
+        window_size=TOGETHER,
+    )
+    return rounds.cache().repeat()
+
+
 def _dense(row: Any) -> Any:
     return tf.ensure_shape(row, [None])
 
@@ -139,6 +158,8 @@ CASES = {
     "batches over TCP": Case(dataset=_batches, into=Into.NUMPY, protocol="tcp"),
     "big batches": Case(dataset=_big_batches),
     "tokens": Case(dataset=_tokens, batch=SMALL_BATCH, gather=_ragged_batch),
+    "rounds": Case(dataset=_buckets, coordinated=True),
+    "rounds into NumPy": Case(dataset=_buckets, coordinated=True, into=Into.NUMPY),
     "dicts": Case(dataset=_dicts, batch=SMALL_BATCH, gather=_small_batch),
     "jpeg": Case(dataset=photograph_batches, step=keras_step),
     "splits": Case(dataset=_scalars, dynamic=True, batch=BATCH, gather=_batch),

@@ -105,9 +105,10 @@ class Cluster:
             "seconds": self._setting.seconds if seconds is None else seconds,
             "workers": [worker.pid for worker in self._workers],
             "job_name": f"job {self._jobs}" if len(self._readers) > 1 else None,
+            "readers": len(self._readers),
         }
-        for reader in self._readers:
-            reader.ask(question)
+        for number, reader in enumerate(self._readers):
+            reader.ask({**question, "reader": number})
         return together([reader.reading() for reader in self._readers])
 
     def worker_rss_mb(self) -> float:
