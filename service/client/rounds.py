@@ -49,15 +49,14 @@ class _Task:
     def is_held(self) -> bool:
         return self.lost != 0 and self.stop is None
 
-    def take(self) -> Block:
+    def take(self) -> tuple[Block, _Arrived | None]:
+        """The next element, and what it was the last one of."""
         arrived = self.blocks[0]
         self.next_round += 1
         if arrived.rest.count == 1:
-            del self.blocks[0]
-            arrived.client.taken(arrived.block)
-            return arrived.rest
+            return arrived.rest, self.blocks.popleft()
         taken, arrived.rest = split(arrived.rest, 1)
-        return taken
+        return taken, None
 
 
 class RoundsConsumer(Consumer):
@@ -88,21 +87,29 @@ class RoundsConsumer(Consumer):
     def _take(self) -> Block | None:
         """The element whose turn it is; None if it is not here, or must not be taken."""
         with self._step:
-            while True:
-                following = None
-                for task_id, task in self._tasks.items():
-                    if task.is_over():
-                        continue
-                    if task.next_round == self._round:
-                        if task.is_held() or not task.blocks:
-                            return None
-                        self.last_task_id = task_id
-                        return task.take()
-                    if following is None or task.next_round < following:
-                        following = task.next_round
-                if following is None or (self._limit is not None and following >= self._limit):
-                    return None
-                self._round = following
+            task = self._whose_turn()
+            if task is None or task.is_held() or not task.blocks:
+                return None
+            taken, emptied = task.take()
+        if emptied is not None:
+            emptied.client.taken(emptied.block)
+        return taken
+
+    def _whose_turn(self) -> _Task | None:
+        """The next task of the round, or of the following one; None if that must not begin."""
+        while True:
+            following = None
+            for task_id, task in self._tasks.items():
+                if task.is_over():
+                    continue
+                if task.next_round == self._round:
+                    self.last_task_id = task_id
+                    return task
+                if following is None or task.next_round < following:
+                    following = task.next_round
+            if following is None or (self._limit is not None and following >= self._limit):
+                return None
+            self._round = following
 
     # -- the dispatcher ------------------------------------------------------------------------
 
