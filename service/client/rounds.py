@@ -17,11 +17,16 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from ..blocks import Block, split
+from ..block_limits import cost
+from ..blocks import Block, Component, Strings, joined, split
 from ..delivery import End, EndOfTask, Rounds, Superseded, TaskUnknown
 from ..errors import FailedPrecondition
 from ..proto import forebay_pb2 as pb
 from .consumer import ASK_AGAIN_S, Client, Consumer
+
+TOGETHER, TOGETHER_BYTES = 64, 256 << 10
+"""What is taken at once of what is here: by far less than what workers send ahead, so that there is
+a round which all have received, and nobody has passed, if one of the workers is lost."""
 
 
 class _Arrived:
@@ -60,7 +65,8 @@ class _Task:
 
 
 class RoundsConsumer(Consumer):
-    """As any consumer. Its `blocks` have one element each, those of a round in the order of tasks.
+    """As any consumer. Its `blocks` have elements round by round, those of a round in the order of
+    tasks, whichever tasks these are of.
 
     `blocks` raises FailedPrecondition, or PipelineError of that code, if this consumer is out of
     step with the others and cannot get back: it was restarted without them, or they lack an element
@@ -85,15 +91,25 @@ class RoundsConsumer(Consumer):
                     yield nothing
 
     def _take(self) -> Block | None:
-        """The element whose turn it is; None if it is not here, or must not be taken."""
+        """The elements whose turn it is; None if the next one is not here, or must not be taken."""
+        taken: list[Block] = []
+        emptied: list[_Arrived] = []
+        size = 0
         with self._step:
-            task = self._whose_turn()
-            if task is None or task.is_held() or not task.blocks:
-                return None
-            taken, emptied = task.take()
-        if emptied is not None:
-            emptied.client.taken(emptied.block)
-        return taken
+            while len(taken) < TOGETHER and size < TOGETHER_BYTES:
+                task = self._whose_turn()
+                if task is None or task.is_held() or not task.blocks:
+                    break
+                if taken and not _alike(taken[0], task.blocks[0].rest):
+                    break
+                block, over = task.take()
+                taken.append(block)
+                size += cost(block)
+                if over is not None:
+                    emptied.append(over)
+        for arrived in emptied:
+            arrived.client.taken(arrived.block)
+        return joined(taken) if taken else None
 
     def _whose_turn(self) -> _Task | None:
         """The next task of the round, or of the following one; None if that must not begin."""
@@ -211,3 +227,17 @@ class RoundsConsumer(Consumer):
             if link is not None and task_id in link.reading:
                 link.client.read(task_id, self._order(task_id))
         self._ask_again.clear()
+
+
+def _alike(one: Block, other: Block) -> bool:
+    """Whether elements of both may stand in one block."""
+    ranks = [[_rank(component) for component in block.components] for block in (one, other)]
+    return ranks[0] == ranks[1]
+
+
+def _rank(component: Component) -> int:
+    """Of one element."""
+    if component.shapes is not None:
+        return int(component.shapes.shape[1])
+    values = component.values
+    return (values.lengths if isinstance(values, Strings) else values).ndim - 1
