@@ -23,6 +23,10 @@ SMALL_BATCH = 100
 ENDLESS = 10**12
 SEQUENCES = 1_000
 LONGEST = 512
+BUCKETS = [64, 128, 256, 512]
+GROUPS = 64
+BUCKET_BATCH = 16
+TOGETHER = 4  # readers of a coordinated read
 
 
 class Into(enum.Enum):
@@ -43,6 +47,7 @@ class Case:
     gather: Callable[[Any], Any] | None = None  # makes these batches, in-graph, after the read
     protocol: str | None = None  # of data, by which they reach it; Forebay's name for it
     step: Callable[[], Callable[[Any], None]] | None = None  # makes what is done with each
+    coordinated: bool = False  # whether its readers read together, in rounds
 
 
 def _random(shape: tuple[int, ...]) -> Any:
@@ -97,6 +102,16 @@ def _tokens(_: pathlib.Path, __: int) -> Any:
     return _in_turn(tf.RaggedTensor.from_row_lengths(flat, lengths)).map(_dense)
 
 
+def _buckets(_: pathlib.Path, __: int) -> Any:
+    """Padded batches of such sequences, as many of one length after one another as read together:
+    what bucketing leads to."""
+    random = np.random.default_rng(0)
+    lengths = np.repeat(random.choice(BUCKETS, GROUPS, p=[0.45, 0.3, 0.2, 0.05]), TOGETHER)
+    flat = random.integers(0, 50_000, BUCKET_BATCH * lengths.sum(), np.int32)
+    rows = tf.RaggedTensor.from_row_lengths(flat, BUCKET_BATCH * lengths)
+    return _in_turn(rows).map(lambda row: tf.reshape(row, [BUCKET_BATCH, -1]))
+
+
 def _dense(row: Any) -> Any:
     return tf.ensure_shape(row, [None])
 
@@ -139,6 +154,8 @@ CASES = {
     "batches over TCP": Case(dataset=_batches, into=Into.NUMPY, protocol="tcp"),
     "big batches": Case(dataset=_big_batches),
     "tokens": Case(dataset=_tokens, batch=SMALL_BATCH, gather=_ragged_batch),
+    "rounds": Case(dataset=_buckets, coordinated=True),
+    "rounds into NumPy": Case(dataset=_buckets, coordinated=True, into=Into.NUMPY),
     "dicts": Case(dataset=_dicts, batch=SMALL_BATCH, gather=_small_batch),
     "photographs": Case(dataset=photograph_batches),
     "jpeg": Case(dataset=photograph_batches, step=keras_step),

@@ -112,10 +112,11 @@ class Cluster:
             "seconds": self._setting.seconds if seconds is None else seconds,
             "workers": [worker.pid for worker in self._workers],
             "job_name": f"job {self._jobs}" if trainers or len(readers) > 1 else None,
+            "readers": len(readers),
             "cached": trainers > 0,
         }
-        for reader in readers:
-            reader.ask(question)
+        for number, reader in enumerate(readers):
+            reader.ask({**question, "reader": number})
         return together([reader.reading() for reader in readers])
 
     def worker_rss_mb(self) -> float:

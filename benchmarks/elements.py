@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from .cluster import SIDES, Cluster, own_clusters, shared_clusters
+from .cases import TOGETHER
+from .cluster import SIDES, Cluster, grow, own_clusters, shared_clusters
 from .files import write_records
 from .machine import require
 from .photographs import write_photographs
@@ -15,6 +16,8 @@ from .setting import Setting
 Readings = dict[str, list[Reading]]  # by side, round by round
 FINE_SPLITS = 1_000_000
 QUICK_SPLITS = 10_000
+STEPS = 2_000  # of a coordinated read, in which all consumers take as many
+QUICK_STEPS = 200
 HOW = {"peer": "by default", "uncompressed": "compression=None"}
 
 
@@ -103,6 +106,26 @@ def tokens(setting: Setting) -> list[Finding]:
     """Of variable length."""
     what = "sequences of 1–512 int32 tokens, batched in-graph (ragged)"
     return _row("tokens", setting, Kind(case="tokens", what=what))
+
+
+def rounds(setting: Setting) -> list[Finding]:
+    """A coordinated read: in each step all consumers have batches of one length."""
+    steps = QUICK_STEPS if setting.quick else STEPS
+    what = f"{TOGETHER} consumers, 2 workers, batches of 16 sequences of one bucket each"
+    findings: list[Finding] = []
+    with own_clusters(setting, "rounds") as sides:
+        grow(sides, workers=2, readers=TOGETHER)
+        for case, into in (("rounds", "eager"), ("rounds into NumPy", "into NumPy")):
+            kind = Kind(
+                case=case,
+                what=f"{what}, {into}",
+                over_default=3,
+                over_uncompressed=3,
+                size=steps,
+                unit="batches",
+            )
+            findings += findings_of("rounds", kind, _read(setting, sides, kind))
+    return findings
 
 
 def dicts(setting: Setting) -> list[Finding]:

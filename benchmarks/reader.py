@@ -13,7 +13,9 @@ from __future__ import annotations
 import dataclasses
 import gc
 import importlib
+import itertools
 import json
+import math
 import os
 import pathlib
 import sys
@@ -60,17 +62,22 @@ class Trainer:
         seconds: float,
         workers: list[int],
         job_name: str | None,
+        reader: int,
+        readers: int,
         cached: bool,
     ) -> Reading:
         """Read for so long, or a dataset of this size to its end if that comes first.
 
-        `workers` are the process ids of those that are read from.
+        `workers` are the process ids of those that are read from. Who reads together with others,
+        as the one of this number, takes `size` elements, as all of them do.
         """
         dataset_id, element_bytes = self._register(case, size)
         for process in (os.getpid(), *workers):
             forget_peak(process)
         begun = time.perf_counter()
-        elements = self._open(ALL[case], dataset_id, job_name, cached)
+        elements = self._open(ALL[case], dataset_id, job_name, reader, readers, cached)
+        if ALL[case].coordinated:
+            elements, seconds = itertools.islice(elements, size), math.inf
         next(elements)
         first_s = time.perf_counter() - begun
         consume(elements, warm_up_s)
@@ -100,16 +107,27 @@ class Trainer:
         if (case, size) not in self._registered:
             dataset = ALL[case].dataset(self._directory, size)
             dataset_id = self._service.register_dataset(
-                self._target, dataset, compression=self._compression
+                self._target,
+                dataset,
+                compression=self._compression,
+                dataset_id=case if ALL[case].coordinated else None,  # all have to name the same
             )
             self._registered[case, size] = dataset_id, mean_bytes(dataset)
         return self._registered[case, size]
 
     def _open(
-        self, case: Case, dataset_id: Any, job_name: str | None, cached: bool
+        self,
+        case: Case,
+        dataset_id: Any,
+        job_name: str | None,
+        reader: int,
+        readers: int,
+        cached: bool,
     ) -> Iterator[Any]:
         mode = "distributed_epoch" if case.dynamic else "parallel_epochs"
         how: dict[str, Any] = {"job_name": job_name, "data_transfer_protocol": case.protocol}
+        if case.coordinated:
+            how |= {"consumer_index": reader, "num_consumers": readers}
         if cached:
             how["cross_trainer_cache"] = self._service.CrossTrainerCache(str(os.getpid()))
         if case.into is Into.NUMPY and self._ours:

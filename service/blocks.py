@@ -16,7 +16,7 @@ float8_…). Strings are kept as lengths and one run of bytes until somebody wan
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -195,6 +195,28 @@ def _mask(sizes: Array, chosen: slice) -> npt.NDArray[np.bool_]:
     elements = np.zeros(len(sizes), np.bool_)
     elements[chosen] = True
     return np.repeat(elements, sizes)
+
+
+def joined(blocks: Sequence[Block]) -> Block:
+    """Blocks of one element each, of the same components and ranks, as one block: copied."""
+    if len(blocks) == 1:
+        return blocks[0]
+    columns = zip(*(block.components for block in blocks), strict=True)
+    components = tuple(_joined([component.values for component in column]) for column in columns)
+    return Block(len(blocks), components, blocks[0].bundle, blocks[0].index)
+
+
+def _joined(elements: list[Array | Strings]) -> Component:
+    arrays = [values.lengths if isinstance(values, Strings) else values for values in elements]
+    varying = len({array.shape for array in arrays}) > 1
+    stacked = np.concatenate([array.reshape(-1) for array in arrays] if varying else arrays)
+    values: Array | Strings = stacked
+    if isinstance(elements[0], Strings):
+        data = [values.data for values in elements if isinstance(values, Strings)]
+        values = Strings(stacked, np.concatenate(data))
+    if not varying:
+        return Component(values)
+    return Component(values, np.array([array.shape[1:] for array in arrays], np.int64))
 
 
 def buffers(component: Component) -> list[Array]:

@@ -7,6 +7,7 @@ Python bindings hold the interpreter lock while they wait for it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import pathlib
 import signal
 import sys
@@ -23,6 +24,8 @@ from forebay.service.proto import tf_service_pb2 as pb
 from .forks import DISPATCHER, Fork
 
 STOP_TIMEOUT_S = 40
+
+_NUMBERS = itertools.count(1)
 
 GRAPH = graph.GraphDef(
     node=[
@@ -157,6 +160,27 @@ def stock_workers(
         yield process
     finally:
         process.kill()
+
+
+def stock_consumers(target: str, number: int) -> list[Any]:
+    """TensorFlow's iterators over a coordinated read. A worker's first round is 0 … number − 1, and
+    the next one goes on from there."""
+    import tensorflow as tf
+    from tensorflow.python.data.experimental.ops import data_service_ops
+
+    dataset = tf.data.Dataset.range(1 << 60).repeat()
+    name = f"stock {next(_NUMBERS)}"
+    return [
+        iter(
+            dataset.apply(
+                data_service_ops._distribute(  # which has the option for a faster heartbeat
+                    data_service_ops.ShardingPolicy.OFF, target, job_name=name,
+                    consumer_index=index, num_consumers=number, task_refresh_interval_hint_ms=20,
+                )
+            )
+        )
+        for index in range(number)
+    ]  # fmt: skip
 
 
 def call(dispatcher: DispatcherProcess, method: str, fields: Mapping[str, Any] = {}) -> Any:

@@ -17,11 +17,16 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from ..blocks import Block, split
+from ..block_limits import cost
+from ..blocks import Block, Component, Strings, joined, split
 from ..delivery import End, EndOfTask, Rounds, Superseded, TaskUnknown
 from ..errors import FailedPrecondition
 from ..proto import forebay_pb2 as pb
 from .consumer import ASK_AGAIN_S, Client, Consumer
+
+TOGETHER, TOGETHER_BYTES = 64, 256 << 10
+"""What is taken at once of what is here: by far less than what workers send ahead, so that there is
+a round which all have received, and nobody has passed, if one of the workers is lost."""
 
 
 class _Arrived:
@@ -49,19 +54,19 @@ class _Task:
     def is_held(self) -> bool:
         return self.lost != 0 and self.stop is None
 
-    def take(self) -> Block:
+    def take(self) -> tuple[Block, _Arrived | None]:
+        """The next element, and what it was the last one of."""
         arrived = self.blocks[0]
         self.next_round += 1
         if arrived.rest.count == 1:
-            del self.blocks[0]
-            arrived.client.taken(arrived.block)
-            return arrived.rest
+            return arrived.rest, self.blocks.popleft()
         taken, arrived.rest = split(arrived.rest, 1)
-        return taken
+        return taken, None
 
 
 class RoundsConsumer(Consumer):
-    """As any consumer. Its `blocks` have one element each, those of a round in the order of tasks.
+    """As any consumer. Its `blocks` have elements round by round, those of a round in the order of
+    tasks, whichever tasks these are of.
 
     `blocks` raises FailedPrecondition, or PipelineError of that code, if this consumer is out of
     step with the others and cannot get back: it was restarted without them, or they lack an element
@@ -86,23 +91,41 @@ class RoundsConsumer(Consumer):
                     yield nothing
 
     def _take(self) -> Block | None:
-        """The element whose turn it is; None if it is not here, or must not be taken."""
+        """The elements whose turn it is; None if the next one is not here, or must not be taken."""
+        taken: list[Block] = []
+        emptied: list[_Arrived] = []
+        size = 0
         with self._step:
-            while True:
-                following = None
-                for task_id, task in self._tasks.items():
-                    if task.is_over():
-                        continue
-                    if task.next_round == self._round:
-                        if task.is_held() or not task.blocks:
-                            return None
-                        self.last_task_id = task_id
-                        return task.take()
-                    if following is None or task.next_round < following:
-                        following = task.next_round
-                if following is None or (self._limit is not None and following >= self._limit):
-                    return None
-                self._round = following
+            while len(taken) < TOGETHER and size < TOGETHER_BYTES:
+                task = self._whose_turn()
+                if task is None or task.is_held() or not task.blocks:
+                    break
+                if taken and not _alike(taken[0], task.blocks[0].rest):
+                    break
+                block, over = task.take()
+                taken.append(block)
+                size += cost(block)
+                if over is not None:
+                    emptied.append(over)
+        for arrived in emptied:
+            arrived.client.taken(arrived.block)
+        return joined(taken) if taken else None
+
+    def _whose_turn(self) -> _Task | None:
+        """The next task of the round, or of the following one; None if that must not begin."""
+        while True:
+            following = None
+            for task_id, task in self._tasks.items():
+                if task.is_over():
+                    continue
+                if task.next_round == self._round:
+                    self.last_task_id = task_id
+                    return task
+                if following is None or task.next_round < following:
+                    following = task.next_round
+            if following is None or (self._limit is not None and following >= self._limit):
+                return None
+            self._round = following
 
     # -- the dispatcher ------------------------------------------------------------------------
 
@@ -204,3 +227,17 @@ class RoundsConsumer(Consumer):
             if link is not None and task_id in link.reading:
                 link.client.read(task_id, self._order(task_id))
         self._ask_again.clear()
+
+
+def _alike(one: Block, other: Block) -> bool:
+    """Whether elements of both may stand in one block."""
+    ranks = [[_rank(component) for component in block.components] for block in (one, other)]
+    return ranks[0] == ranks[1]
+
+
+def _rank(component: Component) -> int:
+    """Of one element."""
+    if component.shapes is not None:
+        return int(component.shapes.shape[1])
+    values = component.values
+    return (values.lengths if isinstance(values, Strings) else values).ndim - 1

@@ -25,6 +25,7 @@ from ..delivery import (
     Skips,
     Subscription,
     TaskFailed,
+    TaskUnknown,
 )
 from ..errors import PipelineError, Unavailable
 from ..pipelines import response_maker
@@ -41,6 +42,7 @@ EXPECTED_S = 2.0
 """For a task of a coordinated read to be heard of by its worker later than by its consumers."""
 
 LOOK_S = 0.02
+LOOK_AGAIN_S = 1.0
 
 
 class ElementFace:
@@ -201,8 +203,10 @@ class _RoundElements(_Elements):
                 )
             self._asked[consumer] = number
             self._changed.notify_all()
-            if not self._changed.wait_for(partial(self._all_ask_for, number), WAIT_S):
-                raise Unavailable(f"not all consumers have asked for round {number} yet; ask again")
+            # Who is told to ask again asks the dispatcher, too, which waits for the others as well.
+            while not self._changed.wait_for(partial(self._all_ask_for, number), LOOK_AGAIN_S):
+                if self._is_cancelled(consumer):
+                    break
         # For as long as it takes: all consumers who are told to ask again would remove the task.
         while (item := _next_element(self._opened[consumer])) is None:
             pass
@@ -210,6 +214,10 @@ class _RoundElements(_Elements):
         with self._changed:
             self._given[consumer] = number, response
         return response
+
+    def _is_cancelled(self, consumer: int) -> bool:
+        opened = self._opened[consumer]
+        return not isinstance(opened, Subscription) or opened.next(credit=False) == TaskUnknown()
 
     def _all_ask_for(self, number: int) -> bool:
         return len(self._asked) == self._consumers and min(self._asked.values()) >= number

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.service.block_limits import check_block
-from forebay.service.blocks import Block, Component, Strings, buffers, strided
+from forebay.service.blocks import Block, Component, Strings, buffers, joined, strided
 
 
 def elements(block: Block) -> list[list[Any]]:
@@ -71,3 +71,12 @@ def test_what_is_kept_alive(stride: int) -> None:
     parts = [a for c in part.components for a in buffers(c)]
     for owner, taken in zip(owners, parts, strict=True):
         assert np.shares_memory(owner, taken) == (stride == 1)
+
+
+@given(st.data(), st.integers(1, 6))
+def test_elements_are_joined_again(data: st.DataObject, count: int) -> None:
+    block = Block(count, tuple(component(data, count) for _ in range(2)), index=100)
+    again = joined([strided(block, at, 1, 1) for at in range(count)])
+    check_block(again)
+    assert (again.count, again.index) == (count, 100)
+    assert elements(again) == elements(block)

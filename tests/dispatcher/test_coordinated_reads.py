@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator
@@ -11,12 +10,8 @@ from typing import Any
 
 import grpc
 import pytest
-import tensorflow as tf
-from tensorflow.data.experimental import service
-from tensorflow.python.data.experimental.ops import data_service_ops
 
-from ..cluster import WorkerProcess
-from ..stock import GRAPH, DispatcherProcess, ServerProcess, call, stock_workers
+from ..stock import GRAPH, DispatcherProcess, call, stock_consumers, stock_workers
 
 NUMBERS = itertools.count(1)
 
@@ -30,23 +25,6 @@ def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherP
 # -- stock consumers, stock workers --------------------------------------------------------------
 
 
-def consumers(dispatcher: DispatcherProcess, number: int) -> list[Any]:
-    """Iterators. Each worker's first round is 0 … number − 1, and the next goes on from there."""
-    dataset = tf.data.Dataset.range(1 << 60).repeat()
-    name = f"job {next(NUMBERS)}"
-    return [
-        iter(
-            dataset.apply(
-                data_service_ops._distribute(  # which has the option for a faster heartbeat
-                    service.ShardingPolicy.OFF, dispatcher.target, job_name=name,
-                    consumer_index=index, num_consumers=number, task_refresh_interval_hint_ms=20,
-                )
-            )
-        )
-        for index in range(number)
-    ]  # fmt: skip
-
-
 def read_until(iterators: list[Any], workers: int) -> list[tuple[int, ...]]:
     """What each consumer got in each step, until so many workers have begun in it."""
     first = tuple(range(len(iterators)))
@@ -57,32 +35,16 @@ def read_until(iterators: list[Any], workers: int) -> list[tuple[int, ...]]:
     return steps
 
 
-@contextlib.contextmanager
-def our_workers(dispatcher: DispatcherProcess, number: int) -> Iterator[WorkerProcess]:
-    with contextlib.ExitStack() as running:
-        workers = [running.enter_context(WorkerProcess(dispatcher.address)) for _ in range(number)]
-        yield workers[-1]
-
-
-@contextlib.contextmanager
-def their_workers(dispatcher: DispatcherProcess, number: int) -> Iterator[ServerProcess]:
-    with stock_workers(dispatcher, number, heartbeat_interval_ms=100) as running:
-        yield running
-
-
-@pytest.mark.parametrize("workers", [their_workers, our_workers])
-def test_workers_join_and_are_killed_and_the_dispatcher_begins_anew(
-    tmp_path: pathlib.Path, workers: Any
-) -> None:
+def test_workers_join_and_are_killed_and_the_dispatcher_begins_anew(tmp_path: pathlib.Path) -> None:
     with (
         DispatcherProcess(tmp_path, worker_timeout_ms=1000) as dispatcher,
-        workers(dispatcher, 1),
+        stock_workers(dispatcher, 1, heartbeat_interval_ms=100),
     ):
-        three, alone = consumers(dispatcher, 3), consumers(dispatcher, 1)
+        three, alone = (stock_consumers(dispatcher.target, number) for number in (3, 1))
         steps = read_until(three, 1)
-        with workers(dispatcher, 1) as killed:
+        with stock_workers(dispatcher, 2, heartbeat_interval_ms=100) as killed:
             dispatcher.kill_and_restart()
-            steps += read_until(three, 1)
+            steps += read_until(three, 2)
             three.clear()
             read_until(alone, 2)
             killed.kill()  # one consumer alone is within no round with another

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import threading
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
+from forebay.service.client import rounds
 from forebay.service.client.options import ReadOptions
 from forebay.service.client.rounds import RoundsConsumer
 from forebay.service.core import commands as c
@@ -26,6 +28,7 @@ from forebay.storage import MemoryStorage
 from .leading import run_dispatcher
 
 ROUNDS = 200  # that a worker makes
+FAR = 10_000  # between the elements of two tasks
 ADDRESSES = 3
 
 
@@ -64,8 +67,8 @@ class Consumer(RoundsConsumer):
             block = self._take()
             if block is None:
                 return
-            (number,) = np.asarray(block.components[0].values).tolist()
-            self.took.append((self.last_task_id, number))
+            for number in np.asarray(block.components[0].values).tolist():
+                self.took.append((number // FAR, number % FAR))
 
 
 class Cluster:
@@ -109,7 +112,7 @@ class Cluster:
             assert task.num_consumers == self.number
             if (uid, task.task_id) not in self.outputs:
                 output = self.outputs[uid, task.task_id] = RoundsOutput(self.number, 1 << 30)
-                numbers = np.arange(ROUNDS * self.number)
+                numbers = FAR * task.task_id + np.arange(ROUNDS * self.number)
                 for part in np.split(numbers, [5, 6, 50]):
                     output.put(Block(len(part), (Component(part),)))
 
@@ -230,4 +233,5 @@ def test_any_order_of_events(consumers: int, workers: int, actions: list[tuple[A
         await heal(cluster)
         cluster.check()
 
-    run_dispatcher(MemoryStorage(), run, worker_timeout_ms=-1, client_timeout_ms=-1)
+    with patch.object(rounds, "TOGETHER", 2):  # or all that there is would be taken at once
+        run_dispatcher(MemoryStorage(), run, worker_timeout_ms=-1, client_timeout_ms=-1)

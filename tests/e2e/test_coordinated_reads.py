@@ -1,10 +1,9 @@
-"""Coordinated reads of Forebay's consumers over Forebay's workers."""
+"""Coordinated reads over Forebay's workers: of Forebay's consumers, and of TensorFlow's."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import pathlib
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from forebay import service
 from forebay.service.errors import FailedPrecondition, PipelineError
 
 from ..cluster import WorkerProcess
-from ..stock import DispatcherProcess
+from ..stock import DispatcherProcess, stock_consumers
 
 NAMES = itertools.count(1)
 LENGTHS = 7
@@ -87,34 +86,31 @@ class Read:
         while self._next.total() < workers:
             self.read(1)
 
-    def read_until_alone(self) -> None:
-        """Until a single worker's rounds follow one another."""
-        numbers = self.read(5)
-        while numbers[-1] - numbers[-5] != 4:
-            numbers += self.read(1)
-
 
 def _array(element: Any) -> Any:
     return element.numpy() if tf.is_tensor(element) else element
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with (
-        DispatcherProcess(tmp_path_factory.mktemp("journal")) as dispatcher,
-        WorkerProcess(dispatcher.address),
-        WorkerProcess(dispatcher.address),
-    ):
-        yield dispatcher.target
+def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
+    """With two workers."""
+    running = DispatcherProcess(tmp_path_factory.mktemp("journal"))
+    with running, contextlib.ExitStack() as workers:
+        for worker in [WorkerProcess(running.address) for _ in range(2)]:
+            workers.enter_context(worker)
+        yield running
 
 
 @pytest.mark.parametrize("as_dataset", [False, True])
-def test_in_each_step_all_have_elements_of_one_round(target: str, as_dataset: bool) -> None:
-    with Read(target, 3, as_dataset) as rounds:
+def test_in_each_step_all_have_elements_of_one_round(
+    dispatcher: DispatcherProcess, as_dataset: bool
+) -> None:
+    with Read(dispatcher.target, 3, as_dataset) as rounds:
         rounds.read(101)
 
 
-def test_a_dataset_with_an_end_is_refused(target: str) -> None:
+def test_a_dataset_with_an_end_is_refused(dispatcher: DispatcherProcess) -> None:
+    target = dispatcher.target
     how: dict[str, Any] = {"consumer_index": 0, "num_consumers": 1}
     dataset = tf.data.Dataset.range(9)
     dataset_id = service.register_dataset(target, dataset)
@@ -128,20 +124,35 @@ def test_a_dataset_with_an_end_is_refused(target: str) -> None:
         list(elements)
 
 
-def test_workers_join_and_are_killed_and_the_dispatcher_begins_anew(tmp_path: pathlib.Path) -> None:
-    with (
-        DispatcherProcess(tmp_path) as dispatcher,
-        WorkerProcess(dispatcher.address),
-        Read(dispatcher.target, 2) as rounds,
-    ):
-        rounds.read_until(workers=1)
+def test_workers_join_and_are_killed_and_the_dispatcher_begins_anew(
+    dispatcher: DispatcherProcess,
+) -> None:
+    with Read(dispatcher.target, 2) as rounds, ThreadPoolExecutor(2) as pool:
+        stock, alone = (stock_consumers(dispatcher.target, number) for number in (2, 1))
+
+        def stock_step() -> int:
+            first, second = (int(element) for element in pool.map(next, stock))
+            assert (first % 2, second) == (0, first + 1)
+            return first // 2
+
+        rounds.read_until(workers=2)
         joins = WorkerProcess(dispatcher.address)
         dispatcher.kill_and_restart()
-        rounds.read_until(workers=2)
-        rounds.read(10)
+        rounds.read_until(workers=3)
+        begun = 0
+        while begun < 3:
+            begun += stock_step() == 0
+        stock.clear()
+        begun = 0
+        while begun < 3:
+            begun += int(next(alone[0])) == 0
         joins.kill()
+        for _ in range(50):  # a single consumer is within no round with another
+            next(alone[0])
+        alone.clear()
         dispatcher.kill_and_restart()
-        rounds.read_until_alone()
-        with WorkerProcess(dispatcher.address):
-            rounds.read_until(workers=3)
-            rounds.read(10)
+        # Of the one that joined a round has a lower number than those of the others before it.
+        numbers = rounds.read(6)
+        while numbers[-6:] != sorted(numbers[-6:]):
+            numbers += rounds.read(1)
+        assert len(set(numbers[-6:])) > 2

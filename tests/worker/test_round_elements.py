@@ -61,8 +61,6 @@ def test_a_round_is_given_when_all_have_asked_for_it(
     face: ElementFace, output: RoundsOutput, pool: ThreadPoolExecutor
 ) -> None:
     put(output, 0, 4)
-    with pytest.raises(Unavailable, match="not all consumers have asked for round 50"):
-        ask(face, 0, 50)
     both = [pool.submit(ask, face, consumer, 50) for consumer in (0, 1)]
     assert [asked.result() for asked in both] == [0, 1]
     both = [pool.submit(ask, face, consumer, 51) for consumer in (1, 0)]
@@ -99,6 +97,18 @@ def test_who_asks_wrongly_or_for_what_is_not_there(face: ElementFace) -> None:
         face.get_element(pb.GetElementRequest(task_id=TASK))
     with pytest.raises(Unavailable, match="Task 8 not found"):
         ask(face, 0, 0, task_id=8)
+
+
+def test_who_waits_for_others_is_freed_when_the_task_ends(
+    face: ElementFace, output: RoundsOutput, pool: ThreadPoolExecutor
+) -> None:
+    put(output, 0, 4)
+    asked = pool.submit(ask, face, 0, 50)
+    with pytest.raises(TimeoutError):
+        asked.result(1)  # which it waits for as long as it takes
+    output.cancel()
+    with pytest.raises(Unavailable, match="stopped"):
+        asked.result()
 
 
 def test_a_worker_that_leaves_ends_no_trainer(
