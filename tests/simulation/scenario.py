@@ -148,8 +148,8 @@ def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
         scenario.finished_retention_ms = tidy.choice([0, 1_000])
         scenario.unused_retention_s = tidy.choice([-1, -1, 3])
         if tidy.random() < 0.5:
-            when = [scenario.work_s * tidy.uniform(0, 2) for _ in range(tidy.randint(1, 6))]
-            scenario.removals = [(at_s, tidy.random() < 0.5) for at_s in sorted(when)]
+            moments = [scenario.work_s * tidy.uniform(0, 2) for _ in range(tidy.randint(1, 6))]
+            scenario.removals = [(at_s, tidy.random() < 0.5) for at_s in sorted(moments)]
     kinds = [k for k in FAULTS if (chances if k in LATER else rng).random() < share]
     if kinds := list(only) or kinds:
         span = 1.2 * scenario.work_s + 0.5
