@@ -12,6 +12,7 @@ what cannot be written is refused, and whoever finds the directory finds all tha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -151,9 +152,8 @@ class Saves:
                 await asyncio.to_thread(_remove, command.prepared)
                 raise
         save = state.saves.get(started.save_id)
-        if save is not None and not await self._follow(save):
-            save = state.ended_saves.get(started.save_id)
-            raise FailedPrecondition(save.message if save else f"the save at {path} has failed")
+        if save is not None and not await self._follow(save) and save.failed:
+            raise FailedPrecondition(save.message)
 
     async def write(self, worker_id: int) -> list[tuple[Save, int]]:
         """What a worker shall write, perhaps a stream more than before: saves and the numbers of
@@ -215,8 +215,9 @@ class Saves:
 
     async def follow(self) -> None:
         """Until it is cancelled, say in the directories of saves that are over how they ended."""
-        for save in list(self._dispatcher.state.saves.values()):
-            await self._follow(save)
+        with contextlib.suppress(Unavailable):  # else once a worker asks
+            for save in list(self._dispatcher.state.saves.values()):
+                await self._follow(save)
         while True:
             self._ended.clear()
             try:

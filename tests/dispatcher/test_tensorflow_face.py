@@ -439,9 +439,9 @@ class TestProtocol:
     def test_unknown_ids(self, method: str, fields: dict[str, Any]) -> None:
         self.refuses(method, grpc.StatusCode.NOT_FOUND, "(nothing|1).*not found|id 1:", **fields)
 
-    @pytest.mark.parametrize("method", ["Snapshot", "GetSnapshotSplit", "GetSnapshotStreams"])
-    def test_snapshots_are_refused(self, method: str) -> None:
-        self.refuses(method, grpc.StatusCode.UNIMPLEMENTED, "does not write distributed snapshots")
+    @pytest.mark.parametrize("method", ["GetSnapshotSplit", "GetSnapshotStreams"])
+    def test_unknown_saves(self, method: str) -> None:
+        self.refuses(method, grpc.StatusCode.NOT_FOUND, "does not know of a save at ''")
 
     def test_splits_of_what_is_not_sharded(self) -> None:
         address = "127.0.0.1:3"
@@ -459,6 +459,12 @@ class TestProtocol:
     def test_a_graph_that_is_none(self, graph: bytes) -> None:
         self.refuses(
             "GetOrRegisterDataset",
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "graph|GraphDef",
+            dataset=pb.DatasetDef(graph=graph),
+        )
+        self.refuses(
+            "Snapshot",
             grpc.StatusCode.INVALID_ARGUMENT,
             "graph|GraphDef",
             dataset=pb.DatasetDef(graph=graph),
