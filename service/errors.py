@@ -54,8 +54,8 @@ class NotFound(ForebayError):
     """The request names a dataset, job, iteration, consumer or task that is not known."""
 
 
-class FailedPrecondition(ForebayError):
-    """The request does not fit the state of what it names."""
+class FailedPrecondition(ForebayError, RuntimeError):
+    """The request does not fit the state of what it names. A RuntimeError, as in TensorFlow."""
 
 
 class Unimplemented(ForebayError):

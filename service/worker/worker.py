@@ -156,7 +156,8 @@ class Worker:
             except ForebayError as error:
                 log.info("could not say goodbye to the dispatcher: %s", error)
         # Stock clients' last elements are on their way; calls that wait end, as outputs have.
-        self._grpc.stop(STOP_S if drain else 0).wait()
+        quiet_s = self._options.shutdown_quiet_period_ms / 1000
+        self._grpc.stop(max(quiet_s, STOP_S) if drain else quiet_s).wait()
         self._dispatcher.close()
         self._beats.close()
         if self._heartbeats.is_alive():
@@ -186,6 +187,12 @@ class Worker:
         with self._lock:
             unfinished = self._states.unfinished()
         return [task_id for task_id in unfinished if not self._is_read(task_id)]
+
+    @property
+    def num_tasks(self) -> int:
+        """Of those that have not ended."""
+        with self._lock:
+            return len(self._states.unfinished())
 
     def runner_of(self, task_id: int) -> TaskRunner | None:
         """Of a task that runs here, or ran here lately."""
