@@ -151,8 +151,10 @@ class Worker:
         self._blocks.stop()
         if self._states.worker_id:
             try:
+                # Once, over the heartbeats' connection, which follows the leader: a dispatcher that
+                # is away finds out by itself.
                 request = pb.LeaveServiceRequest(worker_id=self._states.worker_id)
-                self._dispatcher.call(request, pb.LeaveServiceResponse, timeout_s=2, patience_s=2)
+                self._beats.call(request, pb.LeaveServiceResponse, timeout_s=2, patience_s=0)
             except ForebayError as error:
                 log.info("could not say goodbye to the dispatcher: %s", error)
         # Stock clients' last elements are on their way; calls that wait end, as outputs have.
