@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from google.protobuf.message import Message
 
@@ -32,6 +32,9 @@ from .options import ServerOptions, described, flags, options_of
 from .processes import LOG_LEVEL, Child, forebay
 from .proto import forebay_pb2 as pb
 from .worker.options import WorkerOptions
+
+if TYPE_CHECKING:
+    from .worker.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -336,7 +339,7 @@ class WorkerServer(_Server):
         self._started = False
         self._ended = threading.Event()
         # At the interpreter's exit too: whoever waits for this process must not wait for ever.
-        self._finalizer = weakref.finalize(self, self._worker.stop)
+        self._finalizer = weakref.finalize(self, _stop_forgotten, self._worker)
         if start:
             self.start()
 
@@ -371,6 +374,15 @@ class WorkerServer(_Server):
         self._worker.stop(drain=drain)
         self._finalizer.detach()
         self._ended.set()
+
+
+def _stop_forgotten(worker: Worker) -> None:
+    """Garbage is collected in any thread, one that the worker waits for among them; but at its
+    exit, in its main thread, the interpreter starts no other."""
+    if threading.current_thread() is threading.main_thread():
+        worker.stop()
+    else:
+        threading.Thread(target=worker.stop, name="forebay-worker-stop", daemon=True).start()
 
 
 def _require_grpc(protocol: str | None) -> None:

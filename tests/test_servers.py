@@ -21,6 +21,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import ForebayError, InvalidArgument, NotFound, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.worker.worker import Worker
 
 from .stock import GRAPH
 
@@ -150,6 +151,26 @@ def test_servers_live_as_tensorflows_do(tmp_path: pathlib.Path) -> None:
         server.join()
         with pytest.raises(RuntimeError, match="Server cannot be started after it has been stop"):
             server.start()
+
+
+def test_a_worker_that_is_forgotten_stops_in_whatever_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    obey, beaten = Worker._obey, threading.Event()
+
+    def forgotten(self: Worker, response: pb.WorkerHeartbeatResponse) -> None:
+        obey(self, response)
+        if threading.current_thread() is not threading.main_thread():
+            workers.clear()  # as the garbage collector may, in the worker's own thread
+            beaten.set()
+
+    monkeypatch.setattr(Worker, "_obey", forgotten)
+    with service.DispatchServer() as dispatcher:
+        config = service.WorkerConfig(dispatcher.address, heartbeat_interval_ms=10)
+        workers = [service.WorkerServer(config)]
+        assert beaten.wait(60)
+        while dispatcher._num_workers():
+            time.sleep(0.05)
 
 
 def test_variables_for_servers_are_not_for_its_dispatcher(
