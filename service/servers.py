@@ -89,6 +89,7 @@ class DispatcherConfig:
     snapshot_events: int | None = None
     retention_hours: float | None = None
     deployment_mode: str | None = None
+    load_op_library: Iterable[str] | None = None
 
     def storage_url(self) -> str:
         """Where the journal lives. Raises InvalidArgument for a contradiction."""
@@ -263,6 +264,7 @@ class WorkerConfig:
     data_port: int | None = None
     drain_timeout_ms: int | None = None
     shutdown_quiet_period_ms: int | None = None
+    load_op_library: Iterable[str] | None = None
 
     def options(self) -> WorkerOptions:
         """What it asks for. Raises InvalidArgument."""

@@ -189,8 +189,10 @@ def from_dataset_id(
       data_transfer_protocol: "local" (a worker in this process), "unix" (on this host), "tcp"
         or "grpc" (where only HTTP/2 passes); "AUTO" and None take the best one that reaches
         each worker.
-      target_workers: "AUTO", "ANY", or "LOCAL": read from workers in this process only. Each
-        worker that a job has needs a reader. Who shares a job must give the same.
+      target_workers: "ANY", or "LOCAL": read from workers in this process only, or "AUTO": from
+        all but those that are tagged COLOCATED and in another process, and static shards like
+        "LOCAL" if the dispatcher's deployment_mode is COLOCATED. Each worker that a job has needs
+        a reader. Who shares a job must give the same.
 
     Its cardinality is infinite or zero where the registered dataset's is, else unknown: others
     may share the job, and several workers may each produce the whole dataset.

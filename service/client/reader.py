@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -35,12 +36,11 @@ PATIENCE_S = 60.0
 """How long a dispatcher is looked for before anything is being read."""
 
 
-def fetch_definition(service: str | tuple[str, str], dataset_id: str) -> ev.DatasetDefinition:
+def fetch_dataset(service: str | tuple[str, str], dataset_id: str) -> pb.GetDatasetResponse:
     """What was registered, without the graph. Raises NotFound, Unavailable."""
     client = DispatcherClient(service)
     try:
-        dataset = client.get_dataset(dataset_id, with_graph=False, patience_s=PATIENCE_S)
-        return dataset.definition
+        return client.get_dataset(dataset_id, with_graph=False, patience_s=PATIENCE_S)
     finally:
         client.close()
 
@@ -80,10 +80,17 @@ class Reader:
 
         Raises NotFound, Unavailable, and NotSplittable if it cannot be read under this policy.
         """
-        definition = fetch_definition(self.service, self.dataset_id)
+        dataset = fetch_dataset(self.service, self.dataset_id)
+        definition = dataset.definition
+        if dataset.colocated and self._is_static and self._how.targets == TargetWorkers.AUTO:
+            self._how = replace(self._how, targets=TargetWorkers.LOCAL)
         if self._policy == ShardingPolicy.DYNAMIC:
             require_splittable(definition.sources, definition.unsplittable)
         return definition
+
+    @property
+    def _is_static(self) -> bool:
+        return self._policy not in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
 
     def iterate(self, nothing: Block | None = None) -> Generator[Block, None, None]:
         """The blocks of the next epoch. Close the iterator to leave it early.
@@ -91,9 +98,11 @@ class Reader:
         `nothing`, if it is given, comes now and then while no block does.
         """
         if self._how.targets == TargetWorkers.LOCAL and not has_local_workers():
+            what = f"Static sharding policy <{self._policy.name}> requires"
             raise InvalidArgument(
-                "Local reads require local tf.data workers, but no local worker is found. You "
-                "need to run local tf.data service workers in your training workers."
+                f"{what if self._is_static else 'Local reads require'} local tf.data workers, but "
+                "no local worker is found. You need to run local tf.data service workers in your "
+                "training workers."
             )
         epoch = next(self._epochs) if self._job_name else 0
         dispatcher = DispatcherClient(self.service, known=self._known)

@@ -15,7 +15,7 @@ from ..core import commands as c
 from ..core.state import Iteration, lease_caller
 from ..core.status import status
 from ..errors import InvalidArgument, NotFound, Unavailable, Unimplemented
-from ..pipelines.definitions import sanitize
+from ..pipelines.definitions import compresses, sanitize, without_compression
 from ..proto import forebay_pb2 as pb
 from .answering import Function, answering
 from .dispatcher import Dispatcher
@@ -103,7 +103,13 @@ class ForebayFace:
         graph = b""
         if request.with_graph:
             graph = await self._dispatcher.read_blob(definition.tf_data_graph.blob)
-        return pb.GetDatasetResponse(definition=definition, graph=graph)
+        if compresses(definition):
+            # Readers and workers must agree, so the first of them decides, as TensorFlow's do.
+            undecided = c.DecideCompression(dataset_id=dataset.dataset_id, disable=False)
+            if await self._dispatcher.execute(undecided):
+                definition, graph = without_compression(definition, graph)
+        colocated = self._dispatcher.options.deployment_mode == "COLOCATED"
+        return pb.GetDatasetResponse(definition=definition, graph=graph, colocated=colocated)
 
     async def get_or_create_job(
         self, request: pb.GetOrCreateJobRequest

@@ -61,7 +61,12 @@ class WorkerOptions(ServerOptions):
         ),
     ] = None
     tags: Annotated[
-        tuple[str, ...], Option("Tags of the worker, comma-separated.", convert=_tags)
+        tuple[str, ...],
+        Option(
+            "Tags of the worker, comma-separated. One that is tagged COLOCATED is read by clients "
+            "in its own process, and by those that ask for ANY.",
+            convert=_tags,
+        ),
     ] = ()
     heartbeat_interval_ms: Annotated[
         int, Option("The longest that a heartbeat waits for a change.", least=1)

@@ -109,11 +109,12 @@ class Worker:
     def start(self) -> None:
         """Listen, and register with the dispatcher.
 
-        Raises AddressInUse, and Unavailable when no dispatcher answers within its timeout.
+        Raises AddressInUse, InvalidArgument for a library of custom ops that cannot be loaded, and
+        Unavailable when no dispatcher answers within its timeout.
         """
         options = self._options
         told_address(options.address, f"{options.host}:1")  # before it takes long
-        self._pipelines.load()
+        self._pipelines.load(options.load_op_library)
         try:
             bound = bind(self._grpc, options.host, options.port)
             self.address = told_address(options.address, bound)

@@ -45,8 +45,7 @@ class Pair(NamedTuple):
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
     with (
         DispatcherProcess(tmp_path_factory.mktemp("journal")) as dispatcher,
-        # They hardly ever ask: what they do, they were pushed.
-        stock_workers(dispatcher, WORKERS, heartbeat_interval_ms=3_600_000),
+        stock_workers(dispatcher, WORKERS, heartbeat_interval_ms=500),
     ):
         yield dispatcher
 
