@@ -100,7 +100,7 @@ def test_a_silent_consumer_and_what_it_read_are_forgotten() -> None:
 
         while iterations():
             time.sleep(0.05)
-        with pytest.raises(NotFound, match="too long a silence"):
+        with pytest.raises(NotFound, match=f"id {consumer_id} not found: no sign of life"):
             client.call(beat, pb.ConsumerHeartbeatResponse)
         client.close()
 

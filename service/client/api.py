@@ -198,9 +198,11 @@ def from_dataset_id(
     may share the job, and several workers may each produce the whole dataset.
 
     Iterating rides out restarts of the dispatcher, and new and dead workers. A pipeline that
-    fails on a worker raises TensorFlow's error for INVALID_ARGUMENT, UNIMPLEMENTED and
-    RESOURCE_EXHAUSTED, and UnknownError with the code in its message for others: so does one whose
-    static sharding finds no list of workers at the dispatcher. Raises ValueError for arguments
+    fails on a worker raises TensorFlow's error of the same code, and one whose static sharding
+    finds no list of workers at the dispatcher NotFoundError: in an eager loop over this very
+    dataset. With further transformations behind it, or in a graph, only INVALID_ARGUMENT,
+    UNIMPLEMENTED and RESOURCE_EXHAUSTED keep their class, and others are UnknownError, which has
+    the code in its message. Raises ValueError for arguments
     that make no sense, such as another dataset's element_spec, NotFound for an unknown dataset,
     Unimplemented with the reason for one that cannot be split among workers as processing_mode
     asks; each is the error of `tf.errors` as well.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from types import TracebackType
@@ -11,7 +12,7 @@ from typing import Any, Self
 from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
 from ..connections.dispatcher_client import DispatcherClient
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, Unavailable
 from ..pipelines.tf_data.split_sources import require_splittable
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
@@ -34,6 +35,11 @@ CREDIT_BYTES = 32 << 20
 
 PATIENCE_S = 60.0
 """How long a dispatcher is looked for before anything is being read."""
+
+ASK_AGAIN_S = 1.0
+"""How long a dispatcher is looked for before who waits for it may think better of it."""
+
+log = logging.getLogger(__name__)
 
 
 def fetch_dataset(service: str | tuple[str, str], dataset_id: str) -> pb.GetDatasetResponse:
@@ -108,15 +114,13 @@ class Reader:
         dispatcher = DispatcherClient(self.service, known=self._known)
         consumer = None
         try:
-            job = dispatcher.call_numbered(
-                pb.GetOrCreateJobRequest(
-                    dataset_id=self.dataset_id,
-                    job_name=self._job_name or "",
-                    sharding=self._policy.name,
-                    target_workers=self._how.targets,
-                ),
-                pb.GetOrCreateJobResponse,
+            request = pb.GetOrCreateJobRequest(
+                dataset_id=self.dataset_id,
+                job_name=self._job_name or "",
+                sharding=self._policy.name,
+                target_workers=self._how.targets,
             )
+            job = yield from _job(dispatcher, request, nothing)
             if job.dataset_id not in ("", self.dataset_id):  # "": it is gone, as joining will say
                 self._require_same_elements(dispatcher, job.dataset_id)
             consumer = Consumer(
@@ -145,6 +149,26 @@ class Reader:
                 f"another element_spec or compression than those of dataset {self.dataset_id}: "
                 "give the job another name, or the same pipeline to all that share it"
             )
+
+
+def _job(
+    dispatcher: DispatcherClient, request: pb.GetOrCreateJobRequest, nothing: Block | None
+) -> Generator[Block, None, pb.GetOrCreateJobResponse]:
+    """The job, once a dispatcher answers; until then `nothing` now and then, if it is given."""
+    told = False
+    while True:
+        try:
+            patience_s = None if nothing is None else ASK_AGAIN_S
+            return dispatcher.call_numbered(
+                request, pb.GetOrCreateJobResponse, patience_s=patience_s
+            )
+        except Unavailable as error:
+            if nothing is None:
+                raise
+            if not told:
+                log.warning("cannot begin to read dataset %s yet: %s", request.dataset_id, error)
+            told = True
+            yield nothing
 
 
 def name_of_job(dataset_id: str, job_name: str | None) -> str | None:

@@ -140,12 +140,18 @@ class DispatcherClient:
                 ) from error
             raise error_of_status(error.code(), error.details() or "") from error
 
-    def call_numbered(self, request: Any, response: type[Response]) -> Response:
-        """Like `call`, for a request with a `request` field, which this fills in."""
+    def call_numbered(
+        self, request: Any, response: type[Response], *, patience_s: float | None = None
+    ) -> Response:
+        """Like `call`, for a request with a `request` field, which this fills in.
+
+        Given the same request once more, it asks for the answer to that.
+        """
         with self._numbered_calls:
-            numbered = ev.Request(caller=self._caller, number=next(self._numbers))
-            request.request.CopyFrom(numbered)
-            return self.call(request, response)
+            if not request.request.number:
+                numbered = ev.Request(caller=self._caller, number=next(self._numbers))
+                request.request.CopyFrom(numbered)
+            return self.call(request, response, patience_s=patience_s)
 
     def _attempt(
         self, method: str, request: Message, response: type[Response], timeout_s: float

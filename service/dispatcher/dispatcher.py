@@ -45,6 +45,7 @@ _QUIET = frozenset({"splits_leased", "lease_begun", "lease_returned", "pass_star
 
 REFUSAL_PAUSE_MS = 1_000
 MAX_STRANGERS = 10_000
+MAX_LEFT = 10_000
 STRANGER_MS = 60_000
 """Who has not asked again for so long has gone, or has begun anew."""
 
@@ -73,6 +74,7 @@ class Dispatcher:
         self._watcher: asyncio.Task[None] | None = None
         self._journal.on_failure = self._journal_failed
         self._strangers: dict[str, Stranger] = {}  # by who, the latest last
+        self.left: dict[int, str] = {}  # why, of consumers that left lately, the latest last
         self._condemning: asyncio.Task[None] | None = None
         self.leadership = Leadership(writer, on_lost=self._journal_failed)
         self.attendance = Attendance(self)
@@ -207,6 +209,11 @@ class Dispatcher:
                 future.set_result(None)
 
     def _tell(self, events: list[ev.Event]) -> None:
+        for event in events:
+            if event.HasField("consumer_left"):
+                self.left[event.consumer_left.consumer_id] = event.consumer_left.reason
+        while len(self.left) > MAX_LEFT:
+            del self.left[next(iter(self.left))]
         for callback in self._subscribers:
             for event in events:
                 callback(event)

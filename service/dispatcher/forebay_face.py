@@ -191,10 +191,11 @@ class ForebayFace:
     def _iteration_of(self, consumer_id: int) -> Iteration:
         consumer = self._dispatcher.state.consumers.get(consumer_id)
         if consumer is None:
-            raise NotFound(
-                f"Consumer id {consumer_id} not found: it left, or was given up after too long a "
-                "silence, or this dispatcher lost its state (it was in memory, or was repaired)"
+            why = self._dispatcher.left.get(consumer_id) or (
+                "it left, or was given up after too long a silence, or this dispatcher lost its "
+                "state (it was in memory, or was repaired)"
             )
+            raise NotFound(f"Consumer id {consumer_id} not found: {why}")
         return self._dispatcher.state.iterations[consumer.iteration_id]
 
     async def leave_iteration(self, request: pb.LeaveIterationRequest) -> pb.LeaveIterationResponse:

@@ -204,10 +204,11 @@ class TensorFlowFace:
         state = self._dispatcher.state
         consumer = state.consumers.get(request.iteration_client_id)
         if consumer is None:
-            raise NotFound(
-                f"Unknown iteration client id {request.iteration_client_id}: it was released, or "
-                "was given up after too long a silence, or belongs to another dispatcher"
+            why = self._dispatcher.left.get(request.iteration_client_id) or (
+                "it was released, or was given up after too long a silence, or belongs to another "
+                "dispatcher"
             )
+            raise NotFound(f"Unknown iteration client id {request.iteration_client_id}: {why}")
         self._dispatcher.attendance.saw(consumer.consumer_id)
         barrier = state.iterations[consumer.iteration_id].barrier
         if barrier is not None:  # who starts with a task that its worker lacks asks to remove it

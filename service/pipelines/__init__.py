@@ -89,6 +89,7 @@ def load(op_libraries: Iterable[str] = ()) -> None:
     from .tf_data import op_libraries as libraries
     from .tf_data import pipeline, stock_elements  # noqa: F401
 
+    libraries.number_functions_apart()
     libraries.load_op_libraries(op_libraries)
 
 

@@ -160,6 +160,27 @@ def test_an_error_of_the_pipeline_reaches_the_trainer(pair: Pair) -> None:
     dataset = count(3).map(lambda x: tf.debugging.check_numerics(1 / x, "no"))
     with pytest.raises(tf.errors.InvalidArgumentError, match="no"):
         list(pair.distributed(dataset))
+    with pytest.raises(tf.errors.NotFoundError, match=r"/none; No such file"):
+        list(pair.distributed(tf.data.Dataset.from_tensors("/none").map(tf.io.read_file)))
+
+
+def test_static_sharding_without_a_list_of_workers(pair: Pair) -> None:
+    with pytest.raises(tf.errors.NotFoundError, match="not in the workers list"):
+        list(pair.distributed(count(9), "DATA"))
+
+
+def test_tables_and_variables_are_registered_as_they_are(pair: Pair) -> None:
+    keys = tf.constant([0, 1], tf.int64)
+    fixed = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys + 10), -1)
+    mutable = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
+    mutable.insert(keys, keys + 20)
+    variable = tf.Variable(30, dtype=tf.int64)
+
+    def looked_up(x: Any) -> Any:
+        return tf.stack([fixed.lookup(x), mutable.lookup(x), x + variable])
+
+    got = [x.numpy().tolist() for x in pair.distributed(count(3).map(looked_up))]
+    assert sorted(got, key=lambda x: x[2]) == [[10, 20, 30], [11, 21, 31], [-1, -1, 32]]
 
 
 def test_a_source_that_cannot_be_split(pair: Pair, tmp_path: pathlib.Path) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 
 from ...errors import InvalidArgument
 from .graphs import Graph, InvalidGraph
-from .op_libraries import explained, load_op_libraries
 from .split_sources import TensorFacts
 
 
@@ -24,6 +23,8 @@ def evaluate(graph: bytes, names: Sequence[str]) -> list[TensorFacts]:
     """An `Evaluate` that runs TensorFlow in this process. Raises InvalidGraph."""
     import tensorflow as tf
     from tensorflow.core.framework import graph_pb2
+
+    from .op_libraries import explained
 
     parsed = Graph(graph)
     parsed.proto.node.remove(parsed.result)
@@ -48,6 +49,8 @@ def _integer(value: Any) -> int | None:
 def main() -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    from .op_libraries import load_op_libraries
+
     try:
         load_op_libraries(json.loads(sys.argv[1]))
         facts = evaluate(sys.stdin.buffer.read(), sys.argv[2:])
