@@ -53,7 +53,10 @@ WORKER_NAMES = {
 }
 """Of options, where the configuration has tf.data service's name for them."""
 
-MESSAGE_NAMES = {"data_transfer_port": "data_port"}
+MESSAGE_NAMES = {
+    "data_transfer_port": "data_port",
+    "snapshot_max_chunk_size_bytes": "save_chunk_bytes",
+}
 """Of what only tf.data service's messages have under another name."""
 
 
