@@ -472,8 +472,8 @@ class _Iterator(iterator_ops.OwnedIterator):  # type: ignore[misc]
         except tf.errors.UnknownError as error:
             said = _SAID.search(error.message)
             code = getattr(tf.errors, said[1], None) if said else None
-            if said is None or not isinstance(code, int):
-                raise
+            if said is None or not isinstance(code, int) or code == tf.errors.OUT_OF_RANGE:
+                raise  # of which a loop would make its end
             kind = errors_impl.exception_type_from_error_code(code)
             raise kind(None, None, said[2]) from error
 

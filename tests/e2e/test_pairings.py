@@ -134,8 +134,8 @@ def test_sources(pair: Pair, build: Callable[[], Any], expected: list[int]) -> N
     ],
 )
 def test_endless_sources(pair: Pair, build: Callable[[], Any]) -> None:
-    got = numbers(pair.distributed(build()).take(300))
-    assert len(got) == 300
+    got = numbers(pair.distributed(build()).take(100))
+    assert len(got) == 100
     assert set(got) == set(range(5))
 
 
