@@ -12,7 +12,7 @@ from tensorflow.python.ops import script_ops
 from ...errors import InvalidArgument
 
 _MISSING_OP = re.compile(r"Op type not registered '([^']*)'")
-_MISSING_FUNCTION = re.compile(r"callback pyfunc_\d+ is not found")
+_MISSING_FUNCTION = re.compile(r"Could not find callback with key=pyfunc_\d+")
 
 
 def load_op_libraries(paths: Iterable[str]) -> None:
