@@ -60,8 +60,8 @@ class AlreadyExists(ForebayError):
     """What the request asks to make is there already."""
 
 
-class FailedPrecondition(ForebayError):
-    """The request does not fit the state of what it names."""
+class FailedPrecondition(ForebayError, RuntimeError):
+    """The request does not fit the state of what it names. A RuntimeError, as in TensorFlow."""
 
 
 class Unimplemented(ForebayError):

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, NamedTuple
 
 from .errors import InvalidArgument
@@ -65,6 +66,14 @@ class Declared(NamedTuple):
         return value
 
 
+def paths(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Several of them, comma-separated or in a list, made absolute. Raises InvalidArgument."""
+    listed = (given.split(",") if given else []) if isinstance(given, str) else list(given)
+    if not all(isinstance(path, str) and path for path in listed):
+        raise InvalidArgument(f"{given!r} has a path that is empty, or none; name files")
+    return tuple(os.path.abspath(path) for path in listed)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerOptions:
     """What all servers can be told; theirs are dataclasses with this one as a base.
@@ -81,6 +90,14 @@ class ServerOptions:
             "address that it listens on."
         ),
     ] = ""
+    load_op_library: Annotated[
+        tuple[str, ...],
+        Option(
+            "Libraries of custom ops that datasets use, comma-separated: shared objects for "
+            "TensorFlow's load_op_library.",
+            convert=paths,
+        ),
+    ] = ()
 
     def __post_init__(self) -> None:
         for declared in options_of(type(self)):

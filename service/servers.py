@@ -9,25 +9,37 @@ nothing that holds the lock waits for one.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import logging
 import os
 import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from google.protobuf.message import Message
 
 from .connections.dispatcher_client import DispatcherClient
-from .connections.grpc_server import WILDCARDS
+from .connections.grpc_server import WILDCARDS, told_address
 from .dispatcher.options import DispatcherOptions
-from .errors import ForebayError, InvalidArgument
+from .errors import FailedPrecondition, ForebayError, InvalidArgument
 from .options import ServerOptions, described, flags, options_of
 from .processes import LOG_LEVEL, Child, forebay
 from .proto import forebay_pb2 as pb
 from .worker.options import WorkerOptions
+
+if TYPE_CHECKING:
+    from .worker.worker import Worker
+
+log = logging.getLogger(__name__)
+
+Options = TypeVar("Options", DispatcherOptions, WorkerOptions)
+Config = TypeVar("Config", "DispatcherConfig", "WorkerConfig")
 
 SAYS = "forebay: "
 """What the line begins with in which a command says why it failed."""
@@ -40,6 +52,12 @@ WORKER_NAMES = {
     "tags": "worker_tags",
 }
 """Of options, where the configuration has tf.data service's name for them."""
+
+MESSAGE_NAMES = {
+    "data_transfer_port": "data_port",
+    "snapshot_max_chunk_size_bytes": "save_chunk_bytes",
+}
+"""Of what only tf.data service's messages have under another name."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +94,7 @@ class DispatcherConfig:
     snapshot_events: int | None = None
     retention_hours: float | None = None
     deployment_mode: str | None = None
+    load_op_library: Iterable[str] | None = None
 
     def storage_url(self) -> str:
         """Where the journal lives. Raises InvalidArgument for a contradiction."""
@@ -93,32 +112,78 @@ class DispatcherConfig:
     def options(self) -> DispatcherOptions:
         """What it asks for. Raises InvalidArgument."""
         _require_grpc(self.protocol)
-        given = _given(self, DispatcherOptions, DISPATCHER_NAMES)
-        if self.host in WILDCARDS and not self.address:
-            # As tf.data service's own says, which listens on every address, too.
-            given["address"] = "localhost:%port%"
-        return DispatcherOptions(**given | {"storage": self.storage_url()})
+        given = _given(self, DispatcherOptions, DISPATCHER_NAMES) | {"storage": self.storage_url()}
+        return DispatcherOptions(**given)
 
 
-class DispatchServer:
+class _Server:
+    """What tf.data service's own servers have in common; a context manager."""
+
+    _stopped = False
+
+    @property
+    def address(self) -> str:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def _address(self) -> str:
+        return self.address
+
+    def _stop(self) -> None:
+        self.stop()
+
+    def _require_not_stopped(self) -> None:
+        if self._stopped:
+            raise FailedPrecondition(
+                "Server cannot be started after it has been stopped: make another one with the "
+                "same configuration"
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+class DispatchServer(_Server):
     """A dispatcher in a child process. Raises ForebayError with the reason if it cannot start.
 
-    A context manager; `stop` is idempotent and leaves no process, thread or port behind.
+    `config` may be tf.data service's own message `DispatcherConfig` as well. A context manager;
+    `stop` is idempotent and leaves no process, thread or port behind.
     """
 
-    def __init__(self, config: DispatcherConfig | None = None, start: bool = True) -> None:
-        self._options = (config or DispatcherConfig()).options()
+    def __init__(
+        self, config: DispatcherConfig | Message | None = None, start: bool = True
+    ) -> None:
+        self._config = _config_of(config or DispatcherConfig(), DispatcherConfig)
+        self._options = _at_localhost(self._config.options(), WILDCARDS)
         self._process: Child | None = None
-        self._target = ""
+        self._target = f"grpc://{told}" if (told := _foretold(self._options)) else ""
         self._finalizer: Callable[[], object] | None = None
         if start:
             self.start()
 
     def start(self) -> None:
-        """Start it, and return once it serves. A server that runs is left alone."""
+        """Start it, and return once it serves. A server that runs is left alone.
+
+        Raises FailedPrecondition, a RuntimeError, if it has been stopped.
+        """
+        self._require_not_stopped()
         if self._process is not None and self._process.poll() is None:
             return
-        self.stop()
+        self._end()
         level = os.environ.get(LOG_LEVEL)
         process = Child(
             forebay("cli", "dispatcher", *flags(self._options)),
@@ -142,7 +207,7 @@ class DispatchServer:
 
     @property
     def target(self) -> str:
-        """What clients connect to: "grpc://host:port"."""
+        """What clients connect to: "grpc://host:port"; "" before it is started on any port."""
         return self._target
 
     @property
@@ -166,20 +231,13 @@ class DispatchServer:
 
     def stop(self) -> None:
         """End it: what it has decided is answered, then the journal is closed. Idempotent."""
+        self._stopped = True
+        self._end()
+
+    def _end(self) -> None:
         if self._finalizer is not None:
             self._finalizer()
         self._process = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.stop()
 
 
 def _forward_log(process: Child) -> None:
@@ -212,6 +270,8 @@ class WorkerConfig:
     drain_timeout_ms: int | None = None
     save_chunk_bytes: int | None = None
     cross_trainer_cache_size_bytes: int | None = None
+    shutdown_quiet_period_ms: int | None = None
+    load_op_library: Iterable[str] | None = None
 
     def options(self) -> WorkerOptions:
         """What it asks for. Raises InvalidArgument."""
@@ -221,6 +281,36 @@ class WorkerConfig:
             )
         _require_grpc(self.protocol)
         return WorkerOptions(**_given(self, WorkerOptions, WORKER_NAMES))
+
+
+def _config_of(config: Config | Message, kind: type[Config]) -> Config:
+    """The configuration that one of tf.data service's messages says, field by field."""
+    if not isinstance(config, Message):
+        return config
+    known = {field.name for field in dataclasses.fields(kind)}
+    said = {MESSAGE_NAMES.get(f.name, f.name): value for f, value in config.ListFields()}
+    if unknown := said.keys() - known:
+        log.info("%s: %s has no effect here", config.DESCRIPTOR.name, ", ".join(sorted(unknown)))
+    if kind is WorkerConfig:
+        said.setdefault("dispatcher_address", "")
+    return kind(**{name: value for name, value in said.items() if name in known})
+
+
+def _at_localhost(options: Options, hosts: Collection[str] = ()) -> Options:
+    """As tf.data service's own servers are known, if nothing else is said: at localhost.
+
+    Those that listen on one of `hosts` are, too.
+    """
+    if options.address or options.host not in (ServerOptions.host, *hosts):
+        return options
+    return dataclasses.replace(options, address="localhost:%port%")
+
+
+def _foretold(options: ServerOptions) -> str:
+    """The address of a server that has not been started; "" if it may be at any port."""
+    if not options.port:
+        return ""
+    return told_address(options.address, f"{options.host}:{options.port}")
 
 
 def _given(
@@ -243,30 +333,44 @@ for _config, _options, _names in (
     _config.__doc__ = f"{_config.__doc__}\n{described(_options, _names)}"
 
 
-class WorkerServer:
-    """A worker in this process. A context manager; `stop` is idempotent."""
+class WorkerServer(_Server):
+    """A worker in this process. A context manager; `stop` is idempotent.
 
-    def __init__(self, config: WorkerConfig, start: bool = True) -> None:
+    `config` may be tf.data service's own message `WorkerConfig` as well.
+    """
+
+    def __init__(self, config: WorkerConfig | Message, start: bool = True) -> None:
         from .worker.worker import Worker
 
-        self._worker = Worker(config.options())
+        self._config = _config_of(config, WorkerConfig)
+        self._options = _at_localhost(self._config.options())
+        self._worker = Worker(self._options)
         self._started = False
         self._ended = threading.Event()
         # At the interpreter's exit too: whoever waits for this process must not wait for ever.
-        self._finalizer = weakref.finalize(self, self._worker.stop)
+        self._finalizer = weakref.finalize(self, _stop_forgotten, self._worker)
         if start:
             self.start()
 
     def start(self) -> None:
-        """Start it, and return once it is registered. Raises Unavailable, AddressInUse."""
+        """Start it, and return once it is registered. One that runs is left alone.
+
+        Raises Unavailable, AddressInUse, and FailedPrecondition, a RuntimeError, if it has been
+        stopped.
+        """
+        self._require_not_stopped()
         if not self._started:
             self._started = True
             self._worker.start()
 
     @property
     def address(self) -> str:
-        """Where it is registered: "host:port"."""
-        return self._worker.address
+        """Where it is registered: "host:port"; "" before it is started on any port."""
+        return self._worker.address or _foretold(self._options)
+
+    def _num_tasks(self) -> int:
+        """How many tasks it runs, as tests for tf.data service's own server ask it."""
+        return self._worker.num_tasks
 
     def join(self) -> None:
         """Wait until somebody has stopped it."""
@@ -275,20 +379,19 @@ class WorkerServer:
     def stop(self, *, drain: bool = False) -> None:
         """End it. With `drain`, begin no further split, hand back what was not begun, and let
         consumers take the rest first. Idempotent."""
+        self._stopped = True
         self._worker.stop(drain=drain)
         self._finalizer.detach()
         self._ended.set()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.stop()
+def _stop_forgotten(worker: Worker) -> None:
+    """Garbage is collected in any thread, one that the worker waits for among them; but at its
+    exit, in its main thread, the interpreter starts no other."""
+    if threading.current_thread() is threading.main_thread():
+        worker.stop()
+    else:
+        threading.Thread(target=worker.stop, name="forebay-worker-stop", daemon=True).start()
 
 
 def _require_grpc(protocol: str | None) -> None:

@@ -29,6 +29,7 @@ OF_WORDS = {
     "retention_hours": "0.5",
     "workers": "a:1,b:%port%",
     "deployment_mode": "COLOCATED",
+    "load_op_library": "/a.so,/b.so",
 }
 
 CASES = [
@@ -151,6 +152,8 @@ def test_values_that_make_no_sense() -> None:
         WorkerConfig("").options()
     with pytest.raises(InvalidArgument, match="drain_timeout_ms=-1 is out of range"):
         WorkerConfig("h:1", drain_timeout_ms=-1).options()
+    with pytest.raises(InvalidArgument, match=r"\['a.so', ''\] has a path that is empty"):
+        WorkerConfig("h:1", load_op_library=["a.so", ""]).options()
 
 
 def test_positions_and_zeros_are_the_peers() -> None:

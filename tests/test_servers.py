@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from tensorflow.core.protobuf import data_service_pb2, service_config_pb2
 from tensorflow.data.experimental import service as stock
 
 from forebay import service
@@ -20,6 +21,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import ForebayError, InvalidArgument, NotFound, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.worker.worker import Worker
 
 from .stock import GRAPH
 
@@ -37,9 +39,11 @@ def test_start_read_stop_and_nothing_is_left() -> None:
     before, children_before = set(threading.enumerate()), children()
     with service.DispatchServer() as dispatcher:
         assert dispatcher.target == f"grpc://{dispatcher.address}"
+        assert dispatcher.address.startswith("localhost:")  # as of tf.data service's own
         config = service.WorkerConfig(dispatcher.address, worker_tags=("a", "b"))
         with service.WorkerServer(config) as worker:
-            assert worker.address.startswith("127.0.0.1:")
+            assert worker.address.startswith("localhost:")
+            assert (worker._num_tasks(), dispatcher._num_workers()) == (0, 1)
             dataset = tf.data.Dataset.range(100).apply(
                 service.distribute(DYNAMIC, dispatcher.target)
             )
@@ -96,19 +100,77 @@ def test_a_silent_consumer_and_what_it_read_are_forgotten() -> None:
 
         while iterations():
             time.sleep(0.05)
-        with pytest.raises(NotFound, match="too long a silence"):
+        with pytest.raises(NotFound, match=f"id {consumer_id} not found: no sign of life"):
             client.call(beat, pb.ConsumerHeartbeatResponse)
         client.close()
 
 
-def test_not_started_until_told() -> None:
+def test_servers_live_as_tensorflows_do(tmp_path: pathlib.Path) -> None:
+    """As their own tests use them: messages as configurations, and what has no public name."""
     dispatcher = service.DispatchServer(start=False)
     assert dispatcher.target == ""
     dispatcher.start()
+    port = int(dispatcher._address.rpartition(":")[2])
+    dispatcher._stop()
+    told = service_config_pb2.DispatcherConfig(
+        port=port, work_dir=str(tmp_path), fault_tolerant_mode=True, job_gc_timeout_ms=-1,
+        deployment_mode=data_service_pb2.DEPLOYMENT_MODE_REMOTE, gc_dynamic_sharding_jobs=True,
+    )  # fmt: skip
+    dispatcher = service.DispatchServer(told, start=False)
+    assert dispatcher._address == f"localhost:{port}"  # and nothing listens there yet
     dispatcher.start()
-    assert dispatcher.target
+    dispatcher.start()
+    dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(9))
     dispatcher.stop()
-    dispatcher.join()
+    config = service.DispatcherConfig(port, None, dispatcher._config.work_dir, True)
+    dispatcher = service.DispatchServer(config)  # at the same place
+    assert dispatcher.target == f"grpc://localhost:{port}"
+    message = service_config_pb2.WorkerConfig(
+        dispatcher_address=dispatcher._address, worker_address="localhost:%port%",
+        worker_tags=["a"], heartbeat_interval_ms=100, dispatcher_timeout_ms=5_000,
+        data_transfer_address="localhost:%dts_port%", shutdown_quiet_period_ms=1,
+    )  # fmt: skip
+    worker = service.WorkerServer(message, start=False)
+    worker.start()
+    worker.start()
+    assert worker._address.startswith("localhost:")
+    endless = (
+        tf.data.Dataset.range(9)
+        .repeat()
+        .apply(service.distribute("parallel_epochs", dispatcher.target))
+    )
+    iterator = iter(endless)
+    assert int(next(iterator)) == 0
+    assert worker._num_tasks() == 1
+    del iterator
+    got = service.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id)
+    assert sorted(int(x) for x in got) == list(range(9))
+    for server in (worker, dispatcher):
+        server.stop()
+        server._stop()
+        server.join()
+        with pytest.raises(RuntimeError, match="Server cannot be started after it has been stop"):
+            server.start()
+
+
+def test_a_worker_that_is_forgotten_stops_in_whatever_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    obey, beaten = Worker._obey, threading.Event()
+
+    def forgotten(self: Worker, response: pb.WorkerHeartbeatResponse) -> None:
+        obey(self, response)
+        if threading.current_thread() is not threading.main_thread():
+            workers.clear()  # as the garbage collector may, in the worker's own thread
+            beaten.set()
+
+    monkeypatch.setattr(Worker, "_obey", forgotten)
+    with service.DispatchServer() as dispatcher:
+        config = service.WorkerConfig(dispatcher.address, heartbeat_interval_ms=10)
+        workers = [service.WorkerServer(config)]
+        assert beaten.wait(60)
+        while dispatcher._num_workers():
+            time.sleep(0.05)
 
 
 def test_variables_for_servers_are_not_for_its_dispatcher(
@@ -156,6 +218,10 @@ def test_errors_are_the_peers() -> None:
         service.DispatchServer(service.DispatcherConfig(protocol="http"))
     with pytest.raises(ForebayError, match="scheme"):
         service.DispatchServer(service.DispatcherConfig(storage="ftp://x"))
+    with pytest.raises(ValueError, match="address is empty"):
+        service.WorkerServer(service_config_pb2.WorkerConfig(port=1))
+    with pytest.raises(RuntimeError, match=r"Worker tags cannot be empty\. Got tags \['', 'a'\]"):
+        service.WorkerServer(service.WorkerConfig("127.0.0.1:1", worker_tags=["", "a"]))
     with pytest.raises(Unavailable, match="is it running"):
         service.WorkerServer(service.WorkerConfig("127.0.0.1:1", dispatcher_timeout_ms=200))
 

@@ -196,16 +196,20 @@ def from_dataset_id(
       cross_trainer_cache: a `CrossTrainerCache` with this trainer's id (tf.data service's own will
         do): every trainer of the job, which needs a name, reads all of it, and it is produced
         once. The dataset must be infinite, and can be iterated over once.
-      target_workers: "AUTO", "ANY", or "LOCAL": read from workers in this process only. Each
-        worker that a job has needs a reader. Who shares a job must give the same.
+      target_workers: "ANY", or "LOCAL": read from workers in this process only, or "AUTO": from
+        all but those that are tagged COLOCATED and in another process, and static shards like
+        "LOCAL" if the dispatcher's deployment_mode is COLOCATED. Each worker that a job has needs
+        a reader. Who shares a job must give the same.
 
     Its cardinality is infinite or zero where the registered dataset's is, else unknown: others
     may share the job, and several workers may each produce the whole dataset.
 
     Iterating rides out restarts of the dispatcher, and new and dead workers. A pipeline that
-    fails on a worker raises TensorFlow's error for INVALID_ARGUMENT, UNIMPLEMENTED and
-    RESOURCE_EXHAUSTED, and UnknownError with the code in its message for others: so does one whose
-    static sharding finds no list of workers at the dispatcher. Raises ValueError for arguments
+    fails on a worker raises TensorFlow's error of the same code, and one whose static sharding
+    finds no list of workers at the dispatcher NotFoundError: in an eager loop over this very
+    dataset. With further transformations behind it, or in a graph, only INVALID_ARGUMENT,
+    UNIMPLEMENTED and RESOURCE_EXHAUSTED keep their class, and others are UnknownError, which has
+    the code in its message. Raises ValueError for arguments
     that make no sense, such as another dataset's element_spec, NotFound for an unknown dataset,
     Unimplemented with the reason for one that cannot be split among workers as processing_mode
     asks; each is the error of `tf.errors` as well.

@@ -45,6 +45,9 @@ from .options import AS_EVER, ReadOptions, TargetWorkers
 
 log = logging.getLogger(__name__)
 
+COLOCATED = "COLOCATED"
+"""The tag of a worker on a trainer's host, as TensorFlow's clients know it."""
+
 HEARTBEAT_WAIT_MS = 5_000
 ASK_AGAIN_S = 0.1
 """A worker may hear of a new task later than the consumer does."""
@@ -237,9 +240,12 @@ class Consumer:
             self._close_if_idle(uid)
 
     def _is_for_us(self, task: pb.TaskInfo) -> bool:
-        uid = task.worker_uid
-        here = uid in self._links or local_worker(uid) is not None
-        return here or self._reading.targets != TargetWorkers.LOCAL
+        uid, targets = task.worker_uid, self._reading.targets
+        if uid in self._links or local_worker(uid) is not None:
+            return True
+        # The host of another trainer has enough to do.
+        colocated = any(tag.upper() == COLOCATED for tag in task.worker_tags)
+        return targets == TargetWorkers.ANY or (targets == TargetWorkers.AUTO and not colocated)
 
     def is_ours(self) -> bool:
         """Whether this is not a fork of the process that reads, whose connections it shares."""

@@ -105,7 +105,7 @@ def check_job_name(job_name: str | None) -> None:
 class TargetWorkers(enum.IntEnum):
     """Which workers are read from; the values are TensorFlow's."""
 
-    AUTO = 1
+    AUTO = 1  # all, but those that are tagged COLOCATED and in another process
     ANY = 2
     LOCAL = 3  # those in this process
 

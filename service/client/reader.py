@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
 from ..connections.dispatcher_client import DispatcherClient
-from ..errors import FailedPrecondition, InvalidArgument
+from ..errors import FailedPrecondition, InvalidArgument, Unavailable
 from ..pipelines.tf_data.split_sources import require_splittable
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
@@ -36,13 +38,17 @@ CREDIT_BYTES = 32 << 20
 PATIENCE_S = 60.0
 """How long a dispatcher is looked for before anything is being read."""
 
+ASK_AGAIN_S = 1.0
+"""How long a dispatcher is looked for before who waits for it may think better of it."""
 
-def fetch_definition(service: str | tuple[str, str], dataset_id: str) -> ev.DatasetDefinition:
+log = logging.getLogger(__name__)
+
+
+def fetch_dataset(service: str | tuple[str, str], dataset_id: str) -> pb.GetDatasetResponse:
     """What was registered, without the graph. Raises NotFound, Unavailable."""
     client = DispatcherClient(service)
     try:
-        dataset = client.get_dataset(dataset_id, with_graph=False, patience_s=PATIENCE_S)
-        return dataset.definition
+        return client.get_dataset(dataset_id, with_graph=False, patience_s=PATIENCE_S)
     finally:
         client.close()
 
@@ -89,7 +95,10 @@ class Reader:
         one that ends InvalidArgument if it is to be cached, FailedPrecondition if this is a
         coordinated read.
         """
-        definition = fetch_definition(self.service, self.dataset_id)
+        dataset = fetch_dataset(self.service, self.dataset_id)
+        definition = dataset.definition
+        if dataset.colocated and self._is_static and self._how.targets == TargetWorkers.AUTO:
+            self._how = replace(self._how, targets=TargetWorkers.LOCAL)
         if self._how.cache is not None:
             metadata = tf.DataServiceMetadata.FromString(definition.metadata)
             if metadata.cardinality >= 0:
@@ -109,15 +118,21 @@ class Reader:
                 )
         return definition
 
+    @property
+    def _is_static(self) -> bool:
+        return self._policy not in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
+
     def iterate(self, nothing: Block | None = None) -> Generator[Block, None, None]:
         """The blocks of the next epoch. Close the iterator to leave it early.
 
         `nothing`, if it is given, comes now and then while no block does.
         """
         if self._how.targets == TargetWorkers.LOCAL and not has_local_workers():
+            what = f"Static sharding policy <{self._policy.name}> requires"
             raise InvalidArgument(
-                "Local reads require local tf.data workers, but no local worker is found. You "
-                "need to run local tf.data service workers in your training workers."
+                f"{what if self._is_static else 'Local reads require'} local tf.data workers, but "
+                "no local worker is found. You need to run local tf.data service workers in your "
+                "training workers."
             )
         epoch = next(self._epochs) if self._job_name else 0
         if self._how.cache is not None and epoch > 1:
@@ -128,17 +143,15 @@ class Reader:
         dispatcher = DispatcherClient(self.service, known=self._known)
         consumer = None
         try:
-            job = dispatcher.call_numbered(
-                pb.GetOrCreateJobRequest(
-                    dataset_id=self.dataset_id,
-                    job_name=self._job_name or "",
-                    sharding=self._policy.name,
-                    num_consumers=self._how.num_consumers,
-                    target_workers=self._how.targets,
-                    cross_trainer_cache=self._how.cache is not None,
-                ),
-                pb.GetOrCreateJobResponse,
+            request = pb.GetOrCreateJobRequest(
+                dataset_id=self.dataset_id,
+                job_name=self._job_name or "",
+                sharding=self._policy.name,
+                num_consumers=self._how.num_consumers,
+                target_workers=self._how.targets,
+                cross_trainer_cache=self._how.cache is not None,
             )
+            job = yield from _job(dispatcher, request, nothing)
             if job.dataset_id not in ("", self.dataset_id):  # "": it is gone, as joining will say
                 self._require_same_elements(dispatcher, job.dataset_id)
             consumer = (Consumer if self._how.num_consumers is None else RoundsConsumer)(
@@ -167,6 +180,26 @@ class Reader:
                 f"another element_spec or compression than those of dataset {self.dataset_id}: "
                 "give the job another name, or the same pipeline to all that share it"
             )
+
+
+def _job(
+    dispatcher: DispatcherClient, request: pb.GetOrCreateJobRequest, nothing: Block | None
+) -> Generator[Block, None, pb.GetOrCreateJobResponse]:
+    """The job, once a dispatcher answers; until then `nothing` now and then, if it is given."""
+    told = False
+    while True:
+        try:
+            patience_s = None if nothing is None else ASK_AGAIN_S
+            return dispatcher.call_numbered(
+                request, pb.GetOrCreateJobResponse, patience_s=patience_s
+            )
+        except Unavailable as error:
+            if nothing is None:
+                raise
+            if not told:
+                log.warning("cannot begin to read dataset %s yet: %s", request.dataset_id, error)
+            told = True
+            yield nothing
 
 
 def name_of_job(dataset_id: str, job_name: str | None) -> str | None:

@@ -7,6 +7,7 @@ never an element. NumPy arrays that begin at a multiple of 64 bytes are adopted,
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
@@ -15,14 +16,14 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import compression_ops
-from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.data.ops import dataset_ops, iterator_ops
 from tensorflow.python.data.util import nest
 from tensorflow.python.data.util.structure import to_tensor_list
-from tensorflow.python.framework import ops
+from tensorflow.python.framework import errors_impl, ops
 
 from .. import malloc
 from ..blocks import Array, Block, Component, Strings, numpy_dtype
-from ..errors import PipelineError, Unimplemented
+from ..errors import ForebayError, PipelineError, status_of
 from ..pipelines.tf_data.element_specs import (
     carrier,
     component_specs,
@@ -239,7 +240,8 @@ class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
         options = tf.data.Options()
         options.experimental_optimization.apply_default_optimizations = False
         options.autotune.enabled = False
-        return iter(self._as_iterated().with_options(options))
+        dataset = self._as_iterated().with_options(options)
+        return _Iterator(dataset) if tf.executing_eagerly() else iter(dataset)
 
     def _as_iterated(self) -> Any:
         return self.prefetch(tf.data.AUTOTUNE)  # as tf.data would
@@ -452,13 +454,35 @@ def _as_dtype(values: Array, dtype: Any) -> Array:
 
 @contextmanager
 def _as_tensorflows_errors() -> Iterator[None]:
-    """Raise what TensorFlow turns into the error of the same code; the rest become UNKNOWN."""
+    """Raise what TensorFlow turns into the error of the same code; the rest become UNKNOWN, and
+    say the code first."""
     try:
         yield
-    except PipelineError as error:
-        raise _RAISED.get(error.code, RuntimeError)(str(error)) from error
-    except Unimplemented as error:  # of which TensorFlow makes its UnimplementedError
-        raise NotImplementedError(str(error)) from error
+    except ForebayError as error:
+        code = status_of(error)
+        text = str(error) if isinstance(error, PipelineError) else f"{code}: {error}"
+        raise _RAISED.get(code, RuntimeError)(text) from error
+
+
+class _Iterator(iterator_ops.OwnedIterator):  # type: ignore[misc]
+    """An eager iterator, which raises the error of an UNKNOWN error's real code."""
+
+    def _next_internal(self) -> Any:
+        try:
+            return super()._next_internal()
+        except tf.errors.UnknownError as error:
+            said = _SAID.search(error.message)
+            code = getattr(tf.errors, said[1], None) if said else None
+            if said is None or not isinstance(code, int) or code == tf.errors.OUT_OF_RANGE:
+                raise  # of which a loop would make its end
+            kind = errors_impl.exception_type_from_error_code(code)
+            raise kind(None, None, said[2]) from error
+
+
+_SAID = re.compile(
+    r"RuntimeError: ([A-Z_]+): (.*?)(?:\nTraceback \(most recent call last\):|$)", re.DOTALL
+)
+"""In the message of an UNKNOWN error, a code and what we said."""
 
 
 # Python's exceptions of which TensorFlow makes an error of the same code, when a function of ours

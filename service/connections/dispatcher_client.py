@@ -143,10 +143,14 @@ class DispatcherClient:
     def call_numbered(
         self, request: Any, response: type[Response], *, patience_s: float | None = None
     ) -> Response:
-        """Like `call`, for a request with a `request` field, which this fills in."""
+        """Like `call`, for a request with a `request` field, which this fills in.
+
+        Given the same request once more, it asks for the answer to that.
+        """
         with self._numbered_calls:
-            numbered = ev.Request(caller=self._caller, number=next(self._numbers))
-            request.request.CopyFrom(numbered)
+            if not request.request.number:
+                numbered = ev.Request(caller=self._caller, number=next(self._numbers))
+                request.request.CopyFrom(numbered)
             return self.call(request, response, patience_s=patience_s)
 
     def _attempt(

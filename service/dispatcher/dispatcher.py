@@ -52,6 +52,7 @@ MAX_STRANGERS = 10_000
 USED_MS = 60_000
 """How old it may be what is known of a dataset's last use, when it is registered again."""
 
+MAX_LEFT = 10_000
 STRANGER_MS = 60_000
 """Who has not asked again for so long has gone, or has begun anew."""
 
@@ -81,6 +82,7 @@ class Dispatcher:
         self._journal.on_failure = self._journal_failed
         self._strangers: dict[str, Stranger] = {}  # by who, the latest last
         self._marks = (f"{writer.term}-{number}" for number in itertools.count(1))
+        self.left: dict[int, str] = {}  # why, of consumers that left lately, the latest last
         self._condemning: asyncio.Task[None] | None = None
         self.leadership = Leadership(writer, on_lost=self._journal_failed)
         self.attendance = Attendance(self)
@@ -219,6 +221,11 @@ class Dispatcher:
                 future.set_result(None)
 
     def _tell(self, events: list[ev.Event]) -> None:
+        for event in events:
+            if event.HasField("consumer_left"):
+                self.left[event.consumer_left.consumer_id] = event.consumer_left.reason
+        while len(self.left) > MAX_LEFT:
+            del self.left[next(iter(self.left))]
         for callback in self._subscribers:
             for event in events:
                 callback(event)

@@ -16,7 +16,7 @@ from ..core.saves import may_assign
 from ..core.state import Iteration, Save, Task, lease_caller
 from ..core.status import datasets, status
 from ..errors import InvalidArgument, NotFound, Unavailable
-from ..pipelines.definitions import sanitize
+from ..pipelines.definitions import compresses, sanitize, without_compression
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
 from .answering import Function, answering
@@ -115,8 +115,17 @@ class ForebayFace:
                 f"Dataset id {request.dataset_id} not found: it was removed, or never registered "
                 "with this dispatcher; register it first"
             )
-        graph = await self._dispatcher.read_graph(dataset) if request.with_graph else b""
-        return pb.GetDatasetResponse(definition=dataset.definition, graph=graph)
+        definition = dataset.definition
+        graph = b""
+        if request.with_graph:
+            graph = await self._dispatcher.read_graph(dataset)
+        if compresses(definition):
+            # Readers and workers must agree, so the first of them decides, as TensorFlow's do.
+            undecided = c.DecideCompression(dataset_id=dataset.dataset_id, disable=False)
+            if await self._dispatcher.execute(undecided):
+                definition, graph = without_compression(definition, graph)
+        colocated = self._dispatcher.options.deployment_mode == "COLOCATED"
+        return pb.GetDatasetResponse(definition=definition, graph=graph, colocated=colocated)
 
     async def list_datasets(self, _: pb.ListDatasetsRequest) -> pb.ListDatasetsResponse:
         return pb.ListDatasetsResponse(datasets=json.dumps(datasets(self._dispatcher.state)))
@@ -229,11 +238,11 @@ class ForebayFace:
     def _iteration_of(self, consumer_id: int) -> Iteration:
         consumer = self._dispatcher.state.consumers.get(consumer_id)
         if consumer is None:
-            raise NotFound(
-                f"Consumer id {consumer_id} not found: it left, or was given up after too long a "
-                "silence, or its dataset was removed by force, or this dispatcher lost its state "
-                "(it was in memory, or was repaired)"
+            why = self._dispatcher.left.get(consumer_id) or (
+                "it left, or was given up after too long a silence, or its dataset was removed by "
+                "force, or this dispatcher lost its state (it was in memory, or was repaired)"
             )
+            raise NotFound(f"Consumer id {consumer_id} not found: {why}")
         return self._dispatcher.state.iterations[consumer.iteration_id]
 
     async def leave_iteration(self, request: pb.LeaveIterationRequest) -> pb.LeaveIterationResponse:

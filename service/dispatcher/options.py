@@ -98,8 +98,8 @@ class DispatcherOptions(ServerOptions):
     deployment_mode: Annotated[
         str,
         Option(
-            "What tf.data service's own clients are told: with COLOCATED, each reads static "
-            "shards from the worker in its own process only. COLOCATED, REMOTE or HYBRID.",
+            "What clients are told: with COLOCATED, each reads static shards from workers in its "
+            "own process only. COLOCATED, REMOTE or HYBRID.",
             convert=_deployment_mode,
         ),
     ] = ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import grpc
@@ -24,7 +25,13 @@ from ..errors import (
     NotFound,
     Unavailable,
 )
-from ..pipelines.definitions import Evaluate, evaluate_in_subprocess, sanitize, split_sources
+from ..pipelines.definitions import (
+    Evaluate,
+    evaluate_in_subprocess,
+    metadata_of,
+    sanitize,
+    split_sources,
+)
 from ..proto import tf_service_pb2 as pb
 from .answering import Function, answering
 from .dispatcher import Dispatcher
@@ -52,9 +59,10 @@ _DECIDING = (
 class TensorFlowFace:
     """The methods of tensorflow.data.DispatcherService. `close` ends what it has running."""
 
-    def __init__(self, dispatcher: Dispatcher, evaluate: Evaluate = evaluate_in_subprocess) -> None:
+    def __init__(self, dispatcher: Dispatcher, evaluate: Evaluate | None = None) -> None:
         self._dispatcher = dispatcher
-        self._evaluate = evaluate
+        libraries = dispatcher.options.load_op_library
+        self._evaluate = evaluate or partial(evaluate_in_subprocess, op_libraries=libraries)
         self._evaluations = asyncio.Semaphore(MAX_EVALUATIONS)
         self._sources: dict[str, Sequence[ev.SplitSource]] = {}  # of the datasets in the state
         mode = dispatcher.options.deployment_mode or "UNSPECIFIED"
@@ -145,7 +153,7 @@ class TensorFlowFace:
         self, request: pb.DisableCompressionAtRuntimeRequest
     ) -> pb.DisableCompressionAtRuntimeResponse:
         dataset = self._dataset(request.dataset_id)
-        compression = _metadata(dataset.definition.metadata).compression
+        compression = metadata_of(dataset.definition.metadata).compression
         if compression == pb.DataServiceMetadata.COMPRESSION_OFF:
             return pb.DisableCompressionAtRuntimeResponse(no_compression_to_disable=True)
         disabled = await self._dispatcher.execute(
@@ -200,10 +208,11 @@ class TensorFlowFace:
         state = self._dispatcher.state
         consumer = state.consumers.get(request.iteration_client_id)
         if consumer is None:
-            raise NotFound(
-                f"Unknown iteration client id {request.iteration_client_id}: it was released, or "
-                "was given up after too long a silence, or belongs to another dispatcher"
+            why = self._dispatcher.left.get(request.iteration_client_id) or (
+                "it was released, or was given up after too long a silence, or belongs to another "
+                "dispatcher"
             )
+            raise NotFound(f"Unknown iteration client id {request.iteration_client_id}: {why}")
         self._dispatcher.attendance.saw(consumer.consumer_id)
         barrier = state.iterations[consumer.iteration_id].barrier
         if barrier is not None:  # who starts with a task that its worker lacks asks to remove it
@@ -404,15 +413,8 @@ class TensorFlowFace:
         return pb.GetSnapshotStreamsResponse(streams=streams)
 
 
-def _metadata(data: bytes) -> pb.DataServiceMetadata:
-    try:
-        return pb.DataServiceMetadata.FromString(data)
-    except ValueError as error:
-        raise InvalidArgument(f"the dataset's metadata does not parse: {error}") from error
-
-
 def _require_same_structure(known: Dataset, metadata: bytes) -> None:
-    existing, got = _metadata(known.definition.metadata), _metadata(metadata)
+    existing, got = metadata_of(known.definition.metadata), metadata_of(metadata)
     differ = [
         field.name
         for field in pb.DataServiceMetadata.DESCRIPTOR.fields

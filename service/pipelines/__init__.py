@@ -7,7 +7,7 @@ dispatcher, which runs none of them, by `definitions`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from ...journal.proto import events_pb2 as ev
@@ -96,11 +96,19 @@ class Chunk(Protocol):
         ...
 
 
-def load() -> None:
-    """Import what pipelines need, so that the first task does not wait for it."""
+def load(op_libraries: Iterable[str] = ()) -> None:
+    """Import what pipelines need, so that the first task does not wait for it; and what their
+    custom ops are in.
+
+    Raises InvalidArgument for a library that cannot be loaded.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # a worker computes on the CPU
+    from .tf_data import op_libraries as libraries
     from .tf_data import pipeline, stock_elements  # noqa: F401
+
+    libraries.number_functions_apart()
+    libraries.load_op_libraries(op_libraries)
 
 
 def open_pipeline(

@@ -7,7 +7,10 @@ import subprocess
 from collections.abc import Iterable, Sequence
 
 from ...journal.proto import events_pb2 as ev
+from ..errors import InvalidArgument
 from ..processes import forebay, tied
+from ..proto import tf_service_pb2 as tf
+from .tf_data import graphs
 from .tf_data import split_sources as walks
 from .tf_data.graphs import Graph, InvalidGraph, fingerprint, sanitize
 from .tf_data.seeds import nondeterministic
@@ -15,13 +18,47 @@ from .tf_data.split_sources import Evaluate, TensorFacts, require_splittable, sp
 
 __all__ = [
     "Evaluate",
+    "compresses",
     "evaluate_in_subprocess",
     "fingerprint",
+    "metadata_of",
     "nondeterministic",
     "require_bundles",
     "sanitize",
     "split_sources",
+    "without_compression",
 ]
+
+
+def metadata_of(data: bytes) -> tf.DataServiceMetadata:
+    """What a dataset's clients are told of it. Raises InvalidArgument."""
+    try:
+        return tf.DataServiceMetadata.FromString(data)
+    except ValueError as error:
+        raise InvalidArgument(f"the dataset's metadata does not parse: {error}") from error
+
+
+def compresses(definition: ev.DatasetDefinition) -> bool:
+    """Whether the dataset's graph compresses each element, at its end."""
+    return metadata_of(definition.metadata).compression in (
+        tf.DataServiceMetadata.COMPRESSION_SNAPPY,
+        tf.DataServiceMetadata.COMPRESSION_FORCED_SNAPPY,
+    )
+
+
+def without_compression(
+    definition: ev.DatasetDefinition, graph: bytes
+) -> tuple[ev.DatasetDefinition, bytes]:
+    """A dataset and its graph, if that is there, as if it had been registered uncompressed.
+
+    Raises InvalidGraph.
+    """
+    metadata = metadata_of(definition.metadata)
+    metadata.compression = tf.DataServiceMetadata.COMPRESSION_OFF
+    plain = ev.DatasetDefinition()
+    plain.CopyFrom(definition)
+    plain.metadata = metadata.SerializeToString()
+    return plain, graphs.without_compression(graph) if graph else b""
 
 
 def require_bundles(graph: bytes, sources: Iterable[ev.SplitSource]) -> None:
@@ -33,13 +70,20 @@ def require_bundles(graph: bytes, sources: Iterable[ev.SplitSource]) -> None:
 
 
 def evaluate_in_subprocess(
-    graph: bytes, names: Sequence[str], timeout_s: float = 120
+    graph: bytes,
+    names: Sequence[str],
+    *,
+    op_libraries: Sequence[str] = (),
+    timeout_s: float = 120,
 ) -> list[TensorFacts]:
     """An `Evaluate` that runs TensorFlow in a process of its own, and waits for it.
 
+    The process loads these libraries of custom ops.
+
     Raises InvalidGraph if the tensors cannot be computed there.
     """
-    command = tied(forebay("pipelines.tf_data.evaluate", *names))
+    libraries = json.dumps(list(op_libraries))
+    command = tied(forebay("pipelines.tf_data.evaluate", libraries, *names))
     try:
         done = subprocess.run(command, input=graph, capture_output=True, timeout=timeout_s)
     except subprocess.TimeoutExpired as error:

@@ -52,12 +52,14 @@ class GetDatasetRequest(_message.Message):
     def __init__(self, dataset_id: _Optional[str] = ..., with_graph: bool = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class GetDatasetResponse(_message.Message):
-    __slots__ = ("definition", "graph")
+    __slots__ = ("definition", "graph", "colocated")
     DEFINITION_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
+    COLOCATED_FIELD_NUMBER: _ClassVar[int]
     definition: _events_pb2.DatasetDefinition
     graph: bytes
-    def __init__(self, definition: _Optional[_Union[_events_pb2.DatasetDefinition, _Mapping]] = ..., graph: _Optional[bytes] = ...) -> None: ...
+    colocated: bool
+    def __init__(self, definition: _Optional[_Union[_events_pb2.DatasetDefinition, _Mapping]] = ..., graph: _Optional[bytes] = ..., colocated: bool = ...) -> None: ...
 
 class ListDatasetsRequest(_message.Message):
     __slots__ = ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ..connections.protocols import SERVED, transfer_protocol
-from ..errors import InvalidArgument
+from ..errors import FailedPrecondition, InvalidArgument
 from ..options import Option, ServerOptions
 
 
@@ -21,8 +21,17 @@ def _served_protocol(name: str) -> str | None:
     return transfer_protocol(name, SERVED)
 
 
+def _data_address(address: str) -> str:
+    return address.replace("%dts_port%", "%port%")  # as tf.data service calls it
+
+
 def _tags(given: str | Iterable[str]) -> tuple[str, ...]:
-    return tuple(tag for tag in (given.split(",") if isinstance(given, str) else given) if tag)
+    tags = tuple((given.split(",") if given else ()) if isinstance(given, str) else given)
+    if not all(isinstance(tag, str) and tag for tag in tags):
+        raise FailedPrecondition(
+            f"Worker tags cannot be empty. Got tags {list(tags)}: leave out what is empty"
+        )
+    return tags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +49,8 @@ class WorkerOptions(ServerOptions):
         str,
         Option(
             "What clients are told of the data connections, HOST:PORT; %port% stands for the data "
-            "port. By default, the host that they are told."
+            "port. By default, the host that they are told.",
+            convert=_data_address,
         ),
     ] = ""
     data_transfer_protocol: Annotated[
@@ -51,7 +61,12 @@ class WorkerOptions(ServerOptions):
         ),
     ] = None
     tags: Annotated[
-        tuple[str, ...], Option("Tags of the worker, comma-separated.", convert=_tags)
+        tuple[str, ...],
+        Option(
+            "Tags of the worker, comma-separated. One that is tagged COLOCATED is read by clients "
+            "in its own process, and by those that ask for ANY.",
+            convert=_tags,
+        ),
     ] = ()
     heartbeat_interval_ms: Annotated[
         int, Option("The longest that a heartbeat waits for a change.", least=1)
@@ -78,5 +93,12 @@ class WorkerOptions(ServerOptions):
             least=1,
         ),
     ] = 1 << 30
+    shutdown_quiet_period_ms: Annotated[
+        int,
+        Option(
+            "How long calls that are under way have to end, when the worker is told to stop.",
+            least=0,
+        ),
+    ] = 0
     output_bytes: int = 8 << 20  # of finished blocks a task, before it waits: one full block
     save_chunk_s: float = 10.0  # after which a stream's first one is; each later one in twice that

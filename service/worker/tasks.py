@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ...journal.proto import events_pb2 as ev
 from .. import malloc, pipelines
@@ -20,9 +20,12 @@ from .task_states import Complete, Ended, HandedOut, Instruction
 class Pipelines:
     """Where a worker has its tasks' pipelines from: here, from what was registered."""
 
-    def load(self) -> None:
-        """Import what pipelines need, so that the first task does not wait for it."""
-        pipelines.load()
+    def load(self, op_libraries: Sequence[str]) -> None:
+        """Import what pipelines need, so that the first task does not wait for it.
+
+        Raises InvalidArgument.
+        """
+        pipelines.load(op_libraries)
 
     def open(self, task: pb.Task, definition: ev.DatasetDefinition, graph: bytes) -> Pipeline:
         """A task's dataset, or its shard of it. Raises as `pipelines.open_pipeline`."""

@@ -112,11 +112,12 @@ class Worker:
     def start(self) -> None:
         """Listen, and register with the dispatcher.
 
-        Raises AddressInUse, and Unavailable when no dispatcher answers within its timeout.
+        Raises AddressInUse, InvalidArgument for a library of custom ops that cannot be loaded, and
+        Unavailable when no dispatcher answers within its timeout.
         """
         options = self._options
         told_address(options.address, f"{options.host}:1")  # before it takes long
-        self._pipelines.load()
+        self._pipelines.load(options.load_op_library)
         try:
             bound = bind(self._grpc, options.host, options.port)
             self.address = told_address(options.address, bound)
@@ -155,12 +156,15 @@ class Worker:
         self._blocks.stop()
         if self._states.worker_id:
             try:
+                # Once, over the heartbeats' connection, which follows the leader: a dispatcher that
+                # is away finds out by itself.
                 request = pb.LeaveServiceRequest(worker_id=self._states.worker_id)
-                self._dispatcher.call(request, pb.LeaveServiceResponse, timeout_s=2, patience_s=2)
+                self._beats.call(request, pb.LeaveServiceResponse, timeout_s=2, patience_s=0)
             except ForebayError as error:
                 log.info("could not say goodbye to the dispatcher: %s", error)
         # Stock clients' last elements are on their way; calls that wait end, as outputs have.
-        self._grpc.stop(STOP_S if drain else 0).wait()
+        quiet_s = self._options.shutdown_quiet_period_ms / 1000
+        self._grpc.stop(max(quiet_s, STOP_S) if drain else quiet_s).wait()
         self._dispatcher.close()
         self._beats.close()
         if self._heartbeats.is_alive():
@@ -191,6 +195,12 @@ class Worker:
         with self._lock:
             unfinished = self._states.unfinished()
         return [task_id for task_id in unfinished if not self._is_read(task_id)]
+
+    @property
+    def num_tasks(self) -> int:
+        """Of those that have not ended."""
+        with self._lock:
+            return len(self._states.unfinished())
 
     def runner_of(self, task_id: int) -> TaskRunner | None:
         """Of a task that runs here, or ran here lately."""

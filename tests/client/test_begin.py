@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from forebay.service.client.tf_elements import dataset_of_blocks
+from forebay.service.client.options import ShardingPolicy
+from forebay.service.client.reader import Reader
+from forebay.service.client.tf_elements import NOTHING, dataset_of_blocks
 from forebay.service.pipelines.tf_data.transformations import mapped, traced
 
 ONE_DEVICE = "experimental_ints_on_device"
@@ -40,6 +42,13 @@ def test_an_iterator_of_ours_has_few_functions_and_has_none_optimized(
     )
     assert len(found) <= functions
     assert [f.signature.name for f in found if not f.attr[ONE_DEVICE].b] == []
+
+
+def test_an_iteration_can_be_dropped_before_a_dispatcher_answers() -> None:
+    """TensorFlow can, while it waits for nothing of Python's."""
+    iteration = Reader("127.0.0.1:1", "dataset", ShardingPolicy.OFF, None).iterate(NOTHING)
+    assert [next(iteration), next(iteration)] == [NOTHING, NOTHING]
+    iteration.close()
 
 
 def test_a_function_that_returns_int32_passes_tf_datas_optimizer() -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import pytest
 import tensorflow as tf
 
 from forebay import service
+from forebay.service.blocks import Block
+from forebay.service.client.tf_elements import NOTHING, dataset_of_blocks
 from forebay.service.client.tf_errors import raising_tensorflows
 from forebay.service.errors import (
     AnotherJournal,
+    FailedPrecondition,
     ForebayError,
     InvalidArgument,
     NotFound,
@@ -45,6 +48,30 @@ def test_an_error_is_the_same_in_another_process(
     assert str(other) == str(raised)
     assert repr(other) == repr(caught.value) and str(raised.args[-1]) in repr(other)
     assert vars(other) == vars(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("raised", "tensorflows"),
+    [
+        (NotFound("why"), tf.errors.NotFoundError),
+        (FailedPrecondition("why"), tf.errors.FailedPreconditionError),
+        (InvalidArgument("why"), tf.errors.InvalidArgumentError),
+        (PipelineError("DATA_LOSS", "why"), tf.errors.DataLossError),
+        (PipelineError("OUT_OF_RANGE", "why"), tf.errors.UnknownError),  # no end of the loop
+    ],
+)
+def test_an_eager_loop_raises_the_error_of_the_code(
+    raised: ForebayError, tensorflows: type[Exception]
+) -> None:
+    def blocks() -> Generator[Block, None, None]:
+        yield NOTHING
+        raise raised
+
+    dataset = dataset_of_blocks(blocks, tf.TensorSpec([], tf.int64))
+    with pytest.raises(tensorflows, match="why"):
+        list(dataset)
+    with pytest.raises(tf.errors.OpError, match="why"):  # with the code in words
+        list(dataset.batch(2))
 
 
 def test_arguments_are_no_exception() -> None:

@@ -29,13 +29,6 @@ def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherP
         yield running
 
 
-@pytest.fixture(scope="module")
-def workers(dispatcher: DispatcherProcess) -> Iterator[None]:
-    # They hardly ever ask: what they do, they were pushed.
-    with stock_workers(dispatcher, WORKERS, heartbeat_interval_ms=3_600_000):
-        yield
-
-
 def read(dataset: tf.data.Dataset) -> list[Any]:
     return list(dataset.as_numpy_iterator())
 
@@ -49,137 +42,11 @@ def distributed(
     return dataset.apply(service.distribute(sharding, dispatcher.target, **options))
 
 
-# -- stock clients, stock workers --------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("workers")
-class TestStock:
-    def test_without_sharding_every_worker_gives_everything(
-        self, dispatcher: DispatcherProcess
-    ) -> None:
-        got = read(distributed(dispatcher, tf.data.Dataset.range(50), service.ShardingPolicy.OFF))
-        assert collections.Counter(got) == dict.fromkeys(range(50), WORKERS)
-
-    @pytest.mark.parametrize("compression", ["AUTO", None])
-    def test_dynamic_sharding_gives_every_element_once(
-        self, dispatcher: DispatcherProcess, compression: str | None
-    ) -> None:
-        dataset = tf.data.Dataset.range(100).map(lambda x: {"square": x * x, "text": "é"})
-        got = read(distributed(dispatcher, dataset, compression=compression))
-        assert sorted(element["square"] for element in got) == [x * x for x in range(100)]
-        assert {element["text"] for element in got} == {"é".encode()}
-
-    def test_each_epoch_of_the_client_is_an_iteration(self, dispatcher: DispatcherProcess) -> None:
-        dataset = distributed(dispatcher, tf.data.Dataset.range(30)).repeat(2)
-        assert sorted(read(dataset)) == sorted([*range(30)] * 2)
-
-    def test_a_repeat_before_the_service_asks_for_repetitions(
-        self, dispatcher: DispatcherProcess
-    ) -> None:
-        got = read(distributed(dispatcher, tf.data.Dataset.range(20).repeat(3)))
-        assert sorted(got) == sorted([*range(20)] * 3)
-
-    def test_a_named_job_is_shared(self, dispatcher: DispatcherProcess) -> None:
-        dataset = tf.data.Dataset.range(200)
-        dataset_id = service.register_dataset(dispatcher.target, dataset)
-        first, second = (
-            iter(
-                service.from_dataset_id(
-                    service.ShardingPolicy.DYNAMIC,
-                    dispatcher.target,
-                    dataset_id,
-                    dataset.element_spec,
-                    job_name="shared",
-                )
-            )
-            for _ in range(2)
-        )
-        got = [int(next(first)), int(next(second))]
-        got += [int(x) for x in first] + [int(x) for x in second]
-        assert sorted(got) == list(range(200))
-
-    def test_an_anonymous_job_is_not_shared(self, dispatcher: DispatcherProcess) -> None:
-        dataset = distributed(dispatcher, tf.data.Dataset.range(40))
-        first, second = iter(dataset), iter(dataset)
-        assert sorted(int(x) for x in first) == list(range(40))
-        assert sorted(int(x) for x in second) == list(range(40))
-
-    @pytest.mark.parametrize(
-        ("build", "expected"),
-        [
-            (lambda: tf.data.Dataset.range(20, 3, -4), [8, 12, 16, 20, 4]),
-            (lambda: tf.data.Dataset.from_tensor_slices([5, 7, 9]), [5, 7, 9]),
-            (lambda: tf.data.Dataset.range(4).concatenate(tf.data.Dataset.range(9, 11)), None),
-            (lambda: tf.data.Dataset.from_tensors(3), [3]),
-        ],
-    )
-    def test_sources(
-        self,
-        dispatcher: DispatcherProcess,
-        build: Callable[[], tf.data.Dataset],
-        expected: list[int] | None,
-    ) -> None:
-        dataset = build()
-        got = [int(x) for x in read(distributed(dispatcher, dataset))]
-        assert sorted(got) == sorted(expected or [int(x) for x in read(dataset)])
-
-    @pytest.mark.parametrize(
-        "build",
-        [
-            lambda: tf.data.Dataset.range(5).repeat().map(lambda x: x),
-            lambda: tf.data.Dataset.range(5).batch(2).unbatch().repeat(),
-            lambda: tf.data.Dataset.range(5).interleave(tf.data.Dataset.from_tensors).repeat(),
-            lambda: tf.data.Dataset.random(seed=1).map(lambda x: x % 5),
-            lambda: tf.data.Dataset.counter().map(lambda x: x % 5),
-        ],
-    )
-    def test_endless_sources(
-        self, dispatcher: DispatcherProcess, build: Callable[[], tf.data.Dataset]
-    ) -> None:
-        got = read(distributed(dispatcher, build()).take(300))
-        assert len(got) == 300
-        assert set(map(int, got)) == set(range(5))
-
-    def test_a_registered_dataset_is_read_by_its_id(self, dispatcher: DispatcherProcess) -> None:
-        dataset = tf.data.Dataset.range(10).map(lambda x: (x, tf.ones([2], tf.bfloat16)))
-        dataset_id = service.register_dataset(dispatcher.target, dataset, dataset_id="by-id")
-        again = service.register_dataset(dispatcher.target, dataset, dataset_id="by-id")
-        assert dataset_id == again == b"by-id"
-        read_back = service.from_dataset_id(  # the element_spec comes from the dispatcher
-            service.ShardingPolicy.DYNAMIC, dispatcher.target, dataset_id
-        )
-        assert read_back.element_spec == dataset.element_spec
-        assert sorted(int(x) for x, _ in read(read_back)) == list(range(10))
-
-    def test_a_size_that_must_be_evaluated(
-        self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
-    ) -> None:
-        for name in ("a", "b", "c"):
-            (tmp_path / f"{name}.txt").write_text(f"{name}1\n{name}2\n")
-        files = tf.data.Dataset.list_files(str(tmp_path / "*.txt"), shuffle=False)
-        got = read(distributed(dispatcher, files.flat_map(tf.data.TextLineDataset)))
-        assert sorted(got) == [b"a1", b"a2", b"b1", b"b2", b"c1", b"c2"]
-
-    def test_an_error_of_the_pipeline_reaches_the_trainer(
-        self, dispatcher: DispatcherProcess
-    ) -> None:
-        dataset = tf.data.Dataset.range(3).map(lambda x: tf.debugging.check_numerics(1 / x, "no"))
-        with pytest.raises(tf.errors.InvalidArgumentError, match="no"):
-            read(distributed(dispatcher, dataset))
-
-    def test_coordinated_reads_of_shards_are_refused(self, dispatcher: DispatcherProcess) -> None:
-        dataset = tf.data.Dataset.range(10).repeat()
-        how = {"job_name": "no", "num_consumers": 2, "consumer_index": 0}
-        with pytest.raises(tf.errors.InvalidArgumentError, match=r"static sharding.*DYNAMIC"):
-            next(iter(distributed(dispatcher, dataset, service.ShardingPolicy.DATA, **how)))
-
-    def test_a_source_that_cannot_be_split(
-        self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
-    ) -> None:
-        dataset = tf.data.Dataset.range(3).snapshot(str(tmp_path))
-        with pytest.raises(tf.errors.UnimplementedError, match=r"SnapshotDatasetV2.*OFF"):
-            read(distributed(dispatcher, dataset))
-        assert set(read(distributed(dispatcher, dataset, service.ShardingPolicy.OFF))) == {0, 1, 2}
+def test_coordinated_reads_of_shards_are_refused(dispatcher: DispatcherProcess) -> None:
+    dataset = tf.data.Dataset.range(10).repeat()
+    how = {"job_name": "no", "num_consumers": 2, "consumer_index": 0}
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"static sharding.*DYNAMIC"):
+        next(iter(distributed(dispatcher, dataset, service.ShardingPolicy.DATA, **how)))
 
 
 def test_a_stock_client_reads_from_our_workers_and_stock_ones(tmp_path: pathlib.Path) -> None:

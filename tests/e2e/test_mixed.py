@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.data.experimental import service as stock
@@ -30,58 +29,6 @@ def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherP
     journal = tmp_path_factory.mktemp("journal")
     with DispatcherProcess(journal) as running, WorkerProcess(running.address):
         yield running
-
-
-def elements(size: int) -> tf.data.Dataset:
-    return tf.data.Dataset.range(size).map(
-        lambda x: {
-            "x": x,
-            "ragged": tf.ragged.range(tf.stack([x % 3, x % 5])),
-            "sparse": tf.sparse.from_dense(tf.one_hot(x % 4, 4)),
-            "text": tf.strings.as_string(x),
-            "half": tf.cast(tf.fill([x % 2], x), tf.bfloat16),
-        }
-    )
-
-
-def assert_same(got: tf.data.Dataset, expected: tf.data.Dataset) -> None:
-    assert got.element_spec == expected.element_spec
-
-    def plain(element: Any) -> Any:
-        leaves = tf.nest.flatten(element, expand_composites=True)
-        return [np.asarray(leaf).tolist() for leaf in leaves]
-
-    def key(parts: Any) -> Any:
-        return str(parts)
-
-    assert sorted(map(plain, got), key=key) == sorted(map(plain, expected), key=key)
-
-
-@pytest.mark.parametrize("compression", ["AUTO", None])
-def test_a_stock_client_with_our_worker(
-    dispatcher: DispatcherProcess, compression: str | None
-) -> None:
-    dataset = elements(40)
-    distribute = stock.distribute(DYNAMIC, dispatcher.target, compression=compression)
-    assert_same(dataset.apply(distribute), dataset)
-
-
-@pytest.mark.parametrize("compression", ["AUTO", "SNAPPY"])
-def test_a_stock_client_of_a_dataset_that_we_registered(
-    dispatcher: DispatcherProcess, compression: str
-) -> None:
-    dataset = elements(40)
-    dataset_id = service.register_dataset(dispatcher.target, dataset, compression)
-    assert_same(stock.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id), dataset)
-
-
-@pytest.mark.parametrize("compression", ["AUTO", None])
-def test_our_client_of_a_dataset_that_a_stock_client_registered(
-    dispatcher: DispatcherProcess, compression: str | None
-) -> None:
-    dataset = tf.data.Dataset.range(40).map(lambda x: (x, tf.strings.as_string(x)))
-    dataset_id = stock.register_dataset(dispatcher.target, dataset, compression)
-    assert_same(service.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id), dataset)
 
 
 def test_both_clients_share_a_job(dispatcher: DispatcherProcess) -> None:
@@ -143,12 +90,6 @@ def test_a_stock_client_with_both_kinds_of_workers(dispatcher: DispatcherProcess
         ours = tf.data.Dataset.range(9).apply(service.distribute(DYNAMIC, dispatcher.target))
         with pytest.raises(tf.errors.UnimplementedError, match="service's own"):
             list(ours)
-
-
-def test_a_stock_client_sees_a_failing_pipeline(dispatcher: DispatcherProcess) -> None:
-    dataset = tf.data.Dataset.range(5).map(lambda x: tf.debugging.check_numerics(1 / (x - 3), "!"))
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        list(dataset.apply(stock.distribute(DYNAMIC, dispatcher.target)))
 
 
 def test_a_stock_client_rides_out_a_restart(tmp_path: pathlib.Path) -> None:

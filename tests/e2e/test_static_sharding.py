@@ -17,14 +17,15 @@ from tensorflow.core.framework import tensor_pb2
 from tensorflow.data.experimental import service as stock
 
 from forebay import service
+from forebay.journal.proto import events_pb2 as ev
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.connections.grpc_server import CHANNEL_OPTIONS
-from forebay.service.errors import PipelineError
+from forebay.service.errors import NotFound, PipelineError
 from forebay.service.proto import forebay_pb2
 from forebay.service.proto import tf_service_pb2 as pb
 
 from ..cluster import WorkerProcess
-from ..stock import DispatcherProcess, call, stock_workers
+from ..stock import GRAPH, DispatcherProcess, call, stock_workers
 
 SHARDS = 3
 LIST = ",".join(["localhost:%port%"] * SHARDS)
@@ -221,3 +222,25 @@ def test_a_killed_workers_shard_is_read_anew_by_the_next_one(tmp_path: pathlib.P
     assert set(got) == set(range(400))
     of_the_other = [x for x in got if x % 2 != place]
     assert len(set(of_the_other)) == len(of_the_other)
+
+
+def test_readers_are_told_that_the_list_of_workers_is_another(tmp_path: pathlib.Path) -> None:
+    with DispatcherProcess(tmp_path, workers="h:1") as dispatcher:
+        client = DispatcherClient(dispatcher.target)
+        register = forebay_pb2.RegisterDatasetRequest(graph=GRAPH)
+        dataset_id = client.call(register, forebay_pb2.RegisterDatasetResponse).dataset_id
+        create = forebay_pb2.GetOrCreateJobRequest(dataset_id=dataset_id, sharding=ev.DATA)
+        job_id = client.call_numbered(create, forebay_pb2.GetOrCreateJobResponse).job_id
+        join = forebay_pb2.JoinIterationRequest(job_id=job_id)
+        joined = client.call_numbered(join, forebay_pb2.JoinIterationResponse)
+        client.close()
+        fields = {"job_id": job_id}
+        stock_client = call(dispatcher, "GetOrCreateIteration", fields).iteration_client_id
+    with DispatcherProcess(tmp_path, workers="h:2") as dispatcher:
+        client = DispatcherClient(dispatcher.target)
+        beat = forebay_pb2.ConsumerHeartbeatRequest(consumer_id=joined.consumer_id)
+        with pytest.raises(NotFound, match="another list of workers"):
+            client.call(beat, forebay_pb2.ConsumerHeartbeatResponse)
+        client.close()
+        with pytest.raises(grpc.RpcError, match="another list of workers"):
+            call(dispatcher, "ClientHeartbeat", {"iteration_client_id": stock_client})

@@ -77,6 +77,21 @@ def test_a_function_that_says_what_it_reads(
     assert "AutoGraph" not in caplog.text
 
 
+def test_python_functions_stay_in_their_process(target: str) -> None:
+    numbers = tf.data.Dataset.from_generator(
+        lambda: iter(range(3)), output_signature=tf.TensorSpec([], tf.int64)
+    )
+    doubled = tf.data.Dataset.range(3).map(lambda x: tf.numpy_function(lambda n: n, [x], tf.int64))
+    for dataset in (numbers, doubled):
+        elements = dataset.apply(service.distribute(OFF, target))
+        with pytest.raises(tf.errors.OpError, match=r"calls a Python function.*a WorkerServer in"):
+            list(elements)
+        # Where the function is, it can be called.
+        with service.WorkerServer(service.WorkerConfig(target.removeprefix("grpc://"))):
+            here = service.distribute(OFF, target, target_workers="LOCAL")
+            assert len(list(dataset.apply(here))) == 3
+
+
 def test_an_eager_loop_leaves_the_options_of_pipelines_alone(target: str) -> None:
     dataset = tf.data.Dataset.range(100).apply(service.distribute(DYNAMIC, target))
     assert sorted(int(x) for x in dataset) == list(range(100))

@@ -17,7 +17,7 @@ from forebay import service
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service import malloc
 from forebay.service.client import consumer as consumers
-from forebay.service.client.reader import fetch_definition
+from forebay.service.client.reader import fetch_dataset
 from forebay.service.connections.protocols import GRPC, TCP, UNIX, transfer_protocol
 from forebay.service.errors import FailedPrecondition, InvalidArgument
 from forebay.service.transport import BlockClient, LocalClient, local
@@ -194,18 +194,19 @@ class TestInOneProcess:
                 with pytest.raises(ValueError, match="read-only"):
                     array += 1
 
-    def test_local_targets_leave_other_workers_alone(
+    def test_some_targets_leave_other_workers_alone(
         self, dispatcher: DispatcherProcess, dataset_id: str, used: set[str]
     ) -> None:
-        with WorkerProcess(dispatcher.address):
-            everywhere = service.read(dispatcher.target, dataset_id)
+        with WorkerProcess(dispatcher.address, tags="unused,Colocated"):
+            everywhere = service.read(dispatcher.target, dataset_id, target_workers="any")
             assert sorted(numbers(everywhere)) == sorted([*range(SIZE)] * 2)
             assert used == {"local", UNIX}
             used.clear()
-            here = service.from_dataset_id(
-                OFF, dispatcher.target, dataset_id, target_workers="local"
-            )
-            assert [int(x) for x in here] == [*range(SIZE)]
+            for targets in ("AUTO", "local"):  # this is no worker of another trainer's host
+                here = service.from_dataset_id(
+                    OFF, dispatcher.target, dataset_id, target_workers=targets
+                )
+                assert [int(x) for x in here] == [*range(SIZE)]
             assert used == {"local"}
 
     def test_who_shares_a_job_has_the_same_targets(
@@ -239,6 +240,20 @@ def test_local_targets_without_a_local_worker(
     elements = service.read(dispatcher.target, dataset_id, target_workers="LOCAL")
     with pytest.raises(ValueError, match=r"Local reads require local tf\.data workers"):
         numbers(elements)
+
+
+@pytest.mark.parametrize("client", [service, stock])
+def test_colocated_trainers_read_static_shards_in_their_own_process(
+    monkeypatch: pytest.MonkeyPatch, client: Any
+) -> None:
+    monkeypatch.setattr(local, "_running", {})
+    config = service.DispatcherConfig(worker_addresses=["h:1"], deployment_mode="COLOCATED")
+    with service.DispatchServer(config) as colocated:
+        dataset = tf.data.Dataset.range(9)
+        read = dataset.apply(client.distribute(client.ShardingPolicy.DATA, colocated.target))
+        required = r"Static sharding policy <DATA> requires local tf\.data workers"
+        with pytest.raises(tf.errors.InvalidArgumentError, match=required):
+            next(iter(read))
 
 
 @pytest.mark.parametrize("name", ["http", "", 5])
@@ -276,7 +291,8 @@ class TestCompression:
         dataset = tf.data.Dataset.range(8).map(lambda x: tf.fill([20_000], x))
         with WorkerProcess(dispatcher.address):
             dataset_id = service.register_dataset(dispatcher.target, dataset, name)
-            assert fetch_definition(dispatcher.target, dataset_id).compression == registered
+            definition = fetch_dataset(dispatcher.target, dataset_id).definition
+            assert definition.compression == registered
             ours = service.from_dataset_id(
                 OFF, dispatcher.target, dataset_id, data_transfer_protocol="tcp"
             )

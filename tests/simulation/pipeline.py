@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -118,7 +118,7 @@ class Computation(Pipelines):
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
 
-    def load(self) -> None: ...
+    def load(self, op_libraries: Sequence[str]) -> None: ...
 
     def open(self, task: pb.Task, definition: ev.DatasetDefinition, graph: bytes) -> Any:
         if graph != SANITIZED:

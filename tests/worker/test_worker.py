@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.delivery import ANY, Subscription, TaskFailed
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import WorkerOptions
@@ -33,3 +36,19 @@ def test_a_task_without_a_thread_fails_and_holds_up_no_other(
     told = opened.wait(0)
     assert isinstance(told, TaskFailed) and "can't start new thread" in told.message
     worker.stop()
+
+
+def test_a_worker_whose_dispatcher_is_gone_says_goodbye_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attempt, said = DispatcherClient._attempt, []
+
+    def watched(client: DispatcherClient, method: str, *arguments: Any) -> Any:
+        said.append(method.rpartition("/")[2])
+        return attempt(client, method, *arguments)
+
+    monkeypatch.setattr(DispatcherClient, "_attempt", watched)
+    worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
+    worker._handle(Listed(1, {}, set(), 0))
+    worker.stop()
+    assert said == ["LeaveService"]

@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from ...errors import PipelineError
 from .feeds import LoadedGraph
+from .op_libraries import explained
 from .queues import OwnedQueue
 from .traces import STOP, BundleTrace, RunTrace
 
@@ -198,7 +199,7 @@ class BundleRun:
 def pipeline_error(error: Any) -> PipelineError:
     """TensorFlow's error with its code's canonical name."""
     code = next((name for name, number in _CODES if number == error.error_code), "UNKNOWN")
-    return PipelineError(code, _TRACE.sub("", str(error.message)))
+    return PipelineError(code, explained(_TRACE.sub("", str(error.message))))
 
 
 # Where in *our* program TensorFlow's nodes come from, which tells nobody anything.

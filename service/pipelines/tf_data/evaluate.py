@@ -1,8 +1,9 @@
 """Computes tensors of a dataset graph with TensorFlow, for split_sources.py.
 
-    python -m forebay.service.pipelines.tf_data.evaluate TENSOR … < graph > facts.json
+    python -m forebay.service.pipelines.tf_data.evaluate LIBRARIES TENSOR … < graph > facts.json
 
-prints a list of [shape, value or null]. The dispatcher runs it as a process of its own.
+with paths of libraries of custom ops, as JSON, prints a list of [shape, value or null]. The
+dispatcher runs it as a process of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from ...errors import InvalidArgument
 from .graphs import Graph, InvalidGraph
 from .split_sources import TensorFacts
 
@@ -21,6 +23,8 @@ def evaluate(graph: bytes, names: Sequence[str]) -> list[TensorFacts]:
     """An `Evaluate` that runs TensorFlow in this process. Raises InvalidGraph."""
     import tensorflow as tf
     from tensorflow.core.framework import graph_pb2
+
+    from .op_libraries import explained
 
     parsed = Graph(graph)
     parsed.proto.node.remove(parsed.result)
@@ -33,7 +37,8 @@ def evaluate(graph: bytes, names: Sequence[str]) -> list[TensorFacts]:
             found = tf.graph_util.import_graph_def(proto, return_elements=tensors, name="")
             values = session.run(found)
     except (tf.errors.OpError, ValueError) as error:
-        raise InvalidGraph(f"cannot compute {list(names)}: {error}".splitlines()[0]) from error
+        said = explained(str(error).splitlines()[0])
+        raise InvalidGraph(f"cannot compute {list(names)}: {said}") from error
     return [TensorFacts(tuple(value.shape), _integer(value)) for value in values]
 
 
@@ -44,9 +49,12 @@ def _integer(value: Any) -> int | None:
 def main() -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    from .op_libraries import load_op_libraries
+
     try:
-        facts = evaluate(sys.stdin.buffer.read(), sys.argv[1:])
-    except InvalidGraph as error:
+        load_op_libraries(json.loads(sys.argv[1]))
+        facts = evaluate(sys.stdin.buffer.read(), sys.argv[2:])
+    except InvalidArgument as error:
         print(error, file=sys.stderr)
         return 1
     print(json.dumps(facts))

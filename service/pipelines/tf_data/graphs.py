@@ -103,6 +103,22 @@ def sanitize(graph: bytes) -> bytes:
     return proto.SerializeToString()
 
 
+def without_compression(graph: bytes) -> bytes:
+    """The graph without the map at its end that compresses each element, as TensorFlow's workers
+    leave it out. Raises InvalidGraph if there is none.
+    """
+    parsed = Graph(graph)
+    function = parsed.dataset.attr["f"].func.name
+    bodies = {f.signature.name: f.node_def for f in parsed.proto.library.function}
+    if not any(node.op == "CompressElement" for node in bodies.get(function, ())):
+        raise InvalidGraph(
+            f"the graph is registered as one that compresses its elements, and ends in "
+            f"{parsed.dataset.op} {parsed.dataset.name!r}, which does not: register it again"
+        )
+    parsed.result.input[0] = parsed.dataset.input[0]
+    return parsed.proto.SerializeToString()
+
+
 def isolate(graph: bytes, prefix: str) -> tuple[pb.GraphDef, str, list[str]]:
     """Prepare a graph for import into a process that runs other graphs as well.
 

@@ -1,0 +1,54 @@
+"""What a dataset's graph may need of a process besides TensorFlow: custom ops, Python functions."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable
+
+import tensorflow as tf
+from tensorflow.python.ops import script_ops
+
+from ...errors import InvalidArgument
+
+_MISSING_OP = re.compile(r"Op type not registered '([^']*)'")
+_MISSING_FUNCTION = re.compile(r"Could not find callback with key=pyfunc_\d+")
+
+
+def load_op_libraries(paths: Iterable[str]) -> None:
+    """Make the ops of these shared objects known. Raises InvalidArgument, naming the path."""
+    for path in paths:
+        try:
+            tf.load_op_library(path)
+        except (tf.errors.OpError, RuntimeError) as error:
+            raise InvalidArgument(
+                f"the library of custom ops {path!r} cannot be loaded: {error}; "
+                "give --load-op-library the path of a shared object that was built for "
+                f"TensorFlow {tf.__version__}"
+            ) from error
+
+
+def number_functions_apart() -> None:
+    """From now on Python functions of this process have numbers that no other's have.
+
+    TensorFlow counts them from 0 in each process, and graphs have nothing but these numbers: a
+    worker would call one of its own for a function of whoever registered the dataset.
+    """
+    with script_ops._py_funcs._lock:
+        script_ops._py_funcs._unique_id += secrets.randbits(48)
+
+
+def explained(message: str) -> str:
+    """What TensorFlow says of a graph, and what to do if this process lacks what it needs."""
+    if missing := _MISSING_OP.search(message):
+        return (
+            f"the custom op {missing[1]!r} is not known here: start workers, and the dispatcher, "
+            f"with --load-op-library and the library that has it ({message})"
+        )
+    if _MISSING_FUNCTION.search(message):
+        return (
+            "the dataset calls a Python function (from_generator, py_function, numpy_function), "
+            "which is there only in the process that registered it: use TensorFlow's operations, "
+            f"apply it behind the service, or start a WorkerServer in that process ({message})"
+        )
+    return message
