@@ -41,7 +41,8 @@ CASES = [
 
 def text_for(declared: Declared) -> str:
     """A value that is not the default, as one writes it on a command line."""
-    plain = {bool: "true", int: str(declared.option.most or 4711), str: "h:%port%"}
+    most = declared.option.most or 4711
+    plain = {bool: "true", int: str(most), float: str(most), str: "h:%port%"}
     return OF_WORDS.get(declared.name) or plain[declared.type]
 
 

@@ -241,6 +241,8 @@ class Consumer:
 
     def _is_for_us(self, task: pb.TaskInfo) -> bool:
         uid, targets = task.worker_uid, self._reading.targets
+        if self._reading.num_consumers is not None:
+            return True  # all consumers read from the same workers
         if uid in self._links or local_worker(uid) is not None:
             return True
         # The host of another trainer has enough to do.

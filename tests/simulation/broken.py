@@ -5,7 +5,6 @@ Each is a bug that somebody could make in a few lines, put in for as long as the
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
@@ -156,17 +155,6 @@ def keeps_every_epoch() -> AbstractContextManager[None]:
 def forgets_what_is_finished() -> AbstractContextManager[None]:
     """A dispatcher that begins a finished epoch anew once it has been summarized."""
     return replaced(ranges, holds=lambda *_: False)
-
-
-def gives_a_graph_the_name_of_another() -> AbstractContextManager[None]:
-    """A dispatcher that names a graph as one before it, which may be about to be deleted."""
-    made = Dispatcher.__init__
-
-    def init(self: Dispatcher, *args: Any) -> None:
-        made(self, *args)
-        self._marks = (mark for mark in itertools.repeat("1"))
-
-    return replaced(Dispatcher, __init__=init)
 
 
 def disk_lies() -> AbstractContextManager[None]:
