@@ -59,7 +59,7 @@ def job(client: DispatcherClient, dataset_id: str, **fields: object) -> int:
 
 
 def test_unknown_ids(client: DispatcherClient) -> None:
-    with pytest.raises(NotFound, match="Dataset id 4711 not found; register"):
+    with pytest.raises(NotFound, match=r"Dataset id 4711 not found: .*; register"):
         client.get_dataset("4711", with_graph=True)
     with pytest.raises(NotFound, match="4711"):
         job(client, "4711")
