@@ -127,10 +127,8 @@ def test_sources(pair: Pair, build: Callable[[], Any], expected: list[int]) -> N
     "build",
     [
         lambda: count(5).repeat().map(lambda x: x),
-        lambda: count(5).batch(2).unbatch().repeat(),
         lambda: count(5).interleave(tf.data.Dataset.from_tensors).repeat(),
         lambda: tf.data.Dataset.random(seed=1).map(lambda x: x % 5),
-        lambda: tf.data.Dataset.counter().map(lambda x: x % 5),
     ],
 )
 def test_endless_sources(pair: Pair, build: Callable[[], Any]) -> None:
