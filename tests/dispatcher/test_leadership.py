@@ -25,6 +25,7 @@ from forebay.service.dispatcher.listener import Listener
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
 from forebay.service.errors import (
+    FailedPrecondition,
     InvalidArgument,
     NotFound,
     Unavailable,
@@ -223,7 +224,7 @@ def test_a_leader_that_does_not_know_whether_it_leads_answers_nobody(
         methods = kind(dispatcher).methods()
         assert len(methods) >= 11
         for answer, request, _ in methods.values():
-            with contextlib.suppress(InvalidArgument, NotFound, Unimplemented):
+            with contextlib.suppress(FailedPrecondition, InvalidArgument, NotFound, Unimplemented):
                 await answer(request())
         storage.error = Fenced("term 2 exists")
         await until(lambda: not dispatcher.leadership.known)
