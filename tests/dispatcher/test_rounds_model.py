@@ -217,7 +217,7 @@ async def heal(cluster: Cluster) -> None:
     raise AssertionError("they do not go on")
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     consumers=st.integers(1, 3), workers=st.integers(0, 2), actions=st.lists(ACTIONS, max_size=60)
 )

@@ -13,9 +13,12 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
+from forebay.service.client.consumer import _open
+from forebay.service.client.rounds import RoundsConsumer
 from forebay.service.errors import FailedPrecondition, PipelineError
 
 from ..cluster import WorkerProcess
+from ..standbys import wait_until
 from ..stock import DispatcherProcess, stock_consumers
 
 NAMES = itertools.count(1)
@@ -87,6 +90,22 @@ class Read:
             self.read(1)
 
 
+def all_have_what_one_has_taken(number: int) -> bool:
+    """Of each task of the read of so many consumers."""
+    consumers = [
+        consumer
+        for consumer in _open
+        if isinstance(consumer, RoundsConsumer) and consumer._reading.num_consumers == number
+    ]
+    assert len(consumers) == number
+    tasks = {task_id for consumer in consumers for task_id in consumer._tasks}
+    return all(
+        max(consumer._tasks[task_id].next_round for consumer in consumers)
+        <= min(consumer._tasks[task_id].received for consumer in consumers)
+        for task_id in tasks
+    )
+
+
 def _array(element: Any) -> Any:
     return element.numpy() if tf.is_tensor(element) else element
 
@@ -146,11 +165,11 @@ def test_workers_join_and_are_killed_and_the_dispatcher_begins_anew(
         begun = 0
         while begun < 3:
             begun += int(next(alone[0])) == 0
+        wait_until(all_have_what_one_has_taken, 2)  # or to do without it would leave a round torn
         joins.kill()
         for _ in range(50):  # a single consumer is within no round with another
             next(alone[0])
         alone.clear()
-        dispatcher.kill_and_restart()
         # Of the one that joined a round has a lower number than those of the others before it.
         numbers = rounds.read(6)
         while numbers[-6:] != sorted(numbers[-6:]):

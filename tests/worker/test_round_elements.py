@@ -35,7 +35,8 @@ def face(output: RoundsOutput, monkeypatch: pytest.MonkeyPatch) -> ElementFace:
 
     monkeypatch.setattr(element_face, "response_maker", lambda _: respond)
     monkeypatch.setattr(element_face, "EXPECTED_S", 0.0)
-    monkeypatch.setattr(element_face, "WAIT_S", 0.5)
+    monkeypatch.setattr(element_face, "WAIT_S", 0.1)
+    monkeypatch.setattr(element_face, "LOOK_AGAIN_S", 0.1)
     runner: Any = SimpleNamespace(output=output, definition=None)
     return ElementFace({TASK: runner}.get)
 
@@ -84,7 +85,7 @@ def test_all_wait_for_an_element_however_long_it_takes(
     both = [pool.submit(ask, face, consumer, 0) for consumer in (0, 1)]
     put(output, 0, 1)  # half a round
     with pytest.raises(TimeoutError):
-        both[0].result(1)
+        both[0].result(0.4)
     put(output, 1, 1)
     assert [asked.result() for asked in both] == [0, 1]
 
@@ -105,7 +106,7 @@ def test_who_waits_for_others_is_freed_when_the_task_ends(
     put(output, 0, 4)
     asked = pool.submit(ask, face, 0, 50)
     with pytest.raises(TimeoutError):
-        asked.result(1)  # which it waits for as long as it takes
+        asked.result(0.4)  # which it waits for as long as it takes
     output.cancel()
     with pytest.raises(Unavailable, match="stopped"):
         asked.result()
