@@ -36,13 +36,15 @@ def distributed_save(
 
     `tf.data.Dataset.load(path, wait=True)` reads it, also while it is being written; it raises the
     error of a save that failed. Each element is saved once, in no order. A worker saves a part of
-    the dataset's splits at a time as a dataset of its own: a `batch`, `shuffle` or `take` works
-    within that part. What a worker that died had not committed is computed again, whatever the
+    the dataset's splits at a time as a dataset of its own: a `batch` or `shuffle` works within that
+    part. What a worker that died had not committed is computed again, whatever the
     dispatcher and the workers go through meanwhile.
 
     Args:
       dataset: a finite `tf.data.Dataset`, without Python functions. For Forebay's workers it has
-        one source of splits, or several that are zipped, and repeats nothing: repeat what you load.
+        one source of splits, or several that are zipped, and nothing that counts its elements or
+        drops what remains (`repeat`, `take`, `skip`, `scan`, `unique`, `drop_remainder`): do that
+        with what you load.
       path: an absolute path, where nothing is yet, on a file system that the dispatcher, all
         workers and all readers share under this name, and that can rename.
       service: as in `register_dataset`. The dispatcher has a storage that outlasts it.

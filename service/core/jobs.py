@@ -10,6 +10,8 @@ from .iterations import collected
 from .places import require_list
 from .state import Job, State
 
+MAX_CONSUMERS = 1 << 16  # each has a place in every worker's memory
+
 
 class GetOrCreateJob(Command, frozen=True, kw_only=True):
     """→ JobCreated, unless a job of that name exists, of whatever dataset. Answers its id."""
@@ -64,8 +66,8 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
 
 
 def _check_coordinated(command: GetOrCreateJob, num_consumers: int) -> None:
-    if num_consumers < 1:
-        raise InvalidArgument(f"num_consumers={num_consumers} must be at least 1")
+    if not 1 <= num_consumers <= MAX_CONSUMERS:
+        raise InvalidArgument(f"num_consumers={num_consumers} must be from 1 to {MAX_CONSUMERS}")
     wrong = {
         "a job without a name; set job_name, by which the consumers find each other": (
             not command.name

@@ -325,7 +325,7 @@ def _metadata(data: bytes) -> tf.DistributedSnapshotMetadata:
 def _indivisible(graph: bytes, sources: Sequence[ev.SplitSource]) -> str:
     """Why Forebay's workers cannot write the dataset's ranges of splits; "" if they can."""
     try:
-        definitions.require_bundles(graph, sources)
+        definitions.require_bundles(graph, sources, as_parts=True)
     except Unimplemented as error:
         return str(error)
     if min(map(source_size, sources), default=ENDLESS) == ENDLESS:

@@ -61,12 +61,18 @@ def without_compression(
     return plain, graphs.without_compression(graph) if graph else b""
 
 
-def require_bundles(graph: bytes, sources: Iterable[ev.SplitSource]) -> None:
+def require_bundles(
+    graph: bytes, sources: Iterable[ev.SplitSource], *, as_parts: bool = False
+) -> None:
     """Raises NotSplittable, naming the node, if a range of this dataset's splits cannot be run by
-    itself; `sources` are those that were registered. Raises InvalidGraph.
+    itself; `as_parts`, or if the ranges' elements together are not the dataset's. `sources` are
+    those that were registered. Raises InvalidGraph.
     """
     require_splittable(sources)
-    walks.require_bundles(walks.SourceWalk(Graph(graph)))
+    parsed = Graph(graph)
+    walks.require_bundles(walks.SourceWalk(parsed))
+    if as_parts:
+        walks.require_parts(parsed)
 
 
 def evaluate_in_subprocess(

@@ -306,8 +306,8 @@ def test_consumers_that_all_died_begin_anew_with_round_0(sharding: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_consumers": 0}, "num_consumers=0 must be at least 1"),
-        ({"num_consumers": -2}, "num_consumers=-2 must be at least 1"),
+        ({"num_consumers": 0}, "num_consumers=0 must be from 1 to 65536"),
+        ({"num_consumers": 1 << 41}, "num_consumers=2199023255552 must be from 1 to 65536"),
         ({"name": ""}, "without a name; set job_name"),
         ({"cross_trainer_cache": True}, "cross-trainer cache; leave out one of them"),
         ({"target_workers": 3}, 'target_workers "LOCAL"'),

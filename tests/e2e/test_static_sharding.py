@@ -204,7 +204,7 @@ def test_hint_without_a_hint_fails_at_the_trainer(clusters: list[DispatcherProce
 def test_a_killed_workers_shard_is_read_anew_by_the_next_one(tmp_path: pathlib.Path) -> None:
     options = {"workers": "127.0.0.1:%port%,127.0.0.1:%port%", "reconnect_grace_ms": 1_000}
     with DispatcherProcess(tmp_path, **options) as dispatcher:
-        config = service.WorkerConfig(dispatcher.address)
+        config = service.WorkerConfig(dispatcher.address, worker_address="127.0.0.1:%port%")
         with WorkerProcess(dispatcher.address) as first, service.WorkerServer(config) as other:
             place = places_of(dispatcher)[first.address]
             # More than fits between a worker and its reader: it has not ended when it dies.

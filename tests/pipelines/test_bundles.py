@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -247,6 +248,38 @@ def test_what_means_nothing_in_a_bundle_is_refused_by_its_node(case: str) -> Non
         pipeline_of(dataset()).bundle(SplitRange(0, 3, 0), number=0, seed=0)
     with pytest.raises(NotSplittable, match=node):
         require_bundles(graph_of(dataset()), [])
+
+
+ACROSS: dict[str, Callable[[], Dataset]] = {
+    "TakeDataset": lambda: count(9).take(3),
+    "SkipDataset": lambda: count(9).skip(3).map(lambda x: -x),
+    "ScanDataset": lambda: count(9).scan(np.int64(0), lambda old, x: (old + x, old + x)),
+    "UniqueDataset": lambda: count(9).map(lambda x: x % 3).unique(),
+    "TakeWhile": lambda: count(9).take_while(lambda x: x < 3),
+    "WindowDataset": lambda: count(9).window(2).flat_map(lambda one: one),
+    "GroupByWindow": lambda: count(9).group_by_window(
+        lambda x: x % 2, lambda _, own: own.batch(2), window_size=2
+    ),
+    "Rebatch": lambda: count(9).batch(4).rebatch(3),
+    "BatchDataset.*drop what remains": lambda: count(9).batch(4, drop_remainder=True),
+    "ParallelBatch": lambda: count(9).batch(4, True, num_parallel_calls=2),
+    "PaddedBatch": lambda: count(9).padded_batch(4, drop_remainder=True),
+}
+
+
+@pytest.mark.parametrize("node", ACROSS)
+def test_what_goes_from_element_to_element_makes_no_parts(node: str) -> None:
+    graph = graph_of(ACROSS[node]())
+    with pytest.raises(NotSplittable, match=node):
+        require_bundles(graph, [], as_parts=True)
+    require_bundles(graph, [])  # an iterator of its own may
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_batches_and_what_is_within_functions_make_parts(size: int) -> None:
+    dataset = count(9).flat_map(lambda x: tf.data.Dataset.range(9).take(x))
+    require_bundles(graph_of(dataset.batch(size).prefetch(1)), [], as_parts=True)
+    require_bundles(graph_of(dataset.padded_batch(size)), [], as_parts=True)
 
 
 @pytest.mark.parametrize(

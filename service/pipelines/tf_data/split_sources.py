@@ -406,6 +406,41 @@ def require_bundles(walk: SourceWalk) -> None:
         )
 
 
+def require_parts(graph: Graph) -> None:
+    """Raises NotSplittable, naming the node, if the elements of a dataset's ranges together are not
+    those of the whole: what is counted, or carried on, from element to element begins anew in each.
+    Batches are the exception, whose last one may be smaller.
+    """
+    for node in (node for node in graph.proto.node if "Dataset" in node.op):
+        if (kind := _kind(node)) in _ACROSS:
+            raise _no_bundle(node, "it would begin anew in each part. Apply it where you read")
+        if kind in _BATCHES and node.input:
+            drops = _constant(graph.producer(node.input[-1]))
+            if drops is None or drops.value:
+                raise _no_bundle(
+                    node, "it would drop what remains in each part. Leave out drop_remainder=True"
+                )
+
+
+_ACROSS = frozenset(
+    [
+        "Take",
+        "Skip",
+        "TakeWhile",
+        "Scan",
+        "Unique",
+        "Window",
+        "SlidingWindow",
+        "GroupByWindow",
+        "GroupByReducer",
+        "Rebatch",
+        "Shard",
+        "DenseToSparseBatch",
+    ]
+)
+_BATCHES = frozenset({"Batch", "PaddedBatch", "MapAndBatch"})
+
+
 def _no_bundle(node: pb.NodeDef, reason: str) -> NotSplittable:
     return NotSplittable(
         f"the dataset cannot be run in bundles because of {node.name!r} ({node.op}): {reason}"
