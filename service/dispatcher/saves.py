@@ -29,7 +29,7 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS, source_size, split_value
 from ...storage.tfrecord import frame
 from ..core import commands as c
-from ..core.saves import find_save, is_absolute, streams_of
+from ..core.saves import CODES, find_save, is_absolute, streams_of
 from ..core.state import Save, Stream
 from ..errors import (
     AlreadyExists,
@@ -69,6 +69,7 @@ _CODES = {
     errno.EPERM: "PERMISSION_DENIED",
     errno.EROFS: "PERMISSION_DENIED",
 }
+_CODE_NAMES = {number: name for name, number in tf.Code.items()}
 
 # A split is a scalar int64 TensorProto: dtype 9, an empty shape, 8 bytes of tensor_content.
 _split = struct.Struct("<6sq").pack
@@ -182,7 +183,7 @@ class Saves:
             await self._dispatcher.execute(
                 c.FailSave(
                     save_id=save_id,
-                    code=tf.Code.Name(progress.status.code),
+                    code=_CODE_NAMES.get(progress.status.code, str(progress.status.code)),
                     message=progress.status.message,
                     stream=number,
                     worker_address=address,
@@ -248,6 +249,8 @@ class Saves:
             except OSError as error:
                 log.error("that the save at %s is over cannot be said there: %s", save.path, error)
                 continue
+            except Exception:  # a bug, which is this save's alone
+                log.exception("that the save at %s is over cannot be said there", save.path)
             self._sealed.add(save.save_id)
             if save.failed:
                 log.error("the save at %s failed: %s: %s", save.path, save.failed, save.message)
@@ -397,5 +400,6 @@ def _seal(save: Save) -> None:
         if not os.path.exists(f"{save.path}/{DONE}"):
             write_whole(f"{save.path}/{DONE}", b"")
     elif os.path.isdir(save.path) and not os.path.exists(f"{save.path}/{ERROR}"):
-        status = tf.StatusProto(code=save.failed, message=save.message)
+        code = save.failed if save.failed in CODES else "UNKNOWN"
+        status = tf.StatusProto(code=code, message=save.message)
         write_whole(f"{save.path}/{ERROR}", text_format.MessageToString(status).encode())

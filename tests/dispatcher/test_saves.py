@@ -18,6 +18,7 @@ import pytest
 from google.protobuf import text_format
 
 from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core.state import Save
 from forebay.service.dispatcher import saves
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.forebay_face import ForebayFace
@@ -49,8 +50,8 @@ SLICES = graph.GraphDef(
 SLICES.node[0].attr["value"].tensor.tensor_shape.dim.add(size=SIZE)
 
 
-class Died(Exception):
-    """kill -9, in the midst of a request."""
+class Died(BaseException):
+    """kill -9, in the midst of a request: nothing handles it."""
 
 
 class Served:
@@ -267,6 +268,56 @@ def test_an_error_of_a_worker_ends_the_save(tmp_path: pathlib.Path) -> None:
         path.rmdir()
         await served.save()
         assert await served.beat() == [0], "deleted, it can be saved there again"
+
+    serve(open_storage(str(tmp_path / "journal")), path, steps)
+
+
+@pytest.mark.parametrize("code", ["DEADLINE", "", "OK"])
+def test_a_save_that_a_journal_ends_with_an_unknown_status_is_sealed(
+    code: str, tmp_path: pathlib.Path
+) -> None:
+    save = Save(1, str(tmp_path), f"{tmp_path}.p", b"", "", failed=code, message="boom")
+    saves._seal(save)
+    status = text_format.Parse((tmp_path / "ERROR").read_text(), pb.StatusProto())
+    assert status == pb.StatusProto(code=pb.UNKNOWN, message="boom")
+
+
+def test_a_worker_may_say_a_status_that_nobody_knows(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "save"
+
+    async def steps(served: Served) -> None:
+        await served.save()
+        await served.beat()
+        failed = pb.StatusProto(code=99, message="boom")  # type: ignore[arg-type]
+        assert await served.beat(status=failed) == []
+        await until((path / "ERROR").exists)
+        status = text_format.Parse((path / "ERROR").read_text(), pb.StatusProto())
+        assert status == pb.StatusProto(code=pb.UNKNOWN, message="99: boom")
+
+    serve(open_storage(str(tmp_path / "journal")), path, steps)
+
+
+def test_what_goes_wrong_with_one_save_stops_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "save"
+    real = saves._seal
+
+    def seal(save: Save, *more: Any) -> None:
+        if save.path == f"{path}":
+            raise ValueError
+        real(save, *more)
+
+    monkeypatch.setattr(saves, "_seal", seal)
+
+    async def steps(served: Served) -> None:
+        for at in (str(path), f"{path}2"):
+            served.path = at
+            await served.save()
+            await served.beat()
+            await served.beat(status=pb.StatusProto(code=pb.INTERNAL))
+        await until((tmp_path / "save2" / "ERROR").exists)
+        assert not served.dispatcher.stopped.is_set()
 
     serve(open_storage(str(tmp_path / "journal")), path, steps)
 
