@@ -45,6 +45,7 @@ from ..save_files import (
     CHUNKS,
     DONE,
     ERROR,
+    IDENTITY,
     METADATA,
     SPEC,
     graph_file,
@@ -359,6 +360,7 @@ def _prepare(path: str, metadata: tf.DistributedSnapshotMetadata, graph: bytes) 
     """A directory with all that a save has before its first stream."""
     os.makedirs(f"{path}/{CHUNKS}")
     os.makedirs(f"{path}/streams")
+    write_whole(f"{path}/{IDENTITY}", path.encode())
     write_whole(f"{path}/{METADATA}", text_format.MessageToString(metadata).encode())
     write_whole(f"{path}/{SPEC}", metadata.element_spec)
     write_whole(graph_file(path), tf.DatasetDef(graph=graph).SerializeToString())
@@ -369,10 +371,21 @@ def _remove(path: str) -> None:
 
 
 def _place(prepared: str, path: str) -> None:
-    if os.path.lexists(prepared):
-        os.rename(prepared, path)
-    elif not os.path.isdir(path):
-        raise FileNotFoundError(errno.ENOENT, "the directory is gone", path)
+    if _has(path, prepared):
+        return
+    if not os.path.lexists(prepared):
+        gone = "the save's directory is gone, or another one is there now"
+        raise FileNotFoundError(errno.ENOENT, gone, path)
+    os.rename(prepared, path)
+
+
+def _has(path: str, prepared: str) -> bool:
+    """Whether the save that was prepared there is at the path, and not somebody else's files."""
+    try:
+        with open(f"{path}/{IDENTITY}", "rb") as file:
+            return file.read() == prepared.encode()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _own(path: str, stream: int, sources: int, address: str) -> None:
@@ -394,12 +407,17 @@ def _write_splits(files: list[_SplitFile]) -> None:
 
 
 def _seal(save: Save) -> None:
+    path = save.path
     if os.path.lexists(save.prepared):
-        _remove(save.prepared)  # what is at the path, if anything is, belongs to somebody else
-    elif os.path.isdir(save.path) and save.finished:
-        if not os.path.exists(f"{save.path}/{DONE}"):
-            write_whole(f"{save.path}/{DONE}", b"")
-    elif os.path.isdir(save.path) and not os.path.exists(f"{save.path}/{ERROR}"):
+        _remove(save.prepared)
+    if not _has(path, save.prepared):
+        if os.path.lexists(path):
+            log.warning("what is at %s now is not the save that has ended, and is left alone", path)
+    elif save.finished:
+        if not os.path.exists(f"{path}/{DONE}"):
+            write_whole(f"{path}/{DONE}", b"")
+    # After a repair, the journal may lack the end of a save that had been finished, and said so.
+    elif not os.path.exists(f"{path}/{DONE}") and not os.path.exists(f"{path}/{ERROR}"):
         code = save.failed if save.failed in CODES else "UNKNOWN"
         status = tf.StatusProto(code=code, message=save.message)
-        write_whole(f"{save.path}/{ERROR}", text_format.MessageToString(status).encode())
+        write_whole(f"{path}/{ERROR}", text_format.MessageToString(status).encode())

@@ -125,8 +125,9 @@ def test_the_directory_is_tensorflows(tmp_path: pathlib.Path) -> None:
         stored = pb.DatasetDef.FromString((path / "dataset_def.proto").read_bytes())
         assert graph.GraphDef.FromString(stored.graph) == SLICES
         assert sorted(os.listdir(path)) == [
-            "chunks", "dataset_def.proto", "dataset_spec.pb", "snapshot.metadata", "streams",
-        ]  # fmt: skip
+            *("chunks", "dataset_def.proto", "dataset_spec.pb", "forebay_save"),
+            *("snapshot.metadata", "streams"),
+        ]
         assert (await served.beat(), await served.beat(2)) == ([0], [1])
         assert (path / "streams/stream_1/owner_worker").read_text() == "w:2"
         got = [await served.split(), await served.split(2, 1), await served.split(2, 1)]
@@ -272,13 +273,64 @@ def test_an_error_of_a_worker_ends_the_save(tmp_path: pathlib.Path) -> None:
     serve(open_storage(str(tmp_path / "journal")), path, steps)
 
 
+def ended(path: pathlib.Path, **how: Any) -> Save:
+    """One whose directory is at the path."""
+    save = Save(1, str(path), f"{path}.p", b"", "", **how)
+    saves._prepare(save.prepared, METADATA, b"")
+    os.rename(save.prepared, path)
+    return save
+
+
+@pytest.mark.parametrize("how", [{"finished": True}, {"failed": "INTERNAL"}])
+def test_what_took_the_place_of_an_ended_save_is_left_alone(
+    how: dict[str, Any], tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "save"
+    save = ended(path, **how)
+    saves._remove(save.path)
+    saves._seal(save)
+    assert not caplog.records
+    saves._prepare(f"{path}.other", METADATA, b"")
+    os.rename(f"{path}.other", path)
+    saves._seal(save)
+    assert not {"DONE", "ERROR"} & set(os.listdir(path))
+    assert f"what is at {path} now is not the save" in caplog.text
+
+
+def test_another_directory_in_a_saves_place_ends_it(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "save"
+
+    async def steps(served: Served) -> None:
+        await served.save()
+        assert await served.beat() == [0]
+        saves._remove(str(path))
+        path.mkdir()
+        assert await served.beat() == []
+        (save,) = served.dispatcher.state.ended_saves.values()
+        assert f"is gone, or another one is there now ({path})" in save.message
+
+    serve(open_storage(str(tmp_path / "journal")), path, steps)
+    assert os.listdir(path) == []
+
+
+def test_a_repair_does_not_spoil_a_save_that_was_finished(tmp_path: pathlib.Path) -> None:
+    """Its end is in the directory, and no longer in the journal."""
+    save = ended(tmp_path / "save", finished=True)
+    saves._seal(save)
+    save.finished, save.failed = False, "DATA_LOSS"
+    saves._seal(save)
+    listed = os.listdir(save.path)
+    assert "DONE" in listed
+    assert "ERROR" not in listed
+
+
 @pytest.mark.parametrize("code", ["DEADLINE", "", "OK"])
 def test_a_save_that_a_journal_ends_with_an_unknown_status_is_sealed(
     code: str, tmp_path: pathlib.Path
 ) -> None:
-    save = Save(1, str(tmp_path), f"{tmp_path}.p", b"", "", failed=code, message="boom")
-    saves._seal(save)
-    status = text_format.Parse((tmp_path / "ERROR").read_text(), pb.StatusProto())
+    path = tmp_path / "save"
+    saves._seal(ended(path, failed=code, message="boom"))
+    status = text_format.Parse((path / "ERROR").read_text(), pb.StatusProto())
     assert status == pb.StatusProto(code=pb.UNKNOWN, message="boom")
 
 
