@@ -145,6 +145,7 @@ class Dispatcher:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+        await self.saves.close()
         await self.leadership.close()
         await self._journal.close()
 

@@ -281,10 +281,10 @@ class ForebayFace:
                 ),
                 wait_ms,
             )
-            streams = await dispatcher.saves.write(worker_id)
+            streams, are_all = await dispatcher.saves.write(worker_id)
             if worker_id not in state.workers:  # "no tasks" would have it drop what it has
                 raise Unavailable(f"worker {request.address} was given up meanwhile; beat again")
-            response.version = worker.version
+            response.version = worker.version if are_all else 0  # so that it asks again at once
             for task_id in sorted(worker.tasks):
                 task = state.tasks[task_id]
                 iteration = state.iterations[task.iteration_id]

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import pathlib
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from google.protobuf import text_format
 
 from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import commands as c
 from forebay.service.core.state import Save
 from forebay.service.dispatcher import saves
 from forebay.service.dispatcher.dispatcher import Dispatcher
@@ -164,6 +166,7 @@ def test_the_next_dispatcher_makes_up_for_what_was_decided(
     """It died after it had journaled, and before it wrote."""
     path, storage = tmp_path / "save", open_storage(str(tmp_path / "journal"))
     told: list[Any] = []
+    dead: list[str] = []
 
     async def whole(served: Served) -> None:
         if served.path not in served.dispatcher.state.save_at:
@@ -172,12 +175,13 @@ def test_the_next_dispatcher_makes_up_for_what_was_decided(
         while (got := await served.split())[1] is not None:
             told.append(got)
         await served.complete()
-        await until(lambda: (path / "DONE").exists() or served.dispatcher.stopped.is_set())
+        await until(lambda: (path / "DONE").exists() or bool(dead))
 
     real = getattr(saves, step)
 
     def dies(*args: Any) -> None:
         if step != "_write_splits" or (args[0] and "split_2" in args[0][-1].name):
+            dead.append(step)
             raise Died
         real(*args)
 
@@ -374,6 +378,138 @@ def test_what_goes_wrong_with_one_save_stops_nothing(
     serve(open_storage(str(tmp_path / "journal")), path, steps)
 
 
+class Hanging:
+    """One step of the work on files, at one save's directory."""
+
+    def __init__(self, step: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.goes_on = threading.Event()
+        self.hangs = threading.Event()
+        self.threads: list[str] = []
+        self._real, self._path = getattr(saves, step), path
+        monkeypatch.setattr(saves, step, self._work)
+        monkeypatch.setattr(saves, "READY_S", 0.01, raising=False)
+
+    def _work(self, *args: Any) -> None:
+        if any(self._path in (arg, getattr(arg, "path", None)) for arg in args):
+            self.threads.append(threading.current_thread().name)
+            self.hangs.set()
+            assert self.goes_on.wait(60)
+        self._real(*args)
+
+
+def test_a_directory_that_hangs_holds_up_its_own_stream_alone(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [f"{tmp_path}/{name}" for name in ("slow", "fast")]
+
+    async def steps(served: Served) -> None:
+        for path in paths:
+            await served.save(path)
+        hanging = Hanging("_own", paths[0], monkeypatch)
+        request = pb.WorkerHeartbeatRequest(worker_address="w:1", worker_uid=1)
+
+        async def beat() -> list[str]:
+            answer = await served.face.worker_heartbeat(request)
+            return [task.base_path for task in answer.snapshot_tasks]
+
+        try:
+            found: list[str] = []
+            while found != paths[1:]:
+                found = await beat()
+                assert paths[0] not in found
+            (thread,) = hanging.threads
+            assert thread.startswith("forebay-saves")
+        finally:
+            hanging.goes_on.set()
+        while found != paths:
+            found = await beat()
+
+    serve(open_storage(str(tmp_path / "journal")), tmp_path, steps)
+
+
+def test_a_directory_that_hangs_holds_up_the_end_of_no_other_save(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, fast = tmp_path / "slow", tmp_path / "fast"
+    hanging = Hanging("_seal", str(slow), monkeypatch)
+
+    async def steps(served: Served) -> None:
+        try:
+            for path in (slow, fast):
+                served.path = str(path)
+                await served.save()
+                save_id = served.dispatcher.state.save_at[served.path]
+                await served.dispatcher.execute(c.FailSave(save_id=save_id, code="X", message=""))
+            await until((fast / "ERROR").exists)
+            assert hanging.hangs.is_set()
+            assert not (slow / "ERROR").exists()
+        finally:
+            hanging.goes_on.set()
+        await until((slow / "ERROR").exists)
+
+    serve(open_storage(str(tmp_path / "journal")), tmp_path, steps)
+
+
+def ours(path: pathlib.Path) -> forebay_pb2.StartSaveRequest:
+    return forebay_pb2.StartSaveRequest(
+        request=ev.Request(caller="a", number=1),
+        path=str(path),
+        graph=SLICES.SerializeToString(),
+        sources=[ev.SplitSource(count=SIZE)],
+        metadata=METADATA.SerializeToString(),
+    )
+
+
+def test_who_goes_away_before_a_save_has_begun_leaves_nothing_half_done(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "save"
+    real = saves._prepare
+    prepares, goes_on = threading.Event(), threading.Event()
+
+    def prepare(*args: Any) -> None:
+        prepares.set()
+        assert goes_on.wait(60)
+        real(*args)
+
+    monkeypatch.setattr(saves, "_prepare", prepare)
+
+    async def steps(served: Served) -> None:
+        asking = asyncio.create_task(ForebayFace(served.dispatcher).start_save(ours(path)))
+        await until(prepares.is_set)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        goes_on.set()
+        await ForebayFace(served.dispatcher).start_save(ours(path))
+
+    serve(open_storage(str(tmp_path / "journal")), path, steps)
+    assert sorted(os.listdir(tmp_path)) == ["journal", "save"]
+
+
+def test_a_retry_takes_what_a_killed_dispatcher_had_prepared(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, storage = tmp_path / "save", open_storage(str(tmp_path / "journal"))
+    real = saves._prepare
+
+    def dies(*args: Any) -> None:
+        real(*args)
+        raise Died
+
+    async def steps(served: Served) -> None:
+        await ForebayFace(served.dispatcher).start_save(ours(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(saves, "_prepare", dies)
+        patched.setattr(saves, "_remove", lambda _: None)
+        with pytest.raises(Died):
+            serve(storage, path, steps)
+    assert list(tmp_path.glob("*.preparing"))
+    serve(storage, path, steps)
+    assert sorted(os.listdir(tmp_path)) == ["journal", "save"]
+
+
 def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "other").mkdir()
@@ -397,8 +533,8 @@ def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path: pathlib.Pa
         assert not served.dispatcher.state.save_at
         with pytest.raises(NotFound, match="does not know of a save"):
             await served.split()
-        ours = ForebayFace(served.dispatcher)
-        await ours.worker_heartbeat(forebay_pb2.WorkerHeartbeatRequest(address="o:1", uid=9))
+        face = ForebayFace(served.dispatcher)
+        await face.worker_heartbeat(forebay_pb2.WorkerHeartbeatRequest(address="o:1", uid=9))
         two = forebay_pb2.StartSaveRequest(
             path=f"{tmp_path}/s",
             graph=SLICES.SerializeToString(),
@@ -406,7 +542,7 @@ def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path: pathlib.Pa
             metadata=METADATA.SerializeToString(),
         )
         with pytest.raises(Unimplemented, match="of why"):
-            await ours.start_save(two)
+            await face.start_save(two)
 
     serve(open_storage(str(tmp_path / "journal")), tmp_path / "save", steps)
     assert sorted(os.listdir(tmp_path)) == ["file", "journal", "other"]
@@ -414,19 +550,12 @@ def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path: pathlib.Pa
 
 def test_a_retry_of_ours_begins_no_other_save(tmp_path: pathlib.Path) -> None:
     async def steps(served: Served) -> None:
-        ours = ForebayFace(served.dispatcher)
-        request = forebay_pb2.StartSaveRequest(
-            request=ev.Request(caller="a", number=1),
-            path=served.path,
-            graph=SLICES.SerializeToString(),
-            sources=[ev.SplitSource(count=SIZE)],
-            metadata=METADATA.SerializeToString(),
-        )
-        await asyncio.gather(ours.start_save(request), ours.start_save(request))
-        await ours.start_save(request)
+        face, request = ForebayFace(served.dispatcher), ours(pathlib.Path(served.path))
+        await asyncio.gather(face.start_save(request), face.start_save(request))
+        await face.start_save(request)
         request.request.number = 2
         with pytest.raises(AlreadyExists):
-            await ours.start_save(request)
+            await face.start_save(request)
         assert list(served.dispatcher.state.save_at) == [served.path]
 
     serve(open_storage(str(tmp_path / "journal")), tmp_path / "save", steps)
