@@ -43,7 +43,10 @@ from .saves import Saves
 log = logging.getLogger(__name__)
 
 _QUIET = frozenset(
-    {"splits_leased", "lease_begun", "lease_returned", "pass_started", "save_split_assigned"}
+    {
+        *("splits_leased", "lease_begun", "lease_returned", "pass_started"),
+        *("save_split_assigned", "chunk_committed"),
+    }
 )
 """Events that nobody waits for."""
 

@@ -32,8 +32,8 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS, source_size, split_value
 from ...storage.tfrecord import frame
 from ..core import commands as c
-from ..core.saves import CODES, find_save, is_absolute, streams_of
-from ..core.state import Save, Stream
+from ..core.saves import CODES, find_save, is_absolute, may_assign, streams_of
+from ..core.state import Save, Stream, Worker
 from ..errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -71,6 +71,14 @@ READY_S = 1.0
 
 RETRY_S = 5.0
 """How soon it is tried again to say in a directory that its save is over."""
+
+_MAY_FREE = frozenset(
+    {
+        *("save_started", "stream_assigned", "stream_completed", "save_finished", "save_failed"),
+        *("worker_registered", "worker_lost"),
+    }
+)
+"""Events without which no worker may write another stream than before."""
 
 _CODES = {
     errno.ENOSPC: "RESOURCE_EXHAUSTED",
@@ -112,6 +120,7 @@ class Saves:
         self._owners: dict[tuple[int, int], tuple[str, int]] = {}  # of streams, who may write
         self._written: dict[tuple[int, int], list[int]] = {}  # how many splits of each source
         self._sealed: set[int] = set()  # those whose directories say that they are over
+        self._changes = 0  # events that may have given a worker another stream
         self._ended = asyncio.Event()
         dispatcher.subscribe(self._see)
 
@@ -223,6 +232,20 @@ class Saves:
         ]
         return ready, len(ready) == len(found)
 
+    def watch(self, worker: Worker) -> Callable[[], bool]:
+        """Whether `write` has another stream for it; looks only if that can have changed."""
+        seen = -1
+
+        def may_write_more() -> bool:
+            nonlocal seen
+            if seen == self._changes:
+                return False
+            seen = self._changes
+            dispatcher = self._dispatcher
+            return may_assign(dispatcher.state, worker, dispatcher.options.most_saves_a_worker)
+
+        return may_write_more
+
     async def report(self, address: str, path: str, progress: tf.SnapshotTaskProgress) -> None:
         """What one of TensorFlow's workers says of a stream."""
         save_id = self._dispatcher.state.save_at.get(path, 0)
@@ -285,6 +308,7 @@ class Saves:
                 continue
 
     def _see(self, event: ev.Event) -> None:
+        self._changes += event.WhichOneof("event") in _MAY_FREE
         if event.HasField("save_finished") or event.HasField("save_failed"):
             self._ended.set()
 

@@ -510,6 +510,48 @@ def test_a_retry_takes_what_a_killed_dispatcher_had_prepared(
     assert sorted(os.listdir(tmp_path)) == ["journal", "save"]
 
 
+def test_a_waiting_worker_looks_for_a_stream_only_if_one_may_be_free(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[bool] = []
+    real = saves.may_assign
+
+    def look(*args: Any) -> bool:
+        looks.append(real(*args))
+        return looks[-1]
+
+    monkeypatch.setattr(saves, "may_assign", look)
+
+    async def steps(served: Served) -> None:
+        dispatcher, face = served.dispatcher, ForebayFace(served.dispatcher)
+        beat = forebay_pb2.WorkerHeartbeatRequest(address="w:1", uid=1)
+        version = (await face.worker_heartbeat(beat)).version
+        beat.MergeFrom(forebay_pb2.WorkerHeartbeatRequest(version=version, wait_ms=60_000))
+        looks.clear()
+        waiting = asyncio.create_task(face.worker_heartbeat(beat))
+        await until(lambda: bool(dispatcher._waiting))
+        for name in ("a", "b"):
+            await dispatcher.execute(
+                c.RegisterDataset(dataset_id=name, definition=ev.DatasetDefinition())
+            )
+        assert looks == [False]
+        await face.start_save(ours(tmp_path / "save"))
+        (stream,) = (await waiting).streams
+        assert looks == [False, True]
+        chunk = {"save_id": stream.save_id, "stream": 0, "elements": 1, "file": "f"}
+        told: list[str] = []
+
+        def told_all() -> bool:
+            told.append("")
+            return False
+
+        dispatcher._waiting[asyncio.get_running_loop().create_future()] = told_all
+        await dispatcher.execute(c.CommitChunk(worker_uid=1, chunk=0, **chunk))
+        assert not told, "nobody waits for a chunk"
+
+    serve(open_storage(str(tmp_path / "journal")), tmp_path, steps)
+
+
 def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "other").mkdir()
