@@ -447,6 +447,8 @@ def _indivisible(graph: bytes, sources: Sequence[ev.SplitSource]) -> str:
         return str(error)
     if min(map(source_size, sources), default=ENDLESS) == ENDLESS:
         return "its source has no end"
+    if doubts := definitions.nondeterministic(graph):  # else whoever goes on with one skips wrongly
+        return f"its elements may be others each time: {doubts[0]}"
     return ""
 
 

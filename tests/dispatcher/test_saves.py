@@ -552,6 +552,32 @@ def test_a_waiting_worker_looks_for_a_stream_only_if_one_may_be_free(
     serve(open_storage(str(tmp_path / "journal")), tmp_path, steps)
 
 
+def test_ours_save_no_dataset_whose_elements_may_be_others_each_time(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "save"
+    drawn = graph.GraphDef.FromString(SLICES.SerializeToString())
+    drawn.node.add(name="python", op="EagerPyFunc")
+    request = ours(path)
+    request.graph = drawn.SerializeToString()
+
+    async def steps(served: Served) -> None:
+        face = ForebayFace(served.dispatcher)
+        beat = forebay_pb2.WorkerHeartbeatRequest(address="o:1", uid=9)
+        await face.worker_heartbeat(beat)
+        with pytest.raises(
+            Unimplemented, match=r"'python' \(EagerPyFunc\) is a function in Python"
+        ):
+            await face.start_save(request)
+        assert not path.exists()
+        assert await served.beat() == []
+        await face.start_save(request)
+        assert not (await face.worker_heartbeat(beat)).streams
+        assert await served.beat() == [0]
+
+    serve(open_storage(str(tmp_path / "journal")), path, steps)
+
+
 def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "other").mkdir()
