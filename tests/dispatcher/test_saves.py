@@ -20,6 +20,7 @@ from google.protobuf import text_format
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
+from forebay.service.core.saves import may_assign
 from forebay.service.core.state import Save
 from forebay.service.dispatcher import saves
 from forebay.service.dispatcher.dispatcher import Dispatcher
@@ -514,10 +515,9 @@ def test_a_waiting_worker_looks_for_a_stream_only_if_one_may_be_free(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[bool] = []
-    real = saves.may_assign
 
     def look(*args: Any) -> bool:
-        looks.append(real(*args))
+        looks.append(may_assign(*args))
         return looks[-1]
 
     monkeypatch.setattr(saves, "may_assign", look)
@@ -538,7 +538,6 @@ def test_a_waiting_worker_looks_for_a_stream_only_if_one_may_be_free(
         await face.start_save(ours(tmp_path / "save"))
         (stream,) = (await waiting).streams
         assert looks == [False, True]
-        chunk = {"save_id": stream.save_id, "stream": 0, "elements": 1, "file": "f"}
         told: list[str] = []
 
         def told_all() -> bool:
@@ -546,7 +545,11 @@ def test_a_waiting_worker_looks_for_a_stream_only_if_one_may_be_free(
             return False
 
         dispatcher._waiting[asyncio.get_running_loop().create_future()] = told_all
-        await dispatcher.execute(c.CommitChunk(worker_uid=1, chunk=0, **chunk))
+        await dispatcher.execute(
+            c.CommitChunk(
+                save_id=stream.save_id, stream=0, worker_uid=1, chunk=0, elements=1, file="f"
+            )
+        )
         assert not told, "nobody waits for a chunk"
 
     serve(open_storage(str(tmp_path / "journal")), tmp_path, steps)
