@@ -8,6 +8,7 @@
     <path>/streams/stream_<stream>/owner_worker            the address of its worker
     <path>/streams/stream_<stream>/splits/source_<source>/repetition_<pass>/split_<local>_<global>
     <path>/streams/stream_<stream>/uncommitted_chunks/…    being written, to be renamed
+    <path>/forebay_save                      whose directory it is: no other program minds it
     <path>/DONE, ERROR                       how it ended; the error's StatusProto, as text
 
 Files appear whole: they are written beside their place, and renamed.
@@ -23,6 +24,7 @@ METADATA = "snapshot.metadata"
 SPEC = "dataset_spec.pb"
 DONE = "DONE"
 ERROR = "ERROR"
+IDENTITY = "forebay_save"
 
 
 def graph_file(path: str) -> str:

@@ -43,6 +43,17 @@ STREAMS = 8
 """An eighth of a worker's even share of a save is the least that a stream has."""
 
 
+CODES = frozenset(
+    {
+        *("CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND"),
+        *("ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION"),
+        *("ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"),
+        "UNAUTHENTICATED",
+    }
+)
+"""The canonical names of errors' statuses."""
+
+
 class StartSave(Command, frozen=True, kw_only=True):
     """→ SaveStarted, which is the answer."""
 
@@ -100,7 +111,7 @@ class FailSave(Command, frozen=True, kw_only=True):
     """→ SaveFailed, unless it is over. A worker says it only of a stream of its own."""
 
     save_id: int
-    code: str  # a canonical status name
+    code: str  # a status name; one that is not canonical becomes UNKNOWN
     message: str
     stream: int | None = None
     worker_address: str = ""
@@ -409,7 +420,9 @@ def _fail_save(state: State, command: FailSave) -> Decision:
 
 
 def failed(save: Save, code: str, message: str) -> ev.Event:
-    """The save ends with an error; `code` is a canonical status name."""
+    """The save ends with an error."""
+    if code not in CODES:
+        code, message = "UNKNOWN", f"{code}: {message}"
     event = ev.SaveFailed(save_id=save.save_id, code=code, message=message)
     return ev.Event(save_failed=event)
 
@@ -421,7 +434,7 @@ def _save_finished(state: State, event: ev.SaveFinished) -> None:
 
 def _save_failed(state: State, event: ev.SaveFailed) -> None:
     save = state.saves[event.save_id]
-    save.failed, save.message = event.code, event.message
+    save.failed, save.message = event.code or "UNKNOWN", event.message
     _end(state, event.save_id)
 
 

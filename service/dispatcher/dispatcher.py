@@ -43,7 +43,10 @@ from .saves import Saves
 log = logging.getLogger(__name__)
 
 _QUIET = frozenset(
-    {"splits_leased", "lease_begun", "lease_returned", "pass_started", "save_split_assigned"}
+    {
+        *("splits_leased", "lease_begun", "lease_returned", "pass_started"),
+        *("save_split_assigned", "chunk_committed"),
+    }
 )
 """Events that nobody waits for."""
 
@@ -145,6 +148,7 @@ class Dispatcher:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+        await self.saves.close()
         await self.leadership.close()
         await self._journal.close()
 

@@ -12,7 +12,6 @@ import grpc
 from ...journal.proto import events_pb2 as ev
 from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
-from ..core.saves import may_assign
 from ..core.state import Iteration, Save, Task, lease_caller
 from ..core.status import datasets, status
 from ..errors import InvalidArgument, NotFound, Unavailable
@@ -272,19 +271,19 @@ class ForebayFace:
             raise Unavailable(f"worker {request.address} was replaced; beat again")
         response = pb.WorkerHeartbeatResponse(worker_id=worker_id)
         with dispatcher.attendance.poll(worker_id):
-            most_saves = dispatcher.options.most_saves_a_worker
+            may_write_more = dispatcher.saves.watch(worker)
             await dispatcher.wait_until(
                 lambda: (
                     worker.version != request.version
                     or worker_id not in state.workers
-                    or may_assign(state, worker, most_saves)
+                    or may_write_more()
                 ),
                 wait_ms,
             )
-            streams = await dispatcher.saves.write(worker_id)
+            streams, are_all = await dispatcher.saves.write(worker_id)
             if worker_id not in state.workers:  # "no tasks" would have it drop what it has
                 raise Unavailable(f"worker {request.address} was given up meanwhile; beat again")
-            response.version = worker.version
+            response.version = worker.version if are_all else 0  # so that it asks again at once
             for task_id in sorted(worker.tasks):
                 task = state.tasks[task_id]
                 iteration = state.iterations[task.iteration_id]

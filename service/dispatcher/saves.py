@@ -12,15 +12,18 @@ what cannot be written is refused, and whoever finds the directory finds all tha
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
+import hashlib
 import logging
 import os
 import shutil
 import struct
 import uuid
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError
@@ -29,8 +32,8 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS, source_size, split_value
 from ...storage.tfrecord import frame
 from ..core import commands as c
-from ..core.saves import find_save, is_absolute, streams_of
-from ..core.state import Save, Stream
+from ..core.saves import CODES, find_save, is_absolute, may_assign, streams_of
+from ..core.state import Save, Stream, Worker
 from ..errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -45,6 +48,7 @@ from ..save_files import (
     CHUNKS,
     DONE,
     ERROR,
+    IDENTITY,
     METADATA,
     SPEC,
     graph_file,
@@ -59,8 +63,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 COMPRESSIONS = ("", "GZIP", "SNAPPY", "ZLIB")
+THREADS = 16
+"""As many saves can hang before others wait for them."""
+
+READY_S = 1.0
+"""How long a heartbeat waits for the file system: a stream that is not ready then comes later."""
+
 RETRY_S = 5.0
 """How soon it is tried again to say in a directory that its save is over."""
+
+_MAY_FREE = frozenset(
+    {
+        *("save_started", "stream_assigned", "stream_completed", "save_finished", "save_failed"),
+        *("worker_registered", "worker_lost"),
+    }
+)
+"""Events without which no worker may write another stream than before."""
 
 _CODES = {
     errno.ENOSPC: "RESOURCE_EXHAUSTED",
@@ -69,6 +87,7 @@ _CODES = {
     errno.EPERM: "PERMISSION_DENIED",
     errno.EROFS: "PERMISSION_DENIED",
 }
+_CODE_NAMES = {number: name for name, number in tf.Code.items()}
 
 # A split is a scalar int64 TensorProto: dtype 9, an empty shape, 8 bytes of tensor_content.
 _split = struct.Struct("<6sq").pack
@@ -87,16 +106,33 @@ class _SplitFile(NamedTuple):
 
 
 class Saves:
-    """Of one dispatcher. Everything but the files' work runs on its event loop."""
+    """Of one dispatcher. Everything but the files' work runs on its event loop.
+
+    That is done in threads of its own, and one at a time of a save: a file system that hangs holds
+    up neither reading nor other saves. Whoever waits for it may go away; it goes on.
+    """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._locks: dict[int, asyncio.Lock] = {}  # of each save that is being written
-        self._owners: dict[tuple[int, int], str] = {}  # as the files of streams say
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="forebay-saves")
+        self._tasks: dict[Hashable, asyncio.Task[Any]] = {}  # what goes on, by what it is for
+        self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by save
+        self._owners: dict[tuple[int, int], tuple[str, int]] = {}  # of streams, who may write
         self._written: dict[tuple[int, int], list[int]] = {}  # how many splits of each source
         self._sealed: set[int] = set()  # those whose directories say that they are over
+        self._changes = 0  # events that may have given a worker another stream
         self._ended = asyncio.Event()
         dispatcher.subscribe(self._see)
+
+    async def close(self) -> None:
+        """Leave what hangs."""
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=READY_S)
+        left = list(self._tasks.values())
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def start(
         self,
@@ -118,14 +154,27 @@ class Saves:
                 "Redis"
             )
         says = _metadata(metadata)
-        path, is_gone = await asyncio.to_thread(_look_at, path)
+        begin = partial(self._begin, path, graph, sources, says, request)
+        await asyncio.shield(self._once(request or object(), begin))
+
+    async def _begin(
+        self,
+        path: str,
+        graph: bytes,
+        sources: Sequence[ev.SplitSource],
+        metadata: tf.DistributedSnapshotMetadata,
+        request: tuple[str, int] | None,
+    ) -> None:
+        path, is_gone = await self._in_thread(_look_at, path)
         state = self._dispatcher.state
+        # A retry finds what another dispatcher has prepared.
+        unique = uuid.uuid4().hex if request is None else _digest(request)
         command = c.StartSave(
             request=request,
             path=path,
             definition=ev.DatasetDefinition(sources=sources),
-            metadata=metadata,
-            prepared=f"{path}.{uuid.uuid4().hex}.preparing",
+            metadata=metadata.SerializeToString(deterministic=True),
+            prepared=f"{path}.{unique}.preparing",
             indivisible=await asyncio.to_thread(_indivisible, graph, sources),
             is_gone=is_gone,
         )
@@ -139,36 +188,63 @@ class Saves:
             )
         else:
             try:
-                await asyncio.to_thread(_prepare, command.prepared, says, graph)
+                await self._in_thread(_prepare, command.prepared, metadata, graph)
                 started = await self._dispatcher.execute(command)
-                if started.prepared != command.prepared:  # another attempt was answered meanwhile
-                    await asyncio.to_thread(_remove, command.prepared)
             except OSError as error:
-                await asyncio.to_thread(_remove, command.prepared)
                 raise _cannot_write(path, error) from error
-            except Unavailable:  # perhaps it is decided
-                raise
-            except ForebayError:
-                await asyncio.to_thread(_remove, command.prepared)
-                raise
+            finally:
+                begun = state.saves.get(state.save_at.get(path, 0))
+                unused = begun is None or begun.prepared != command.prepared
+                # Once this one has stopped, it may be another dispatcher's.
+                if unused and not self._dispatcher.stopped.is_set():
+                    await self._in_thread(_remove, command.prepared)
         save = state.saves.get(started.save_id)
         if save is not None and not await self._follow(save) and save.failed:
             raise FailedPrecondition(save.message)
 
-    async def write(self, worker_id: int) -> list[tuple[Save, int]]:
+    async def write(self, worker_id: int) -> tuple[list[tuple[Save, int]], bool]:
         """What a worker shall write, perhaps a stream more than before: saves and the numbers of
-        their streams, whose directories are ready.
+        their streams, whose directories are ready; and whether these are all.
         """
         dispatcher, state = self._dispatcher, self._dispatcher.state
         if not state.saves:
-            return []
+            return [], True
         most = dispatcher.options.most_saves_a_worker
         await dispatcher.execute(c.AssignStream(worker_id=worker_id, most=most))
         worker = state.workers.get(worker_id)
         if worker is None:
-            return []
+            return [], True
+        tasks = [
+            self._once(
+                (save.save_id, number, _owner(save, number)), partial(self._follow, save, number)
+            )
+            for save, number in streams_of(state, worker)
+        ]
+        if tasks:
+            done, _ = await asyncio.wait(tasks, timeout=READY_S)
+            for task in done:
+                task.result()
         found = list(streams_of(state, worker))
-        return [(save, number) for save, number in found if await self._follow(save, number)]
+        ready = [
+            (save, number)
+            for save, number in found
+            if self._owners.get((save.save_id, number)) == _owner(save, number)
+        ]
+        return ready, len(ready) == len(found)
+
+    def watch(self, worker: Worker) -> Callable[[], bool]:
+        """Whether `write` has another stream for it; looks only if that can have changed."""
+        seen = -1
+
+        def may_write_more() -> bool:
+            nonlocal seen
+            if seen == self._changes:
+                return False
+            seen = self._changes
+            dispatcher = self._dispatcher
+            return may_assign(dispatcher.state, worker, dispatcher.options.most_saves_a_worker)
+
+        return may_write_more
 
     async def report(self, address: str, path: str, progress: tf.SnapshotTaskProgress) -> None:
         """What one of TensorFlow's workers says of a stream."""
@@ -182,7 +258,7 @@ class Saves:
             await self._dispatcher.execute(
                 c.FailSave(
                     save_id=save_id,
-                    code=tf.Code.Name(progress.status.code),
+                    code=_CODE_NAMES.get(progress.status.code, str(progress.status.code)),
                     message=progress.status.message,
                     stream=number,
                     worker_address=address,
@@ -203,7 +279,8 @@ class Saves:
                 worker_address=request.worker_address,
             )
         )
-        if save.save_id in state.ended_saves or not await self._follow(save, number):
+        follow = self._once(object(), partial(self._follow, save, number))
+        if not await asyncio.shield(follow):
             raise FailedPrecondition(f"the save at {save.path} is over")
         response = tf.GetSnapshotSplitResponse(local_split_index=assigned)
         if event is None:
@@ -215,9 +292,8 @@ class Saves:
 
     async def follow(self) -> None:
         """Until it is cancelled, say in the directories of saves that are over how they ended."""
-        with contextlib.suppress(Unavailable):  # else once a worker asks
-            for save in list(self._dispatcher.state.saves.values()):
-                await self._follow(save)
+        for save in list(self._dispatcher.state.saves.values()):
+            self._once(save.save_id, partial(self._follow, save))
         while True:
             self._ended.clear()
             try:
@@ -232,6 +308,7 @@ class Saves:
                 continue
 
     def _see(self, event: ev.Event) -> None:
+        self._changes += event.WhichOneof("event") in _MAY_FREE
         if event.HasField("save_finished") or event.HasField("save_failed"):
             self._ended.set()
 
@@ -239,21 +316,31 @@ class Saves:
         """Whether some directory could not be written."""
         ended = self._dispatcher.state.ended_saves
         self._sealed &= ended.keys()
-        for save in [save for save in ended.values() if save.save_id not in self._sealed]:
-            self._locks.pop(save.save_id, None)
-            for key in [key for key in self._owners if key[0] == save.save_id]:
-                del self._owners[key], self._written[key]
+        tasks = [
+            self._once(("seal", save.save_id), partial(self._seal, save))
+            for save in ended.values()
+            if save.save_id not in self._sealed
+        ]
+        if tasks:
+            await asyncio.wait(tasks, timeout=READY_S)
+        return not self._sealed >= ended.keys()
+
+    async def _seal(self, save: Save) -> None:
+        async with self._lock(save):
             try:
-                await asyncio.to_thread(_seal, save)
+                await self._in_thread(_seal, save)
             except OSError as error:
                 log.error("that the save at %s is over cannot be said there: %s", save.path, error)
-                continue
+                return
+            except Exception:  # a bug, which is this save's alone
+                log.exception("that the save at %s is over cannot be said there", save.path)
             self._sealed.add(save.save_id)
-            if save.failed:
-                log.error("the save at %s failed: %s: %s", save.path, save.failed, save.message)
-            else:
-                log.info("the save at %s is finished", save.path)
-        return not self._sealed >= ended.keys()
+            for key in [key for key in self._owners if key[0] == save.save_id]:
+                del self._owners[key], self._written[key]
+        if save.failed:
+            log.error("the save at %s failed: %s: %s", save.path, save.failed, save.message)
+        else:
+            log.info("the save at %s is finished", save.path)
 
     async def _follow(self, save: Save, number: int | None = None) -> bool:
         """Bring the save's directory, and of one stream what is there, up to what has been decided.
@@ -261,24 +348,24 @@ class Saves:
         If that cannot be, the save fails. Whether it is still being written.
         """
         state, save_id = self._dispatcher.state, save.save_id
-        async with self._locks.setdefault(save_id, asyncio.Lock()):
-            stream = None if number is None else save.streams[number]
-            owner, files, counts = "", [], []
-            if number is not None and stream is not None and save.stock and not stream.completed:
-                owner = stream.address
-                files = self._lacking(save, number, stream)
-                counts = [source.assigned for source in stream.sources]
+        async with self._lock(save):
+            owner, files, counts = ("", 0), [], []
+            if number is not None and save_id in state.saves:
+                stream, owner = save.streams[number], _owner(save, number)
+                if save.stock and not stream.completed:
+                    files = self._lacking(save, number, stream)
+                    counts = [source.assigned for source in stream.sources]
             # Nothing may be in the directory that the journal does not have.
             await self._dispatcher.settled()
             if save_id not in state.saves:
                 return False
             try:
-                await asyncio.to_thread(_place, save.prepared, save.path)
-                if number is not None and owner:
-                    key = save_id, number
-                    if self._owners.get(key) != owner:
-                        await asyncio.to_thread(_own, save.path, number, len(counts), owner)
-                    await asyncio.to_thread(_write_splits, files)
+                await self._in_thread(_place, save.prepared, save.path)
+                if number is not None:
+                    key, address = (save_id, number), owner[0]
+                    if counts and self._owners.get(key) != owner:
+                        await self._in_thread(_own, save.path, number, len(counts), address)
+                    await self._in_thread(_write_splits, files)
                     self._owners[key], self._written[key] = owner, counts
                 return True
             except OSError as error:
@@ -286,6 +373,27 @@ class Saves:
                 code = _CODES.get(error.errno or 0, "FAILED_PRECONDITION")
         await self._dispatcher.execute(c.FailSave(save_id=save_id, code=code, message=reason))
         return False
+
+    def _lock(self, save: Save) -> asyncio.Lock:
+        return self._locks.setdefault(save.save_id, asyncio.Lock())
+
+    def _once(
+        self, key: Hashable, work: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> asyncio.Task[Any]:
+        """The task of this key, which goes on when nobody waits for it any more."""
+        if (task := self._tasks.get(key)) is None:
+            task = self._tasks[key] = asyncio.create_task(work(), name="forebay-save")
+            task.add_done_callback(partial(self._done, key))
+        return task
+
+    def _done(self, key: Hashable, task: asyncio.Task[Any]) -> None:
+        del self._tasks[key]
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, ForebayError):  # a bug; perhaps nobody waits
+            log.error("the file work of a save failed", exc_info=error)
+
+    async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
     def _lacking(self, save: Save, number: int, stream: Stream) -> list[_SplitFile]:
         """The files of splits that this dispatcher has not written, or looked at, yet."""
@@ -309,6 +417,15 @@ class Saves:
         return found
 
 
+def _owner(save: Save, number: int) -> tuple[str, int]:
+    stream = save.streams[number]
+    return stream.address, stream.uid
+
+
+def _digest(request: tuple[str, int]) -> str:
+    return hashlib.sha256(repr(request).encode()).hexdigest()[:32]
+
+
 def _metadata(data: bytes) -> tf.DistributedSnapshotMetadata:
     try:
         metadata = tf.DistributedSnapshotMetadata.FromString(data)
@@ -330,6 +447,8 @@ def _indivisible(graph: bytes, sources: Sequence[ev.SplitSource]) -> str:
         return str(error)
     if min(map(source_size, sources), default=ENDLESS) == ENDLESS:
         return "its source has no end"
+    if doubts := definitions.nondeterministic(graph):  # else whoever goes on with one skips wrongly
+        return f"its elements may be others each time: {doubts[0]}"
     return ""
 
 
@@ -354,8 +473,9 @@ def _look_at(path: str) -> tuple[str, bool]:
 
 def _prepare(path: str, metadata: tf.DistributedSnapshotMetadata, graph: bytes) -> None:
     """A directory with all that a save has before its first stream."""
-    os.makedirs(f"{path}/{CHUNKS}")
-    os.makedirs(f"{path}/streams")
+    os.makedirs(f"{path}/{CHUNKS}", exist_ok=True)
+    os.makedirs(f"{path}/streams", exist_ok=True)
+    write_whole(f"{path}/{IDENTITY}", path.encode())
     write_whole(f"{path}/{METADATA}", text_format.MessageToString(metadata).encode())
     write_whole(f"{path}/{SPEC}", metadata.element_spec)
     write_whole(graph_file(path), tf.DatasetDef(graph=graph).SerializeToString())
@@ -366,10 +486,21 @@ def _remove(path: str) -> None:
 
 
 def _place(prepared: str, path: str) -> None:
-    if os.path.lexists(prepared):
-        os.rename(prepared, path)
-    elif not os.path.isdir(path):
-        raise FileNotFoundError(errno.ENOENT, "the directory is gone", path)
+    if _has(path, prepared):
+        return
+    if not os.path.lexists(prepared):
+        gone = "the save's directory is gone, or another one is there now"
+        raise FileNotFoundError(errno.ENOENT, gone, path)
+    os.rename(prepared, path)
+
+
+def _has(path: str, prepared: str) -> bool:
+    """Whether the save that was prepared there is at the path, and not somebody else's files."""
+    try:
+        with open(f"{path}/{IDENTITY}", "rb") as file:
+            return file.read() == prepared.encode()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _own(path: str, stream: int, sources: int, address: str) -> None:
@@ -391,11 +522,17 @@ def _write_splits(files: list[_SplitFile]) -> None:
 
 
 def _seal(save: Save) -> None:
+    path = save.path
     if os.path.lexists(save.prepared):
-        _remove(save.prepared)  # what is at the path, if anything is, belongs to somebody else
-    elif os.path.isdir(save.path) and save.finished:
-        if not os.path.exists(f"{save.path}/{DONE}"):
-            write_whole(f"{save.path}/{DONE}", b"")
-    elif os.path.isdir(save.path) and not os.path.exists(f"{save.path}/{ERROR}"):
-        status = tf.StatusProto(code=save.failed, message=save.message)
-        write_whole(f"{save.path}/{ERROR}", text_format.MessageToString(status).encode())
+        _remove(save.prepared)
+    if not _has(path, save.prepared):
+        if os.path.lexists(path):
+            log.warning("what is at %s now is not the save that has ended, and is left alone", path)
+    elif save.finished:
+        if not os.path.exists(f"{path}/{DONE}"):
+            write_whole(f"{path}/{DONE}", b"")
+    # After a repair, the journal may lack the end of a save that had been finished, and said so.
+    elif not os.path.exists(f"{path}/{DONE}") and not os.path.exists(f"{path}/{ERROR}"):
+        code = save.failed if save.failed in CODES else "UNKNOWN"
+        status = tf.StatusProto(code=code, message=save.message)
+        write_whole(f"{path}/{ERROR}", text_format.MessageToString(status).encode())

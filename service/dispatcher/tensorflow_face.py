@@ -280,7 +280,7 @@ class TensorFlowFace:
         saves = self._dispatcher.saves
         for path, progress in request.snapshot_task_progress.items():
             await saves.report(request.worker_address, path, progress)
-        streams = await saves.write(worker_id)
+        streams, _ = await saves.write(worker_id)
         worker = self._dispatcher.state.workers.get(worker_id)
         if worker is None:
             raise Unavailable(f"worker {request.worker_address} was replaced; beat again")

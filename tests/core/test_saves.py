@@ -33,6 +33,15 @@ STARTED = {"path": "/s", "metadata": b"m", "prepared": "/s.p"}
 TEN = ev.DatasetDefinition(sources=[ev.SplitSource(count=10)])
 
 
+@pytest.mark.parametrize("code", ["DEADLINE", "", "OK"])
+def test_what_is_no_canonical_status_is_unknown(code: str) -> None:
+    given = Saves()
+    save = given.start()
+    given.when(c.FailSave(save_id=save.save_id, code=code, message="boom"))
+    assert (save.failed, save.message) == ("UNKNOWN", f"{code}: boom")
+    assert status(given.state)["saves"][0]["state"] == "failed"
+
+
 class Saves(Given):
     def start(self, path: str = "/s", sizes: tuple[int, ...] = (10,), **more: Any) -> Save:
         sources = [ev.SplitSource(count=size) for size in sizes]

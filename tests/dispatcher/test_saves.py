@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import pathlib
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -18,6 +19,9 @@ import pytest
 from google.protobuf import text_format
 
 from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import commands as c
+from forebay.service.core.saves import may_assign
+from forebay.service.core.state import Save
 from forebay.service.dispatcher import saves
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.forebay_face import ForebayFace
@@ -49,8 +53,8 @@ SLICES = graph.GraphDef(
 SLICES.node[0].attr["value"].tensor.tensor_shape.dim.add(size=SIZE)
 
 
-class Died(Exception):
-    """kill -9, in the midst of a request."""
+class Died(BaseException):
+    """kill -9, in the midst of a request: nothing handles it."""
 
 
 class Served:
@@ -124,8 +128,9 @@ def test_the_directory_is_tensorflows(tmp_path: pathlib.Path) -> None:
         stored = pb.DatasetDef.FromString((path / "dataset_def.proto").read_bytes())
         assert graph.GraphDef.FromString(stored.graph) == SLICES
         assert sorted(os.listdir(path)) == [
-            "chunks", "dataset_def.proto", "dataset_spec.pb", "snapshot.metadata", "streams",
-        ]  # fmt: skip
+            *("chunks", "dataset_def.proto", "dataset_spec.pb", "forebay_save"),
+            *("snapshot.metadata", "streams"),
+        ]
         assert (await served.beat(), await served.beat(2)) == ([0], [1])
         assert (path / "streams/stream_1/owner_worker").read_text() == "w:2"
         got = [await served.split(), await served.split(2, 1), await served.split(2, 1)]
@@ -162,6 +167,7 @@ def test_the_next_dispatcher_makes_up_for_what_was_decided(
     """It died after it had journaled, and before it wrote."""
     path, storage = tmp_path / "save", open_storage(str(tmp_path / "journal"))
     told: list[Any] = []
+    dead: list[str] = []
 
     async def whole(served: Served) -> None:
         if served.path not in served.dispatcher.state.save_at:
@@ -170,12 +176,13 @@ def test_the_next_dispatcher_makes_up_for_what_was_decided(
         while (got := await served.split())[1] is not None:
             told.append(got)
         await served.complete()
-        await until(lambda: (path / "DONE").exists() or served.dispatcher.stopped.is_set())
+        await until(lambda: (path / "DONE").exists() or bool(dead))
 
     real = getattr(saves, step)
 
     def dies(*args: Any) -> None:
         if step != "_write_splits" or (args[0] and "split_2" in args[0][-1].name):
+            dead.append(step)
             raise Died
         real(*args)
 
@@ -271,6 +278,309 @@ def test_an_error_of_a_worker_ends_the_save(tmp_path: pathlib.Path) -> None:
     serve(open_storage(str(tmp_path / "journal")), path, steps)
 
 
+def ended(path: pathlib.Path, **how: Any) -> Save:
+    """One whose directory is at the path."""
+    save = Save(1, str(path), f"{path}.p", b"", "", **how)
+    saves._prepare(save.prepared, METADATA, b"")
+    os.rename(save.prepared, path)
+    return save
+
+
+@pytest.mark.parametrize("how", [{"finished": True}, {"failed": "INTERNAL"}])
+def test_what_took_the_place_of_an_ended_save_is_left_alone(
+    how: dict[str, Any], tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "save"
+    save = ended(path, **how)
+    saves._remove(save.path)
+    saves._seal(save)
+    assert not caplog.records
+    saves._prepare(f"{path}.other", METADATA, b"")
+    os.rename(f"{path}.other", path)
+    saves._seal(save)
+    assert not {"DONE", "ERROR"} & set(os.listdir(path))
+    assert f"what is at {path} now is not the save" in caplog.text
+
+
+def test_another_directory_in_a_saves_place_ends_it(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "save"
+
+    async def steps(served: Served) -> None:
+        await served.save()
+        assert await served.beat() == [0]
+        saves._remove(str(path))
+        path.mkdir()
+        assert await served.beat() == []
+        (save,) = served.dispatcher.state.ended_saves.values()
+        assert f"is gone, or another one is there now ({path})" in save.message
+
+    serve(open_storage(str(tmp_path / "journal")), path, steps)
+    assert os.listdir(path) == []
+
+
+def test_a_repair_does_not_spoil_a_save_that_was_finished(tmp_path: pathlib.Path) -> None:
+    """Its end is in the directory, and no longer in the journal."""
+    save = ended(tmp_path / "save", finished=True)
+    saves._seal(save)
+    save.finished, save.failed = False, "DATA_LOSS"
+    saves._seal(save)
+    listed = os.listdir(save.path)
+    assert "DONE" in listed
+    assert "ERROR" not in listed
+
+
+@pytest.mark.parametrize("code", ["DEADLINE", "", "OK"])
+def test_a_save_that_a_journal_ends_with_an_unknown_status_is_sealed(
+    code: str, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "save"
+    saves._seal(ended(path, failed=code, message="boom"))
+    status = text_format.Parse((path / "ERROR").read_text(), pb.StatusProto())
+    assert status == pb.StatusProto(code=pb.UNKNOWN, message="boom")
+
+
+def test_a_worker_may_say_a_status_that_nobody_knows(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "save"
+
+    async def steps(served: Served) -> None:
+        await served.save()
+        await served.beat()
+        failed = pb.StatusProto(code=99, message="boom")  # type: ignore[arg-type]
+        assert await served.beat(status=failed) == []
+        await until((path / "ERROR").exists)
+        status = text_format.Parse((path / "ERROR").read_text(), pb.StatusProto())
+        assert status == pb.StatusProto(code=pb.UNKNOWN, message="99: boom")
+
+    serve(open_storage(str(tmp_path / "journal")), path, steps)
+
+
+def test_what_goes_wrong_with_one_save_stops_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "save"
+    real = saves._seal
+
+    def seal(save: Save, *more: Any) -> None:
+        if save.path == f"{path}":
+            raise ValueError
+        real(save, *more)
+
+    monkeypatch.setattr(saves, "_seal", seal)
+
+    async def steps(served: Served) -> None:
+        for at in (str(path), f"{path}2"):
+            served.path = at
+            await served.save()
+            await served.beat()
+            await served.beat(status=pb.StatusProto(code=pb.INTERNAL))
+        await until((tmp_path / "save2" / "ERROR").exists)
+        assert not served.dispatcher.stopped.is_set()
+
+    serve(open_storage(str(tmp_path / "journal")), path, steps)
+
+
+class Hanging:
+    """One step of the work on files, at one save's directory."""
+
+    def __init__(self, step: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.goes_on = threading.Event()
+        self.hangs = threading.Event()
+        self.threads: list[str] = []
+        self._real, self._path = getattr(saves, step), path
+        monkeypatch.setattr(saves, step, self._work)
+        monkeypatch.setattr(saves, "READY_S", 0.01, raising=False)
+
+    def _work(self, *args: Any) -> None:
+        if any(self._path in (arg, getattr(arg, "path", None)) for arg in args):
+            self.threads.append(threading.current_thread().name)
+            self.hangs.set()
+            assert self.goes_on.wait(60)
+        self._real(*args)
+
+
+def test_a_directory_that_hangs_holds_up_its_own_stream_alone(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [f"{tmp_path}/{name}" for name in ("slow", "fast")]
+
+    async def steps(served: Served) -> None:
+        for path in paths:
+            await served.save(path)
+        hanging = Hanging("_own", paths[0], monkeypatch)
+        request = pb.WorkerHeartbeatRequest(worker_address="w:1", worker_uid=1)
+
+        async def beat() -> list[str]:
+            answer = await served.face.worker_heartbeat(request)
+            return [task.base_path for task in answer.snapshot_tasks]
+
+        try:
+            found: list[str] = []
+            while found != paths[1:]:
+                found = await beat()
+                assert paths[0] not in found
+            (thread,) = hanging.threads
+            assert thread.startswith("forebay-saves")
+        finally:
+            hanging.goes_on.set()
+        while found != paths:
+            found = await beat()
+
+    serve(open_storage(str(tmp_path / "journal")), tmp_path, steps)
+
+
+def test_a_directory_that_hangs_holds_up_the_end_of_no_other_save(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, fast = tmp_path / "slow", tmp_path / "fast"
+    hanging = Hanging("_seal", str(slow), monkeypatch)
+
+    async def steps(served: Served) -> None:
+        try:
+            for path in (slow, fast):
+                served.path = str(path)
+                await served.save()
+                save_id = served.dispatcher.state.save_at[served.path]
+                await served.dispatcher.execute(c.FailSave(save_id=save_id, code="X", message=""))
+            await until((fast / "ERROR").exists)
+            assert hanging.hangs.is_set()
+            assert not (slow / "ERROR").exists()
+        finally:
+            hanging.goes_on.set()
+        await until((slow / "ERROR").exists)
+
+    serve(open_storage(str(tmp_path / "journal")), tmp_path, steps)
+
+
+def ours(path: pathlib.Path) -> forebay_pb2.StartSaveRequest:
+    return forebay_pb2.StartSaveRequest(
+        request=ev.Request(caller="a", number=1),
+        path=str(path),
+        graph=SLICES.SerializeToString(),
+        sources=[ev.SplitSource(count=SIZE)],
+        metadata=METADATA.SerializeToString(),
+    )
+
+
+def test_who_goes_away_before_a_save_has_begun_leaves_nothing_half_done(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "save"
+    real = saves._prepare
+    prepares, goes_on = threading.Event(), threading.Event()
+
+    def prepare(*args: Any) -> None:
+        prepares.set()
+        assert goes_on.wait(60)
+        real(*args)
+
+    monkeypatch.setattr(saves, "_prepare", prepare)
+
+    async def steps(served: Served) -> None:
+        asking = asyncio.create_task(ForebayFace(served.dispatcher).start_save(ours(path)))
+        await until(prepares.is_set)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        goes_on.set()
+        await ForebayFace(served.dispatcher).start_save(ours(path))
+
+    serve(open_storage(str(tmp_path / "journal")), path, steps)
+    assert sorted(os.listdir(tmp_path)) == ["journal", "save"]
+
+
+def test_a_retry_takes_what_a_killed_dispatcher_had_prepared(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, storage = tmp_path / "save", open_storage(str(tmp_path / "journal"))
+    real = saves._prepare
+
+    def dies(*args: Any) -> None:
+        real(*args)
+        raise Died
+
+    async def steps(served: Served) -> None:
+        await ForebayFace(served.dispatcher).start_save(ours(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(saves, "_prepare", dies)
+        patched.setattr(saves, "_remove", lambda _: None)
+        with pytest.raises(Died):
+            serve(storage, path, steps)
+    assert list(tmp_path.glob("*.preparing"))
+    serve(storage, path, steps)
+    assert sorted(os.listdir(tmp_path)) == ["journal", "save"]
+
+
+def test_a_waiting_worker_looks_for_a_stream_only_if_one_may_be_free(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[bool] = []
+
+    def look(*args: Any) -> bool:
+        looks.append(may_assign(*args))
+        return looks[-1]
+
+    monkeypatch.setattr(saves, "may_assign", look)
+
+    async def steps(served: Served) -> None:
+        dispatcher, face = served.dispatcher, ForebayFace(served.dispatcher)
+        beat = forebay_pb2.WorkerHeartbeatRequest(address="w:1", uid=1)
+        version = (await face.worker_heartbeat(beat)).version
+        beat.MergeFrom(forebay_pb2.WorkerHeartbeatRequest(version=version, wait_ms=60_000))
+        looks.clear()
+        waiting = asyncio.create_task(face.worker_heartbeat(beat))
+        await until(lambda: bool(dispatcher._waiting))
+        for name in ("a", "b"):
+            await dispatcher.execute(
+                c.RegisterDataset(dataset_id=name, definition=ev.DatasetDefinition())
+            )
+        assert looks == [False]
+        await face.start_save(ours(tmp_path / "save"))
+        (stream,) = (await waiting).streams
+        assert looks == [False, True]
+        told: list[str] = []
+
+        def told_all() -> bool:
+            told.append("")
+            return False
+
+        dispatcher._waiting[asyncio.get_running_loop().create_future()] = told_all
+        await dispatcher.execute(
+            c.CommitChunk(
+                save_id=stream.save_id, stream=0, worker_uid=1, chunk=0, elements=1, file="f"
+            )
+        )
+        assert not told, "nobody waits for a chunk"
+
+    serve(open_storage(str(tmp_path / "journal")), tmp_path, steps)
+
+
+def test_ours_save_no_dataset_whose_elements_may_be_others_each_time(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "save"
+    drawn = graph.GraphDef.FromString(SLICES.SerializeToString())
+    drawn.node.add(name="python", op="EagerPyFunc")
+    request = ours(path)
+    request.graph = drawn.SerializeToString()
+
+    async def steps(served: Served) -> None:
+        face = ForebayFace(served.dispatcher)
+        beat = forebay_pb2.WorkerHeartbeatRequest(address="o:1", uid=9)
+        await face.worker_heartbeat(beat)
+        with pytest.raises(
+            Unimplemented, match=r"'python' \(EagerPyFunc\) is a function in Python"
+        ):
+            await face.start_save(request)
+        assert not path.exists()
+        assert await served.beat() == []
+        await face.start_save(request)
+        assert not (await face.worker_heartbeat(beat)).streams
+        assert await served.beat() == [0]
+
+    serve(open_storage(str(tmp_path / "journal")), path, steps)
+
+
 def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "other").mkdir()
@@ -294,8 +604,8 @@ def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path: pathlib.Pa
         assert not served.dispatcher.state.save_at
         with pytest.raises(NotFound, match="does not know of a save"):
             await served.split()
-        ours = ForebayFace(served.dispatcher)
-        await ours.worker_heartbeat(forebay_pb2.WorkerHeartbeatRequest(address="o:1", uid=9))
+        face = ForebayFace(served.dispatcher)
+        await face.worker_heartbeat(forebay_pb2.WorkerHeartbeatRequest(address="o:1", uid=9))
         two = forebay_pb2.StartSaveRequest(
             path=f"{tmp_path}/s",
             graph=SLICES.SerializeToString(),
@@ -303,7 +613,7 @@ def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path: pathlib.Pa
             metadata=METADATA.SerializeToString(),
         )
         with pytest.raises(Unimplemented, match="of why"):
-            await ours.start_save(two)
+            await face.start_save(two)
 
     serve(open_storage(str(tmp_path / "journal")), tmp_path / "save", steps)
     assert sorted(os.listdir(tmp_path)) == ["file", "journal", "other"]
@@ -311,19 +621,12 @@ def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path: pathlib.Pa
 
 def test_a_retry_of_ours_begins_no_other_save(tmp_path: pathlib.Path) -> None:
     async def steps(served: Served) -> None:
-        ours = ForebayFace(served.dispatcher)
-        request = forebay_pb2.StartSaveRequest(
-            request=ev.Request(caller="a", number=1),
-            path=served.path,
-            graph=SLICES.SerializeToString(),
-            sources=[ev.SplitSource(count=SIZE)],
-            metadata=METADATA.SerializeToString(),
-        )
-        await asyncio.gather(ours.start_save(request), ours.start_save(request))
-        await ours.start_save(request)
+        face, request = ForebayFace(served.dispatcher), ours(pathlib.Path(served.path))
+        await asyncio.gather(face.start_save(request), face.start_save(request))
+        await face.start_save(request)
         request.request.number = 2
         with pytest.raises(AlreadyExists):
-            await ours.start_save(request)
+            await face.start_save(request)
         assert list(served.dispatcher.state.save_at) == [served.path]
 
     serve(open_storage(str(tmp_path / "journal")), tmp_path / "save", steps)

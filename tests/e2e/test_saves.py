@@ -13,9 +13,19 @@ from forebay import service
 from ..cluster import WorkerProcess
 from ..standbys import wait_until
 from ..stock import DispatcherProcess, stock_workers
-from .test_given_up import slow
 
 ELEMENTS = 300
+
+
+def slow(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Some milliseconds an element, in C++, without a clock: what reads one is not saved."""
+
+    def count(x: tf.Tensor) -> tf.Tensor:
+        loop = tf.while_loop(lambda i: i < 3_000, lambda i: [i + 1], [0])
+        with tf.control_dependencies(loop):
+            return tf.identity(x)
+
+    return dataset.map(count)
 
 
 def test_stock_clients_and_workers_and_a_dispatcher_that_dies(tmp_path: pathlib.Path) -> None:
