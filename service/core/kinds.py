@@ -23,6 +23,9 @@ class Shared:
     ends_with_its_consumers = False
     """Whether its tasks end when the last consumer leaves. If not, they wait for the next one."""
 
+    is_for_one_kind_of_consumers = False
+    """Whether TensorFlow's and Forebay's cannot read it together."""
+
     stays_listed = False
     """Whether consumers ask for a task whose worker is lost, until they agree to do without it."""
 
@@ -129,6 +132,9 @@ class Coordinated(Shared):
 
     ends_with_its_consumers = True
     """Those that come count from round 0."""
+
+    is_for_one_kind_of_consumers = True
+    """They ask differently to do without a task, and wait for each other in each round."""
 
     stays_listed = True
 

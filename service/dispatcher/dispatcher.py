@@ -39,6 +39,7 @@ from .attendance import Attendance
 from .leadership import Leadership
 from .options import DispatcherOptions
 from .saves import Saves
+from .task_removal import TaskRemovals
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class Dispatcher:
         self.leadership = Leadership(writer, on_lost=self._journal_failed)
         self.attendance = Attendance(self)
         self._keeper: asyncio.Task[None] | None = None
+        self.removals = TaskRemovals(self)
         self.saves = Saves(self)
         self._saver: asyncio.Task[None] | None = None
 

@@ -21,7 +21,6 @@ from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
 from .answering import Function, answering
 from .dispatcher import Dispatcher
-from .task_removal import TaskRemovals
 
 SERVICE = "forebay.v1.Dispatcher"
 MAX_WAIT_MS = 30_000
@@ -63,7 +62,6 @@ class ForebayFace:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._removals = TaskRemovals(dispatcher)
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The service, for a grpc.aio server."""
@@ -218,7 +216,7 @@ class ForebayFace:
             )
         )
         for held in report.held:
-            await self._removals.hold(held, report.consumer_index)
+            await self._dispatcher.removals.hold(held, report.consumer_index)
 
     def _task_info(self, task: Task) -> pb.TaskInfo:
         info = pb.TaskInfo(

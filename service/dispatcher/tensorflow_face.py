@@ -37,7 +37,6 @@ from .answering import Function, answering
 from .dispatcher import Dispatcher
 from .saves import split_tensor
 from .task_pusher import TaskPusher
-from .task_removal import TaskRemovals
 
 SERVICE = "tensorflow.data.DispatcherService"
 PROTOCOL_VERSION = 9
@@ -68,7 +67,6 @@ class TensorFlowFace:
         mode = dispatcher.options.deployment_mode or "UNSPECIFIED"
         self._deployment_mode = f"DEPLOYMENT_MODE_{mode}"
         self._pusher = TaskPusher(dispatcher, self._task_def)
-        self._removals = TaskRemovals(dispatcher)
         dispatcher.subscribe(self._see)
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
@@ -186,7 +184,7 @@ class TensorFlowFace:
         self, request: pb.GetOrCreateIterationRequest
     ) -> pb.GetOrCreateIterationResponse:
         joined: ev.ConsumerJoined = await self._dispatcher.execute(
-            c.JoinIteration(job_id=request.job_id, epoch=request.repetition)
+            c.JoinIteration(job_id=request.job_id, epoch=request.repetition, stock=True)
         )
         self._dispatcher.attendance.expects(joined.consumer_id)
         iteration = self._dispatcher.state.iterations.get(joined.iteration_id)
@@ -256,7 +254,9 @@ class TensorFlowFace:
     async def maybe_remove_task(
         self, request: pb.MaybeRemoveTaskRequest
     ) -> pb.MaybeRemoveTaskResponse:
-        removed = await self._removals.ask(request.task_id, request.consumer_index, request.round)
+        removed = await self._dispatcher.removals.ask(
+            request.task_id, request.consumer_index, request.round
+        )
         return pb.MaybeRemoveTaskResponse(removed=removed)
 
     # -- workers and tasks -----------------------------------------------------------------------

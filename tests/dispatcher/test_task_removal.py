@@ -10,7 +10,11 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.dispatcher import task_removal
 from forebay.service.dispatcher.dispatcher import Dispatcher
-from forebay.service.dispatcher.task_removal import TaskRemovals
+from forebay.service.dispatcher.forebay_face import ForebayFace
+from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
+from forebay.service.errors import FailedPrecondition
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.proto import tf_service_pb2 as tf
 from forebay.storage import MemoryStorage
 
 from .leading import run_dispatcher
@@ -33,7 +37,7 @@ def test_whose_patience_ends_while_a_removal_is_being_journaled_is_told_of_it(
 ) -> None:
     async def slow(dispatcher: Dispatcher) -> None:
         task_id = await begin(dispatcher)
-        removals, durable = TaskRemovals(dispatcher), dispatcher._durable
+        removals, durable = dispatcher.removals, dispatcher._durable
 
         async def durable_later() -> None:
             await asyncio.sleep(0.5)
@@ -45,3 +49,21 @@ def test_whose_patience_ends_while_a_removal_is_being_journaled_is_told_of_it(
         assert await asyncio.gather(*asked) == [True, True]
 
     run_dispatcher(MemoryStorage(), slow)
+
+
+def test_consumers_of_both_faces_cannot_share_a_read() -> None:
+    async def scene(dispatcher: Dispatcher) -> None:
+        await begin(dispatcher)  # its consumer is none of TensorFlow's
+        (job_id,) = dispatcher.state.jobs
+        face = TensorFlowFace(dispatcher)
+        with pytest.raises(FailedPrecondition, match="use one kind"):
+            await face.get_or_create_iteration(tf.GetOrCreateIterationRequest(job_id=job_id))
+        (consumer_id,) = dispatcher.state.consumers
+        await dispatcher.execute(c.LeaveIteration(consumer_id=consumer_id, reason="r"))
+        await face.get_or_create_iteration(tf.GetOrCreateIterationRequest(job_id=job_id))
+        ours = ForebayFace(dispatcher)
+        with pytest.raises(FailedPrecondition, match="use one kind"):
+            await ours.join_iteration(pb.JoinIterationRequest(job_id=job_id))
+        await face.close()
+
+    run_dispatcher(MemoryStorage(), scene)
