@@ -26,6 +26,7 @@ from ...journal.journal import FLUSH_S
 from ...journal.proto import events_pb2 as ev
 from ...storage import Corrupt, Fenced, Missing, Storage, StorageError, Writer
 from ..core import commands as c
+from ..core.base import find_dataset
 from ..core.datasets import fingerprint
 from ..core.encoding import decode_state, encode_state
 from ..core.lifecycles import WrongTransition
@@ -286,6 +287,8 @@ class Dispatcher:
         except StorageError as error:
             raise Unavailable(f"the dataset could not be stored: {error}") from error
         definition.tf_data_graph.blob = blob
+        if lost is not None and self.state.datasets.get(lost.dataset_id) is not lost:
+            lost = None  # it was removed, or was restored, meanwhile
         register = c.RegisterDataset(
             dataset_id=dataset_id if lost is None else lost.dataset_id,
             definition=definition,
@@ -324,10 +327,12 @@ class Dispatcher:
                 await self.execute(c.ForgetBlob(blob=blob))
 
     async def is_lost(self, known: Dataset) -> bool:
-        """Whether the dataset's graph cannot be read."""
+        """Whether the dataset's graph cannot be read. Not, if that is removed meanwhile."""
         try:
             await self.read_blob(known.definition.tf_data_graph.blob)
         except (Corrupt, Missing) as error:
+            if self.state.datasets.get(known.dataset_id) is not known:
+                return False
             log.error("dataset %s has lost its graph: %s", known.dataset_id, error)
             return True
         return False
@@ -337,9 +342,11 @@ class Dispatcher:
         try:
             return await self.read_blob(dataset.definition.tf_data_graph.blob)
         except Missing:
-            if self.state.datasets.get(dataset.dataset_id) is dataset:
+            if find_dataset(self.state, dataset.dataset_id) is dataset:
                 raise
-            raise NotFound(f"Dataset id {dataset.dataset_id} not found: it was removed") from None
+            raise NotFound(
+                f"dataset {dataset.dataset_id} was replaced as it was being read; ask again"
+            ) from None
 
     async def read_blob(self, name: str) -> bytes:
         """A stored graph."""

@@ -12,6 +12,7 @@ import grpc
 from ...journal.proto import events_pb2 as ev
 from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
+from ..core.base import find_dataset
 from ..core.saves import may_assign
 from ..core.state import Iteration, Save, Task, lease_caller
 from ..core.status import datasets, status
@@ -107,12 +108,7 @@ class ForebayFace:
         return pb.RegisterDatasetResponse(dataset_id=dataset_id)
 
     async def get_dataset(self, request: pb.GetDatasetRequest) -> pb.GetDatasetResponse:
-        dataset = self._dispatcher.state.datasets.get(request.dataset_id)
-        if dataset is None:
-            raise NotFound(
-                f"Dataset id {request.dataset_id} not found: it was removed, or never registered "
-                "with this dispatcher; register it first"
-            )
+        dataset = find_dataset(self._dispatcher.state, request.dataset_id)
         definition = dataset.definition
         graph = b""
         if request.with_graph:

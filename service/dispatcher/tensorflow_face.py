@@ -17,6 +17,7 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.splits import split_value
 from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
+from ..core.base import find_dataset
 from ..core.saves import find_save
 from ..core.state import Dataset, Worker
 from ..errors import (
@@ -125,32 +126,23 @@ class TensorFlowFace:
         dataset_id = await self._dispatcher.register(request.dataset_id, definition, graph)
         return pb.GetOrRegisterDatasetResponse(dataset_id=dataset_id)
 
-    def _dataset(self, dataset_id: str) -> Dataset:
-        dataset = self._dispatcher.state.datasets.get(dataset_id)
-        if dataset is None:
-            raise NotFound(
-                f"Dataset id {dataset_id} not found: it was removed, or never registered with this "
-                "dispatcher; register it"
-            )
-        return dataset
-
     async def _dataset_def(self, dataset: Dataset) -> pb.DatasetDef:
         return pb.DatasetDef(graph=await self._dispatcher.read_graph(dataset))
 
     async def get_dataset_def(self, request: pb.GetDatasetDefRequest) -> pb.GetDatasetDefResponse:
-        dataset = self._dataset(request.dataset_id)
+        dataset = find_dataset(self._dispatcher.state, request.dataset_id)
         return pb.GetDatasetDefResponse(dataset_def=await self._dataset_def(dataset))
 
     async def get_data_service_metadata(
         self, request: pb.GetDataServiceMetadataRequest
     ) -> pb.GetDataServiceMetadataResponse:
-        dataset = self._dataset(request.dataset_id)
+        dataset = find_dataset(self._dispatcher.state, request.dataset_id)
         return pb.GetDataServiceMetadataResponse(metadata=dataset.definition.metadata)
 
     async def disable_compression_at_runtime(
         self, request: pb.DisableCompressionAtRuntimeRequest
     ) -> pb.DisableCompressionAtRuntimeResponse:
-        dataset = self._dataset(request.dataset_id)
+        dataset = find_dataset(self._dispatcher.state, request.dataset_id)
         compression = metadata_of(dataset.definition.metadata).compression
         if compression == pb.DataServiceMetadata.COMPRESSION_OFF:
             return pb.DisableCompressionAtRuntimeResponse(no_compression_to_disable=True)
@@ -320,7 +312,8 @@ class TensorFlowFace:
         return pb.GetWorkersResponse(workers=workers)
 
     async def _task_def(self, task_id: int) -> pb.TaskDef | None:
-        """What a worker has to know of a task; None if it need not run it any more, or is lost."""
+        """What a worker has to know of a task; None if it need not run it any more, or is lost,
+        or its dataset is removed meanwhile."""
         state = self._dispatcher.state
         task = state.tasks.get(task_id)
         if task is None or task.completed or task.orphan is not None:
@@ -341,7 +334,11 @@ class TensorFlowFace:
             worker_index=task.shard or 0,
             num_consumers=job.num_consumers,
         )
-        definition.dataset_def.CopyFrom(await self._dataset_def(state.datasets[job.dataset_id]))
+        try:
+            dataset_def = await self._dataset_def(state.datasets[job.dataset_id])
+        except NotFound:
+            return None
+        definition.dataset_def.CopyFrom(dataset_def)
         return definition
 
     # -- splits ----------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def test_consumers_of_both_kinds_cannot_share_a_read(stock: bool) -> None:
     rounds.worker(1)
     first = rounds.join(stock)
     rounds.restart()
-    with pytest.raises(FailedPrecondition, match="job rounds.* use one kind"):
+    with pytest.raises(FailedPrecondition, match=r"job rounds, .* use one kind"):
         rounds.join(not stock)
     rounds.join(stock)
     rounds.leave(first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,81 @@ def test_who_registers_a_dataset_while_it_is_removed_is_given_one_that_is_there(
         await face.close()
 
     run_dispatcher(MemoryStorage(), scene, **NEVER)
+
+
+class Slow(MemoryStorage):
+    """A storage in which `meanwhile` happens before the next blob is read."""
+
+    loop: asyncio.AbstractEventLoop
+    meanwhile: Coroutine[Any, Any, Any] | None = None
+
+    def read_blob(self, name: str) -> bytes:
+        coroutine, self.meanwhile = self.meanwhile, None
+        if coroutine is not None:
+            asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
+        return super().read_blob(name)
+
+
+def test_a_dataset_that_is_removed_while_its_graph_is_read_is_not_taken_for_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    storage = Slow()
+
+    async def scene(dispatcher: Dispatcher) -> None:
+        storage.loop = asyncio.get_running_loop()
+        removed = await register(dispatcher)
+        storage.meanwhile = remove(dispatcher, removed)
+        again = await register(dispatcher)
+        assert list(dispatcher.state.datasets) == [again]
+        assert again != removed
+        assert await graph_of(dispatcher, again) == GRAPH
+
+    run_dispatcher(storage, scene, **NEVER)
+    assert "lost its graph" not in caplog.text
+
+
+@pytest.mark.parametrize("chosen", ["", "chosen"])
+def test_a_dataset_that_is_removed_while_its_graph_is_restored_is_registered_anew(
+    chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(dispatcher: Dispatcher) -> None:
+        loop, write = asyncio.get_running_loop(), dispatcher._writer.write_blob
+        lost = await register(dispatcher, chosen)
+
+        def remove_first(data: bytes, mark: str) -> str:
+            patch.undo()
+            asyncio.run_coroutine_threadsafe(remove(dispatcher, lost), loop).result(60)
+            return write(data, mark)
+
+        blob = dispatcher.state.datasets[lost].definition.tf_data_graph.blob
+        dispatcher._writer.delete_blob(blob)
+        with monkeypatch.context() as patch:
+            patch.setattr(dispatcher._writer, "write_blob", remove_first)
+            again = await register(dispatcher, chosen)
+        assert list(dispatcher.state.datasets) == [again]
+        assert again == chosen or again != lost
+        assert await graph_of(dispatcher, again) == GRAPH
+
+    run_dispatcher(MemoryStorage(), scene, **NEVER)
+
+
+def test_a_stock_worker_is_told_of_its_other_tasks_while_a_dataset_is_removed() -> None:
+    storage = Slow()
+
+    async def scene(dispatcher: Dispatcher) -> None:
+        storage.loop = asyncio.get_running_loop()
+        face = TensorFlowFace(dispatcher)
+        for dataset_id in ("removed", "stays"):
+            await register(dispatcher, dataset_id)
+            await join(dispatcher, dataset_id, dataset_id)
+        removal = pb.RemoveDatasetRequest(dataset_id="removed", force=True)
+        storage.meanwhile = ForebayFace(dispatcher).remove_dataset(removal)
+        beat = tf.WorkerHeartbeatRequest(worker_address="w:1", worker_uid=1)
+        answer = await face.worker_heartbeat(beat)
+        assert [task.dataset_id for task in answer.new_tasks] == ["stays"]
+        await face.close()
+
+    run_dispatcher(storage, scene, **NEVER)
 
 
 def test_a_graph_that_is_registered_while_one_like_it_is_deleted_stays(
