@@ -188,10 +188,11 @@ def _dataset_removed(state: State, event: ev.DatasetRemoved) -> None:
 
 
 def _leave_blob(state: State, dataset: Dataset) -> None:
-    """The dataset has its graph no longer; in old journals, others may have the same."""
+    """The dataset has its graph no longer; in old journals, whose graphs' names have no mark,
+    others may have the same."""
     blob = dataset.definition.tf_data_graph.blob
     others = (other.definition_bytes for other in state.datasets.values())
-    if blob and not any(blob.encode() in other for other in others):
+    if blob and ("." in blob or not any(blob.encode() in other for other in others)):
         state.unused_blobs.append(blob)
 
 

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 CHECK_S = 0.5
 AT_ONCE = 256
-"""What nobody reads or uses goes so many at a time, in one commit: members are looked at between."""
+"""What nobody reads or uses goes so many at a time, in one commit. Members are seen to between."""
 
 REDISCOVERIES = 3
 """How many times `reconnect_grace_ms` members have to find a dispatcher that has just begun:
@@ -266,9 +266,11 @@ class Attendance:
                 being_read.add(job.dataset_id)
             elif never_read or is_old(job.used_ms, unused_ms):
                 unused.append(c.RemoveJob(job_id=job.job_id))
-        for dataset in state.datasets.values():
-            if is_old(dataset.used_ms, unused_ms) and dataset.dataset_id not in being_read:
-                unused.append(c.RemoveDataset(dataset_id=dataset.dataset_id))
+        unused.extend(
+            c.RemoveDataset(dataset_id=dataset.dataset_id)
+            for dataset in state.datasets.values()
+            if is_old(dataset.used_ms, unused_ms) and dataset.dataset_id not in being_read
+        )
         return await _at_once(map(self._remove, unused))
 
     async def _remove(self, command: c.Command) -> None:

@@ -331,7 +331,7 @@ def test_what_is_collected_at_once_shares_a_commit() -> None:
         assert (storage.appends, len(dispatcher.state.iterations)) == (1, 9)
         assert not await attends._collect_idle_iterations()
         assert (storage.appends, len(dispatcher.state.iterations)) == (2, 0)
-        for number in range(attendance.AT_ONCE + 9):
+        for _ in range(attendance.AT_ONCE + 9):
             await dispatcher.execute(
                 c.GetOrCreateJob(dataset_id=await register(dispatcher), name="", sharding=ev.OFF)
             )
