@@ -31,7 +31,7 @@ from ..core.datasets import fingerprint
 from ..core.encoding import decode_state, encode_state
 from ..core.lifecycles import WrongTransition
 from ..core.machine import apply, decide
-from ..core.state import Dataset, State
+from ..core.state import Consumer, Dataset, State
 from ..core.status import Stranger
 from ..errors import AnotherJournal, ForebayError, NotFound, Unavailable
 from ..pipelines import definitions
@@ -237,6 +237,18 @@ class Dispatcher:
                 if not future.done() and changed():
                     future.set_result(None)
         self._snapshot_if_due()
+
+    def find_consumer(self, consumer_id: int) -> Consumer:
+        """Raises NotFound, with the reason why it is there no longer."""
+        consumer = self.state.consumers.get(consumer_id)
+        if consumer is None:
+            why = self.left.get(consumer_id) or (
+                "it left, or was given up after too long a silence, or its dataset was removed by "
+                "force, or it belongs to another dispatcher, or this one lost its state (it was in "
+                "memory, or was repaired); read the dataset again"
+            )
+            raise NotFound(f"Consumer id {consumer_id} not found: {why}")
+        return consumer
 
     # -- blobs -------------------------------------------------------------------------------
 

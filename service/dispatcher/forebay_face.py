@@ -16,7 +16,7 @@ from ..core.base import find_dataset
 from ..core.saves import may_assign
 from ..core.state import Iteration, Save, Task, lease_caller
 from ..core.status import datasets, status
-from ..errors import InvalidArgument, NotFound, Unavailable
+from ..errors import InvalidArgument, Unavailable
 from ..pipelines.definitions import compresses, sanitize, without_compression
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
@@ -230,13 +230,7 @@ class ForebayFace:
         return info
 
     def _iteration_of(self, consumer_id: int) -> Iteration:
-        consumer = self._dispatcher.state.consumers.get(consumer_id)
-        if consumer is None:
-            why = self._dispatcher.left.get(consumer_id) or (
-                "it left, or was given up after too long a silence, or its dataset was removed by "
-                "force, or this dispatcher lost its state (it was in memory, or was repaired)"
-            )
-            raise NotFound(f"Consumer id {consumer_id} not found: {why}")
+        consumer = self._dispatcher.find_consumer(consumer_id)
         return self._dispatcher.state.iterations[consumer.iteration_id]
 
     async def leave_iteration(self, request: pb.LeaveIterationRequest) -> pb.LeaveIterationResponse:

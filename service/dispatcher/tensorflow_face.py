@@ -196,17 +196,12 @@ class TensorFlowFace:
         self, request: pb.ClientHeartbeatRequest
     ) -> pb.ClientHeartbeatResponse:
         state = self._dispatcher.state
-        consumer = state.consumers.get(request.iteration_client_id)
-        if consumer is None:
-            why = self._dispatcher.left.get(request.iteration_client_id) or (
-                "it was released, or was given up after too long a silence, or belongs to another "
-                "dispatcher"
-            )
-            raise NotFound(f"Unknown iteration client id {request.iteration_client_id}: {why}")
+        consumer = self._dispatcher.find_consumer(request.iteration_client_id)
         self._dispatcher.attendance.saw(consumer.consumer_id)
         barrier = state.iterations[consumer.iteration_id].barrier
         if barrier is not None:  # who starts with a task that its worker lacks asks to remove it
             await self._pusher.wait_until_pushed(barrier.tasks)
+            consumer = self._dispatcher.find_consumer(request.iteration_client_id)
         if request.HasField("current_round"):
             blocked = request.blocked_round if request.HasField("blocked_round") else None
             await self._dispatcher.execute(
