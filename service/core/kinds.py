@@ -1,8 +1,9 @@
 """Kinds of reads: who gets a task of an iteration, what becomes of it, and when all has been read.
 
-All that differs between them is here. Topics ask `kind_of`, and look neither at a job's sharding
-nor at its number of consumers themselves. A kind decides nothing that is not in its answer: events,
-which the topic adds to its own.
+What differs between them in that is here, and topics ask `kind_of` for it. What else a job says
+they read themselves: whether its splits are leased (iterations.py), whether it needs a list of
+workers (places.py), how many consumers a round waits for (rounds.py). A kind decides nothing that
+is not in its answer: events, which the topic adds to its own.
 """
 
 from __future__ import annotations

@@ -301,7 +301,7 @@ class Counting(MemoryStorage):
             self.appends += 1
             return append(*args)
 
-        writer.append = counted  # type: ignore[method-assign]
+        writer.append = counted  # type: ignore[assignment, method-assign]
         return writer
 
 
