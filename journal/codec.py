@@ -10,8 +10,8 @@ from .proto.events_pb2 import Event
 FORMAT = 3
 """Of the events that this version writes; it reads this and every earlier one.
 
-In format 1 a new journal id said by itself that nobody goes on, and where ids begin. In format 2
-no job was sharded statically, none was a coordinated read, and nothing was saved.
+In format 1 a new journal id said by itself that nobody goes on, and where ids begin. Before format
+3 no job was sharded statically, and nothing was saved.
 """
 
 

@@ -310,12 +310,14 @@ class IterationPaused(_message.Message):
     def __init__(self, iteration_id: _Optional[int] = ...) -> None: ...
 
 class ConsumerJoined(_message.Message):
-    __slots__ = ("consumer_id", "iteration_id")
+    __slots__ = ("consumer_id", "iteration_id", "stock")
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    STOCK_FIELD_NUMBER: _ClassVar[int]
     consumer_id: int
     iteration_id: int
-    def __init__(self, consumer_id: _Optional[int] = ..., iteration_id: _Optional[int] = ...) -> None: ...
+    stock: bool
+    def __init__(self, consumer_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., stock: bool = ...) -> None: ...
 
 class ConsumerLeft(_message.Message):
     __slots__ = ("consumer_id", "reason")

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import NotFound, Unavailable
-from .state import Iteration, State, Task
+from .state import Dataset, Iteration, State, Task
 
 
 class Command(Struct, frozen=True, kw_only=True):
@@ -62,6 +62,17 @@ def taken(state: State, number: int) -> int:
     """An event has used this id, so that no other one does."""
     state.next_id = max(state.next_id, number + 1)
     return number
+
+
+def find_dataset(state: State, dataset_id: str) -> Dataset:
+    """Raises NotFound."""
+    dataset = state.datasets.get(dataset_id)
+    if dataset is None:
+        raise NotFound(
+            f"Dataset id {dataset_id} not found: it was removed, or never registered with this "
+            "dispatcher; register it first"
+        )
+    return dataset
 
 
 def find_iteration(state: State, iteration_id: int) -> Iteration:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
-from ..errors import InvalidArgument, NotFound
+from ..errors import FailedPrecondition, InvalidArgument, NotFound
 from . import ranges
 from .base import Apply, Command, Decide, Decision, Ids, taken
 from .iterations import collected, forget_tasks_nobody_reads, let_go, used
 from .kinds import kind_of
 from .places import require_list
-from .state import MAX_DEPARTED, Consumer, Iteration, State
+from .state import MAX_DEPARTED, Consumer, Iteration, Job, State
 
 
 class JoinIteration(Command, frozen=True, kw_only=True):
@@ -18,10 +18,12 @@ class JoinIteration(Command, frozen=True, kw_only=True):
     Of an epoch that was summarized: → IterationCreated, IterationFinished, ConsumerJoined.
 
     Each worker that has no task of the iteration gets one, as its kind has it (kinds.py).
+    FailedPrecondition, if that does not let TensorFlow's and Forebay's consumers read together.
     """
 
     job_id: int
     epoch: int
+    stock: bool = False
 
 
 class LeaveIteration(Command, frozen=True, kw_only=True):
@@ -58,14 +60,29 @@ def _join_iteration(state: State, command: JoinIteration) -> Decision:
             iteration.finished = True
             ended = ev.IterationFinished(iteration_id=iteration.iteration_id)
             events.append(ev.Event(iteration_finished=ended))
+    if kind_of(job).is_for_one_kind_of_consumers:
+        _require_same_kind(state, job, iteration, command.stock)
     events += kind_of(job).when_somebody_joins(state, iteration, ids)
-    joined = ev.ConsumerJoined(consumer_id=ids.new(), iteration_id=iteration.iteration_id)
+    joined = ev.ConsumerJoined(
+        consumer_id=ids.new(), iteration_id=iteration.iteration_id, stock=command.stock
+    )
     return Decision([*events, ev.Event(consumer_joined=joined)], joined)
+
+
+def _require_same_kind(state: State, job: Job, iteration: Iteration, stock: bool) -> None:
+    others = [i for i in sorted(iteration.consumers) if state.consumers[i].stock != stock]
+    if others:
+        mine, theirs = ("TensorFlow's", "Forebay's") if stock else ("Forebay's", "TensorFlow's")
+        raise FailedPrecondition(
+            f"epoch {iteration.epoch} of job {job.name}, a coordinated read, is being read by "
+            f"{theirs} consumers {others}, and {mine} agree on rounds in another way: have those "
+            "leave, or use one kind"
+        )
 
 
 def _consumer_joined(state: State, event: ev.ConsumerJoined) -> None:
     consumer_id = taken(state, event.consumer_id)
-    state.consumers[consumer_id] = Consumer(consumer_id, event.iteration_id)
+    state.consumers[consumer_id] = Consumer(consumer_id, event.iteration_id, stock=event.stock)
     iteration = state.iterations[event.iteration_id]
     iteration.consumers.add(consumer_id)
     used(state, iteration)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 
 from ...journal.proto import events_pb2 as ev
-from ..errors import FailedPrecondition, InvalidArgument, NotFound
-from .base import Apply, Command, Decide, Decision, taken
+from ..errors import FailedPrecondition, InvalidArgument
+from .base import Apply, Command, Decide, Decision, find_dataset, taken
 from .jobs import readers_of, removed
 from .state import Dataset, Job, State
 
@@ -64,6 +64,8 @@ def fingerprint(definition: ev.DatasetDefinition) -> str:
 def _register_dataset(state: State, command: RegisterDataset) -> Decision:
     _require_splits(command.definition)
     dataset_id = command.dataset_id
+    if command.restores:
+        find_dataset(state, dataset_id)  # its id is not chosen again
     if dataset_id and (known := state.datasets.get(dataset_id)):
         if (known.definition.metadata, known.definition.compression) != (
             command.definition.metadata,
@@ -160,11 +162,7 @@ def jobs_of(state: State, dataset_id: str) -> list[Job]:
 
 
 def _remove_dataset(state: State, command: RemoveDataset) -> Decision:
-    if command.dataset_id not in state.datasets:
-        raise NotFound(
-            f"Dataset id {command.dataset_id} not found: it was removed already, or never "
-            "registered with this dispatcher"
-        )
+    find_dataset(state, command.dataset_id)
     jobs = jobs_of(state, command.dataset_id)
     if not command.force and (reading := [job for job in jobs if readers_of(state, job)]):
         count = sum(len(readers_of(state, job)) for job in reading)
@@ -190,10 +188,11 @@ def _dataset_removed(state: State, event: ev.DatasetRemoved) -> None:
 
 
 def _leave_blob(state: State, dataset: Dataset) -> None:
-    """The dataset has its graph no longer; in old journals, others may have the same."""
+    """The dataset has its graph no longer; in old journals, whose graphs' names have no mark,
+    others may have the same."""
     blob = dataset.definition.tf_data_graph.blob
     others = (other.definition_bytes for other in state.datasets.values())
-    if blob and not any(blob.encode() in other for other in others):
+    if blob and ("." in blob or not any(blob.encode() in other for other in others)):
         state.unused_blobs.append(blob)
 
 
@@ -208,11 +207,7 @@ def _blob_deleted(state: State, event: ev.BlobDeleted) -> None:
 
 
 def _decide_compression(state: State, command: DecideCompression) -> Decision:
-    dataset = state.datasets.get(command.dataset_id)
-    if dataset is None:
-        raise NotFound(
-            f"Dataset id {command.dataset_id} not found: it was removed, or never registered"
-        )
+    dataset = find_dataset(state, command.dataset_id)
     if dataset.compression_disabled is not None:
         return Decision([], dataset.compression_disabled)
     decided = ev.CompressionDecided(dataset_id=command.dataset_id, disabled=command.disable)

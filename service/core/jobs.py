@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
-from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unimplemented
-from .base import Apply, Command, Decide, Decision, taken
+from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
+from .base import Apply, Command, Decide, Decision, find_dataset, taken
 from .consumers import left
 from .iterations import collected
 from .places import require_list
@@ -38,12 +38,7 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
         job = state.jobs[state.job_by_name[command.name]]
         _require_same_parameters(job, command)
         return Decision([], job.job_id)
-    dataset = state.datasets.get(command.dataset_id)
-    if dataset is None:
-        raise NotFound(
-            f"Dataset id {command.dataset_id} not found: it was removed, or never registered with "
-            "this dispatcher; register it first"
-        )
+    dataset = find_dataset(state, command.dataset_id)
     if command.num_consumers is not None:
         _check_coordinated(command, command.num_consumers)
     if command.sharding not in ev.Sharding.values():

@@ -1,8 +1,9 @@
 """Kinds of reads: who gets a task of an iteration, what becomes of it, and when all has been read.
 
-All that differs between them is here. Topics ask `kind_of`, and look neither at a job's sharding
-nor at its number of consumers themselves. A kind decides nothing that is not in its answer: events,
-which the topic adds to its own.
+What differs between them in that is here, and topics ask `kind_of` for it. What else a job says
+they read themselves: whether its splits are leased (iterations.py), whether it needs a list of
+workers (places.py), how many consumers a round waits for (rounds.py). A kind decides nothing that
+is not in its answer: events, which the topic adds to its own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ class Shared:
 
     ends_with_its_consumers = False
     """Whether its tasks end when the last consumer leaves. If not, they wait for the next one."""
+
+    is_for_one_kind_of_consumers = False
+    """Whether TensorFlow's and Forebay's cannot read it together."""
 
     stays_listed = False
     """Whether consumers ask for a task whose worker is lost, until they agree to do without it."""
@@ -129,6 +133,9 @@ class Coordinated(Shared):
 
     ends_with_its_consumers = True
     """Those that come count from round 0."""
+
+    is_for_one_kind_of_consumers = True
+    """They ask differently to do without a task, and wait for each other in each round."""
 
     stays_listed = True
 

@@ -1,4 +1,4 @@
-"""The lives of a lease, a task, an iteration and a save, on one page: which event may follow which.
+"""The lives of all that ends, on one page: which event may follow which.
 
 `apply` asks before it changes anything. What cannot follow is a bug, or a journal that this program
 did not write; the error tells what happened to that one lately.
@@ -17,10 +17,23 @@ RUNNING, COMPLETED, COMPLETED_LOST = "running", "completed", "completed and lost
 PENDING, ORPHANED = "pending", "orphaned"  # only in coordinated reads (rounds.py)
 WAITING, FINISHED = "waiting", "finished"
 WRITTEN, FAILED = "being written", "failed"
+EMPTY, HAS_OTHERS = "empty", "not empty"  # of jobs, or of iterations
 EITHER = "waiting or running"  # as its tasks say
 
 Table = dict[str, dict[str, str]]
 """By the event's kind: from which state to which."""
+
+DATASET: Table = {
+    "dataset_used": {EMPTY: EMPTY, HAS_OTHERS: HAS_OTHERS},
+    "compression_decided": {EMPTY: EMPTY, HAS_OTHERS: HAS_OTHERS},
+    "dataset_removed": {EMPTY: ABSENT},  # its jobs go first
+}  # It may be registered in any state: its graph was lost then. Of jobs there are many to look at.
+
+JOB: Table = {
+    "job_created": {ABSENT: EMPTY},
+    "iteration_created": {EMPTY: HAS_OTHERS, HAS_OTHERS: HAS_OTHERS},
+    "job_removed": {EMPTY: ABSENT},
+}  # With the last of its iterations it is empty; absent, if it has no name.
 
 LEASE: Table = {
     "splits_leased": {ABSENT: LEASED},
@@ -72,6 +85,20 @@ class WrongTransition(Exception):
     """An event that cannot follow what is there: a bug, or another program's journal."""
 
 
+def dataset_state(state: State, dataset_id: str) -> str:
+    """Empty or not, of jobs; or absent."""
+    if dataset_id not in state.datasets:
+        return ABSENT
+    has_jobs = any(job.dataset_id == dataset_id for job in state.jobs.values())
+    return HAS_OTHERS if has_jobs else EMPTY
+
+
+def job_state(state: State, job_id: int) -> str:
+    """Empty or not, of iterations; or absent."""
+    job = state.jobs.get(job_id)
+    return ABSENT if job is None else HAS_OTHERS if job.iterations else EMPTY
+
+
 def lease_state(state: State, lease_id: int) -> str:
     """Leased, lost or absent."""
     if lease_id in state.leases:
@@ -114,11 +141,13 @@ def save_state(state: State, save_id: int) -> str:
 
 class Entity(NamedTuple):
     name: str
-    states: Callable[[State, int], str]
+    states: Callable[[State, Any], str]  # of the id
     table: Table
 
 
 ENTITIES = (
+    Entity("dataset", dataset_state, DATASET),
+    Entity("job", job_state, JOB),
     Entity("lease", lease_state, LEASE),
     Entity("task", task_state, TASK),
     Entity("iteration", iteration_state, ITERATION),
@@ -145,7 +174,7 @@ def check(state: State, kind: str, body: Any) -> None:
             )
 
 
-def _story(state: State, field: str, entity_id: int) -> str:
+def _story(state: State, field: str, entity_id: Any) -> str:
     story = [
         f"{sequence} {kind} {{{str(body).strip()}}}".replace("\n", ", ")
         for sequence, event in state.recent

@@ -145,6 +145,7 @@ class Consumer(Struct):
     iteration_id: int
     began: bool = False  # to read, in a coordinated read
     caller: str = ""  # who asked to join, if that was numbered
+    stock: bool = False
 
 
 class Worker(Struct):

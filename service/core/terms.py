@@ -19,9 +19,6 @@ from .state import Place, State
 MAX_CUT_IDS = 10**12
 """More ids than a repair can have cut off, even if the journal was corrupt at its beginning."""
 
-_REPAIRED = "a repair has cut off what it may have been told"
-
-
 _REPAIRED_SAVE = (
     "a repair of the journal has cut events off, so nobody knows what belongs to the save: delete "
     "the directory, and save again"

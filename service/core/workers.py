@@ -49,8 +49,9 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
     if known is not None:
         if known.uid == command.uid:
             for iteration in state.iterations.values():
-                kind = kind_of(state.jobs[iteration.job_id])
-                events += kind.when_a_worker_beats(state, iteration, known.worker_id, ids)
+                if not iteration.finished:
+                    kind = kind_of(state.jobs[iteration.job_id])
+                    events += kind.when_a_worker_beats(state, iteration, known.worker_id, ids)
             return Decision(events, known.worker_id)
         if known.replaced_uid == command.uid:
             raise FailedPrecondition(

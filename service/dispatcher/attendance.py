@@ -19,10 +19,11 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from ..core import commands as c
 from ..core.jobs import readers_of
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHECK_S = 0.5
+AT_ONCE = 256
+"""What nobody reads or uses goes so many at a time, in one commit. Members are seen to between."""
+
 REDISCOVERIES = 3
 """How many times `reconnect_grace_ms` members have to find a dispatcher that has just begun:
 TensorFlow's wait longer and longer between their attempts."""
@@ -191,9 +195,9 @@ class Attendance:
                 await self._expire_members()
                 await self._bound_idle_iterations()
                 if time.monotonic() >= next_gc:
+                    if await self._collect_idle_iterations() or await self._remove_unused():
+                        continue  # with the others in the next turn
                     next_gc = time.monotonic() + gc_s
-                    await self._collect_idle_iterations()
-                    await self._remove_unused()
                     await self._dispatcher.delete_unused_blobs()
             except Unavailable:
                 if self._dispatcher.stopped.is_set():
@@ -231,7 +235,8 @@ class Attendance:
         elif member_id in self._dispatcher.state.consumers:  # or it left meanwhile
             await self._dispatcher.execute(c.LeaveIteration(consumer_id=member_id, reason=SILENT))
 
-    async def _collect_idle_iterations(self) -> None:
+    async def _collect_idle_iterations(self) -> bool:
+        """Whether there may be more."""
         options, now_ms = self._dispatcher.options, _now_ms()
         timeouts_ms = (options.job_gc_timeout_ms, options.dynamic_gc_timeout_ms)
         over = []
@@ -241,27 +246,38 @@ class Attendance:
                 timeout_ms = options.finished_retention_ms
             if 0 <= timeout_ms <= now_ms - iteration.idle_since_ms:
                 over.append(iteration)
-        await self._collect(over)
+        return await _at_once(map(self._collect, over))
 
-    async def _remove_unused(self) -> None:
-        """Jobs and datasets that nobody has used for long."""
-        dispatcher, options = self._dispatcher, self._dispatcher.options
-        state, now_ms = dispatcher.state, _now_ms()
+    async def _remove_unused(self) -> bool:
+        """Jobs and datasets that nobody has used for long; whether there may be more."""
+        options = self._dispatcher.options
+        state, now_ms = self._dispatcher.state, _now_ms()
 
         def is_old(used_ms: int, timeout_ms: float) -> bool:
             return used_ms > 0 and 0 <= timeout_ms <= now_ms - used_ms
 
         unused_ms = options.unused_retention_hours * 3_600_000
-        for job in list(state.jobs.values()):
+        unused: list[c.Command] = []
+        being_read = set()
+        for job in state.jobs.values():
             # Without a name, it goes with its iteration, unless nobody has ever joined one.
             never_read = not job.name and is_old(job.used_ms, options.job_gc_timeout_ms)
-            if (never_read or is_old(job.used_ms, unused_ms)) and not readers_of(state, job):
-                await dispatcher.execute(c.RemoveJob(job_id=job.job_id))
-        for dataset in list(state.datasets.values()):
-            if is_old(dataset.used_ms, unused_ms):
-                with suppress(FailedPrecondition, NotFound):  # it is read; or was removed meanwhile
-                    await dispatcher.execute(c.RemoveDataset(dataset_id=dataset.dataset_id))
-                    log.info("dataset %s was removed: nobody has used it", dataset.dataset_id)
+            if readers_of(state, job):
+                being_read.add(job.dataset_id)
+            elif never_read or is_old(job.used_ms, unused_ms):
+                unused.append(c.RemoveJob(job_id=job.job_id))
+        unused.extend(
+            c.RemoveDataset(dataset_id=dataset.dataset_id)
+            for dataset in state.datasets.values()
+            if is_old(dataset.used_ms, unused_ms) and dataset.dataset_id not in being_read
+        )
+        return await _at_once(map(self._remove, unused))
+
+    async def _remove(self, command: c.Command) -> None:
+        with suppress(FailedPrecondition, NotFound):  # it is read, or was removed, meanwhile
+            await self._dispatcher.execute(command)
+            if isinstance(command, c.RemoveDataset):
+                log.info("dataset %s was removed: nobody has used it", command.dataset_id)
 
     async def _bound_idle_iterations(self) -> None:
         """Epochs that trainers leave early are let go beyond the latest ones of each job."""
@@ -272,7 +288,7 @@ class Attendance:
                 of_jobs.setdefault(iteration.job_id, []).append(iteration)
             for idle in of_jobs.values():
                 idle.sort(key=lambda i: (i.idle_since_ms, i.iteration_id), reverse=True)
-                await self._collect(idle[most:])
+            await _at_once(self._collect(i) for idle in of_jobs.values() for i in idle[most:])
 
     def _idle_iterations(self) -> Iterator[Iteration]:
         """Those without consumers that anything can be taken from."""
@@ -281,16 +297,21 @@ class Attendance:
             if not iteration.consumers and not paused:
                 yield iteration
 
-    async def _collect(self, iterations: list[Iteration]) -> None:
-        for iteration in iterations:
-            current = self._dispatcher.state.iterations.get(iteration.iteration_id)
-            if current is iteration and not iteration.consumers:  # nobody has joined meanwhile
-                if iteration.ledgers and not iteration.finished:
-                    log.warning(
-                        "epoch %d of job %s is paused, since nobody reads it: who joins it "
-                        "gets the splits that are left, not what workers have begun",
-                        iteration.epoch, self._dispatcher.state.jobs[iteration.job_id].name,
-                    )  # fmt: skip
-                await self._dispatcher.execute(
-                    c.CollectIteration(iteration_id=iteration.iteration_id)
-                )
+    async def _collect(self, iteration: Iteration) -> None:
+        state = self._dispatcher.state
+        if state.iterations.get(iteration.iteration_id) is not iteration or iteration.consumers:
+            return  # somebody has joined meanwhile
+        if iteration.ledgers and not iteration.finished:
+            log.warning(
+                "epoch %d of job %s is paused, since nobody reads it: who joins it gets the splits "
+                "that are left, not what workers have begun",
+                iteration.epoch, state.jobs[iteration.job_id].name,
+            )  # fmt: skip
+        await self._dispatcher.execute(c.CollectIteration(iteration_id=iteration.iteration_id))
+
+
+async def _at_once(work: Iterable[Coroutine[Any, Any, None]]) -> bool:
+    """Do the first AT_ONCE, which share a commit; whether there may be more."""
+    some = list(islice(work, AT_ONCE))
+    await asyncio.gather(*some)
+    return len(some) == AT_ONCE

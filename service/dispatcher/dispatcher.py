@@ -26,11 +26,12 @@ from ...journal.journal import FLUSH_S
 from ...journal.proto import events_pb2 as ev
 from ...storage import Corrupt, Fenced, Missing, Storage, StorageError, Writer
 from ..core import commands as c
+from ..core.base import find_dataset
 from ..core.datasets import fingerprint
 from ..core.encoding import decode_state, encode_state
 from ..core.lifecycles import WrongTransition
 from ..core.machine import apply, decide
-from ..core.state import Dataset, State
+from ..core.state import Consumer, Dataset, State
 from ..core.status import Stranger
 from ..errors import AnotherJournal, ForebayError, NotFound, Unavailable
 from ..pipelines import definitions
@@ -39,6 +40,7 @@ from .attendance import Attendance
 from .leadership import Leadership
 from .options import DispatcherOptions
 from .saves import Saves
+from .task_removal import TaskRemovals
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +92,7 @@ class Dispatcher:
         self.leadership = Leadership(writer, on_lost=self._journal_failed)
         self.attendance = Attendance(self)
         self._keeper: asyncio.Task[None] | None = None
+        self.removals = TaskRemovals(self)
         self.saves = Saves(self)
         self._saver: asyncio.Task[None] | None = None
 
@@ -239,6 +242,18 @@ class Dispatcher:
                     future.set_result(None)
         self._snapshot_if_due()
 
+    def find_consumer(self, consumer_id: int) -> Consumer:
+        """Raises NotFound, with the reason why it is there no longer."""
+        consumer = self.state.consumers.get(consumer_id)
+        if consumer is None:
+            why = self.left.get(consumer_id) or (
+                "it left, or was given up after too long a silence, or its dataset was removed by "
+                "force, or it belongs to another dispatcher, or this one lost its state (it was in "
+                "memory, or was repaired); read the dataset again"
+            )
+            raise NotFound(f"Consumer id {consumer_id} not found: {why}")
+        return consumer
+
     # -- blobs -------------------------------------------------------------------------------
 
     async def register(
@@ -288,6 +303,8 @@ class Dispatcher:
         except StorageError as error:
             raise Unavailable(f"the dataset could not be stored: {error}") from error
         definition.tf_data_graph.blob = blob
+        if lost is not None and self.state.datasets.get(lost.dataset_id) is not lost:
+            lost = None  # it was removed, or was restored, meanwhile
         register = c.RegisterDataset(
             dataset_id=dataset_id if lost is None else lost.dataset_id,
             definition=definition,
@@ -326,10 +343,12 @@ class Dispatcher:
                 await self.execute(c.ForgetBlob(blob=blob))
 
     async def is_lost(self, known: Dataset) -> bool:
-        """Whether the dataset's graph cannot be read."""
+        """Whether the dataset's graph cannot be read. Not, if that is removed meanwhile."""
         try:
             await self.read_blob(known.definition.tf_data_graph.blob)
         except (Corrupt, Missing) as error:
+            if self.state.datasets.get(known.dataset_id) is not known:
+                return False
             log.error("dataset %s has lost its graph: %s", known.dataset_id, error)
             return True
         return False
@@ -339,9 +358,11 @@ class Dispatcher:
         try:
             return await self.read_blob(dataset.definition.tf_data_graph.blob)
         except Missing:
-            if self.state.datasets.get(dataset.dataset_id) is dataset:
+            if find_dataset(self.state, dataset.dataset_id) is dataset:
                 raise
-            raise NotFound(f"Dataset id {dataset.dataset_id} not found: it was removed") from None
+            raise NotFound(
+                f"dataset {dataset.dataset_id} was replaced as it was being read; ask again"
+            ) from None
 
     async def read_blob(self, name: str) -> bytes:
         """A stored graph."""

@@ -12,15 +12,15 @@ import grpc
 from ...journal.proto import events_pb2 as ev
 from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
+from ..core.base import find_dataset
 from ..core.state import Iteration, Save, Task, lease_caller
 from ..core.status import datasets, status
-from ..errors import InvalidArgument, NotFound, Unavailable
+from ..errors import InvalidArgument, Unavailable
 from ..pipelines.definitions import compresses, sanitize, without_compression
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
 from .answering import Function, answering
 from .dispatcher import Dispatcher
-from .task_removal import TaskRemovals
 
 SERVICE = "forebay.v1.Dispatcher"
 MAX_WAIT_MS = 30_000
@@ -62,7 +62,6 @@ class ForebayFace:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._removals = TaskRemovals(dispatcher)
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The service, for a grpc.aio server."""
@@ -108,12 +107,7 @@ class ForebayFace:
         return pb.RegisterDatasetResponse(dataset_id=dataset_id)
 
     async def get_dataset(self, request: pb.GetDatasetRequest) -> pb.GetDatasetResponse:
-        dataset = self._dispatcher.state.datasets.get(request.dataset_id)
-        if dataset is None:
-            raise NotFound(
-                f"Dataset id {request.dataset_id} not found: it was removed, or never registered "
-                "with this dispatcher; register it first"
-            )
+        dataset = find_dataset(self._dispatcher.state, request.dataset_id)
         definition = dataset.definition
         graph = b""
         if request.with_graph:
@@ -217,7 +211,7 @@ class ForebayFace:
             )
         )
         for held in report.held:
-            await self._removals.hold(held, report.consumer_index)
+            await self._dispatcher.removals.hold(held, report.consumer_index)
 
     def _task_info(self, task: Task) -> pb.TaskInfo:
         info = pb.TaskInfo(
@@ -235,13 +229,7 @@ class ForebayFace:
         return info
 
     def _iteration_of(self, consumer_id: int) -> Iteration:
-        consumer = self._dispatcher.state.consumers.get(consumer_id)
-        if consumer is None:
-            why = self._dispatcher.left.get(consumer_id) or (
-                "it left, or was given up after too long a silence, or its dataset was removed by "
-                "force, or this dispatcher lost its state (it was in memory, or was repaired)"
-            )
-            raise NotFound(f"Consumer id {consumer_id} not found: {why}")
+        consumer = self._dispatcher.find_consumer(consumer_id)
         return self._dispatcher.state.iterations[consumer.iteration_id]
 
     async def leave_iteration(self, request: pb.LeaveIterationRequest) -> pb.LeaveIterationResponse:

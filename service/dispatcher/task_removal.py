@@ -19,12 +19,15 @@ import asyncio
 import collections
 import logging
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..core import commands as c
 from ..core.state import Task
 from ..errors import FailedPrecondition, InvalidArgument
 from ..proto import forebay_pb2 as pb
-from .dispatcher import Dispatcher
+
+if TYPE_CHECKING:
+    from .dispatcher import Dispatcher
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.splits import split_value
 from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
+from ..core.base import find_dataset
 from ..core.saves import find_save
 from ..core.state import Dataset, Worker
 from ..errors import (
@@ -37,7 +38,6 @@ from .answering import Function, answering
 from .dispatcher import Dispatcher
 from .saves import split_tensor
 from .task_pusher import TaskPusher
-from .task_removal import TaskRemovals
 
 SERVICE = "tensorflow.data.DispatcherService"
 PROTOCOL_VERSION = 9
@@ -68,7 +68,6 @@ class TensorFlowFace:
         mode = dispatcher.options.deployment_mode or "UNSPECIFIED"
         self._deployment_mode = f"DEPLOYMENT_MODE_{mode}"
         self._pusher = TaskPusher(dispatcher, self._task_def)
-        self._removals = TaskRemovals(dispatcher)
         dispatcher.subscribe(self._see)
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
@@ -127,32 +126,23 @@ class TensorFlowFace:
         dataset_id = await self._dispatcher.register(request.dataset_id, definition, graph)
         return pb.GetOrRegisterDatasetResponse(dataset_id=dataset_id)
 
-    def _dataset(self, dataset_id: str) -> Dataset:
-        dataset = self._dispatcher.state.datasets.get(dataset_id)
-        if dataset is None:
-            raise NotFound(
-                f"Dataset id {dataset_id} not found: it was removed, or never registered with this "
-                "dispatcher; register it"
-            )
-        return dataset
-
     async def _dataset_def(self, dataset: Dataset) -> pb.DatasetDef:
         return pb.DatasetDef(graph=await self._dispatcher.read_graph(dataset))
 
     async def get_dataset_def(self, request: pb.GetDatasetDefRequest) -> pb.GetDatasetDefResponse:
-        dataset = self._dataset(request.dataset_id)
+        dataset = find_dataset(self._dispatcher.state, request.dataset_id)
         return pb.GetDatasetDefResponse(dataset_def=await self._dataset_def(dataset))
 
     async def get_data_service_metadata(
         self, request: pb.GetDataServiceMetadataRequest
     ) -> pb.GetDataServiceMetadataResponse:
-        dataset = self._dataset(request.dataset_id)
+        dataset = find_dataset(self._dispatcher.state, request.dataset_id)
         return pb.GetDataServiceMetadataResponse(metadata=dataset.definition.metadata)
 
     async def disable_compression_at_runtime(
         self, request: pb.DisableCompressionAtRuntimeRequest
     ) -> pb.DisableCompressionAtRuntimeResponse:
-        dataset = self._dataset(request.dataset_id)
+        dataset = find_dataset(self._dispatcher.state, request.dataset_id)
         compression = metadata_of(dataset.definition.metadata).compression
         if compression == pb.DataServiceMetadata.COMPRESSION_OFF:
             return pb.DisableCompressionAtRuntimeResponse(no_compression_to_disable=True)
@@ -186,7 +176,7 @@ class TensorFlowFace:
         self, request: pb.GetOrCreateIterationRequest
     ) -> pb.GetOrCreateIterationResponse:
         joined: ev.ConsumerJoined = await self._dispatcher.execute(
-            c.JoinIteration(job_id=request.job_id, epoch=request.repetition)
+            c.JoinIteration(job_id=request.job_id, epoch=request.repetition, stock=True)
         )
         self._dispatcher.attendance.expects(joined.consumer_id)
         iteration = self._dispatcher.state.iterations.get(joined.iteration_id)
@@ -206,17 +196,12 @@ class TensorFlowFace:
         self, request: pb.ClientHeartbeatRequest
     ) -> pb.ClientHeartbeatResponse:
         state = self._dispatcher.state
-        consumer = state.consumers.get(request.iteration_client_id)
-        if consumer is None:
-            why = self._dispatcher.left.get(request.iteration_client_id) or (
-                "it was released, or was given up after too long a silence, or belongs to another "
-                "dispatcher"
-            )
-            raise NotFound(f"Unknown iteration client id {request.iteration_client_id}: {why}")
+        consumer = self._dispatcher.find_consumer(request.iteration_client_id)
         self._dispatcher.attendance.saw(consumer.consumer_id)
         barrier = state.iterations[consumer.iteration_id].barrier
         if barrier is not None:  # who starts with a task that its worker lacks asks to remove it
             await self._pusher.wait_until_pushed(barrier.tasks)
+            consumer = self._dispatcher.find_consumer(request.iteration_client_id)
         if request.HasField("current_round"):
             blocked = request.blocked_round if request.HasField("blocked_round") else None
             await self._dispatcher.execute(
@@ -256,7 +241,9 @@ class TensorFlowFace:
     async def maybe_remove_task(
         self, request: pb.MaybeRemoveTaskRequest
     ) -> pb.MaybeRemoveTaskResponse:
-        removed = await self._removals.ask(request.task_id, request.consumer_index, request.round)
+        removed = await self._dispatcher.removals.ask(
+            request.task_id, request.consumer_index, request.round
+        )
         return pb.MaybeRemoveTaskResponse(removed=removed)
 
     # -- workers and tasks -----------------------------------------------------------------------
@@ -320,7 +307,8 @@ class TensorFlowFace:
         return pb.GetWorkersResponse(workers=workers)
 
     async def _task_def(self, task_id: int) -> pb.TaskDef | None:
-        """What a worker has to know of a task; None if it need not run it any more, or is lost."""
+        """What a worker has to know of a task; None if it need not run it any more, or is lost,
+        or its dataset is removed meanwhile."""
         state = self._dispatcher.state
         task = state.tasks.get(task_id)
         if task is None or task.completed or task.orphan is not None:
@@ -341,7 +329,11 @@ class TensorFlowFace:
             worker_index=task.shard or 0,
             num_consumers=job.num_consumers,
         )
-        definition.dataset_def.CopyFrom(await self._dataset_def(state.datasets[job.dataset_id]))
+        try:
+            dataset_def = await self._dataset_def(state.datasets[job.dataset_id])
+        except NotFound:
+            return None
+        definition.dataset_def.CopyFrom(dataset_def)
         return definition
 
     # -- splits ----------------------------------------------------------------------------------

@@ -401,7 +401,7 @@ class TestDatasets:
         done = forebay("dataset", "remove", dataset_id, dispatcher.address, FOREBAY_FORCE="1")
         assert done.stdout == f"dataset {dataset_id} is removed, and its jobs j\n"
         assert list_datasets(dispatcher.target) == []
-        with pytest.raises(NotFound, match=f"{dataset_id} not found: it was removed already"):
+        with pytest.raises(NotFound, match=f"{dataset_id} not found: it was removed"):
             remove_dataset(dispatcher.target, dataset_id)
         with pytest.raises(InvalidArgument, match="must be a string"):
             remove_dataset(dispatcher.target, "")

@@ -9,7 +9,7 @@ import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
-from forebay.service.errors import InvalidArgument
+from forebay.service.errors import InvalidArgument, NotFound
 
 from .given import Given, dataset
 
@@ -60,3 +60,6 @@ def test_a_dataset_whose_graph_is_lost_is_given_another_one_of_the_same_splits()
     assert given.when(register("b", True)) == dataset_id
     assert given.then == []
     assert given.when(dataset("c", "same", sources=[ev.SplitSource(count=9)])) == dataset_id
+    given.when(c.RemoveDataset(dataset_id=dataset_id))
+    with pytest.raises(NotFound, match=f"Dataset id {dataset_id} not found"):
+        given.when(register("d", True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
@@ -14,13 +16,14 @@ from forebay.service.core.machine import apply
 from .make_fold import Cluster
 
 
-def cluster_with_one_in_each_state() -> tuple[Cluster, dict[str, dict[str, int]]]:
-    """A cluster, and the id of a lease, task, iteration and save in each state, by the two."""
+def cluster_with_one_in_each_state() -> tuple[Cluster, dict[str, dict[str, Any]]]:
+    """A cluster, and the id of a dataset, job, lease … in each state, by the two."""
     cluster = Cluster()
     cluster.elect(1)
     sources = [ev.SplitSource(count=100)]
     definition = ev.DatasetDefinition(sources=sources)
-    cluster.do(c.RegisterDataset(dataset_id="d", definition=definition))
+    for dataset_id in ("d", "nobody's"):
+        cluster.do(c.RegisterDataset(dataset_id=dataset_id, definition=definition))
     workers = [cluster.worker(uid, stock=True) for uid in (1, 2, 3, 4)]
     finished = cluster.join(cluster.job("d", "finished"), caller="a")
     for worker_id in workers:
@@ -47,6 +50,11 @@ def cluster_with_one_in_each_state() -> tuple[Cluster, dict[str, dict[str, int]]
         cluster.do(c.FailSave(save_id=save_id, code="UNKNOWN", message="why"))
     cluster.state.ended_saves[finishes].finished = True
     return cluster, {
+        "dataset": {"empty": "nobody's", "not empty": "d", "absent": "other"},
+        "job": {
+            "empty": cluster.job("d", "empty"), "not empty": cluster.job("d", "running"),
+            "absent": 10**9,
+        },
         "lease": {"leased": leases[0], "lost": leases[2], "absent": leases[1]},
         "task": {
             "running": tasks[0], "completed": tasks[1], "lost": tasks[2],
@@ -92,7 +100,8 @@ def test_what_cannot_follow_is_refused(name: str, found: str, kind: str) -> None
         apply(state, event)
     assert encode_state(state) == before
     if found != "absent":
-        created = "iteration_created" if name == "iteration" else f"{name}_id: {entity_id}"
+        shown = f'"{entity_id}"'.replace("'", "\\'") if name == "dataset" else entity_id
+        created = "iteration_created" if name == "iteration" else f"{name}_id: {shown}"
         assert created in str(error.value)
 
 

@@ -165,8 +165,9 @@ class Dispatcher(RuleBasedStateMachine):
         """Each time with a graph that has a name of its own, as a dispatcher does."""
         graph = ev.TfDataGraph(blob=f"blob {self.time_ms}", fingerprint="" if dataset else "same")
         definition = ev.DatasetDefinition(sources=SOURCES, metadata=metadata, tf_data_graph=graph)
+        restores = lost and dataset in self.live.datasets
         registered = c.RegisterDataset(
-            dataset_id=dataset, definition=definition, restores=lost, renews=lost
+            dataset_id=dataset, definition=definition, restores=restores, renews=lost
         )
         dataset_id = self.run(registered)
         assert dataset_id is None or dataset_id in self.live.datasets

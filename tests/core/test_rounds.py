@@ -38,8 +38,9 @@ class Rounds(Given):
     def worker(self, number: int, stock: bool = True) -> int:
         return super().worker(number, stock)
 
-    def join(self) -> int:
-        joined: ev.ConsumerJoined = self.when(c.JoinIteration(job_id=self.job_id, epoch=0))
+    def join(self, stock: bool = False) -> int:
+        join = c.JoinIteration(job_id=self.job_id, epoch=0, stock=stock)
+        joined: ev.ConsumerJoined = self.when(join)
         return joined.consumer_id
 
     def leave(self, consumer_id: int) -> None:
@@ -80,6 +81,25 @@ def test_the_workers_that_are_there_begin_with_round_0() -> None:
     rounds.join()
     assert rounds.then == ["consumer_joined"]
     assert rounds.starting_rounds == [0, 0]
+
+
+@pytest.mark.parametrize("stock", [False, True])
+def test_consumers_of_both_kinds_cannot_share_a_read(stock: bool) -> None:
+    rounds = Rounds()
+    rounds.worker(1)
+    first = rounds.join(stock)
+    rounds.restart()
+    with pytest.raises(FailedPrecondition, match=r"job rounds, .* use one kind"):
+        rounds.join(not stock)
+    rounds.join(stock)
+    rounds.leave(first)
+    with pytest.raises(FailedPrecondition, match="leave"):
+        rounds.join(not stock)
+    rounds.leave(max(rounds.state.consumers))
+    rounds.join(not stock)
+    shared = rounds.iteration("shared")  # of a read without rounds
+    rounds.when(c.JoinIteration(job_id=rounds.state.job_by_name["shared"], epoch=0, stock=True))
+    assert len(rounds.state.iterations[shared.iteration_id].consumers) == 2
 
 
 def test_a_worker_joins_at_a_round_that_no_consumer_has_begun() -> None:

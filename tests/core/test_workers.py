@@ -6,11 +6,13 @@ import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
+from forebay.service.core import workers
+from forebay.service.core.kinds import SHARED, Shared
 from forebay.service.core.machine import apply
-from forebay.service.core.state import lease_caller
+from forebay.service.core.state import Job, lease_caller
 from forebay.service.errors import FailedPrecondition, Unavailable
 
-from .given import Given
+from .given import Given, dataset
 
 
 def test_a_process_whose_address_was_taken_is_refused() -> None:
@@ -21,6 +23,24 @@ def test_a_process_whose_address_was_taken_is_refused() -> None:
         given.when(c.RegisterWorker(address="w:1", uid=1))
     given.when(c.RegisterWorker(address="w:1", uid=2))
     assert given.then == []
+
+
+def test_a_heartbeat_looks_at_no_epoch_that_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Given()
+    worker_id = given.worker(1)
+    given.iteration("goes on")
+    joined = given.iteration("finished", given.when(dataset("a", sources=[])))
+    given.when(c.CompleteTask(task_id=given.task_of(worker_id)))
+    assert given.state.iterations[joined.iteration_id].finished
+    asked: list[str] = []
+
+    def kind_of(job: Job) -> Shared:
+        asked.append(job.name)
+        return SHARED
+
+    monkeypatch.setattr(workers, "kind_of", kind_of)
+    given.worker(1)
+    assert asked == ["goes on"]
 
 
 def test_a_heartbeat_that_a_goodbye_has_overtaken_registers_nobody() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from forebay.journal import verify
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
-from forebay.service.dispatcher import tensorflow_face
+from forebay.service.dispatcher import attendance, tensorflow_face
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.forebay_face import ForebayFace
 from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
@@ -159,6 +159,81 @@ def test_who_registers_a_dataset_while_it_is_removed_is_given_one_that_is_there(
     run_dispatcher(MemoryStorage(), scene, **NEVER)
 
 
+class Slow(MemoryStorage):
+    """A storage in which `meanwhile` happens before the next blob is read."""
+
+    loop: asyncio.AbstractEventLoop
+    meanwhile: Coroutine[Any, Any, Any] | None = None
+
+    def read_blob(self, name: str) -> bytes:
+        coroutine, self.meanwhile = self.meanwhile, None
+        if coroutine is not None:
+            asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
+        return super().read_blob(name)
+
+
+def test_a_dataset_that_is_removed_while_its_graph_is_read_is_not_taken_for_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    storage = Slow()
+
+    async def scene(dispatcher: Dispatcher) -> None:
+        storage.loop = asyncio.get_running_loop()
+        removed = await register(dispatcher)
+        storage.meanwhile = remove(dispatcher, removed)
+        again = await register(dispatcher)
+        assert list(dispatcher.state.datasets) == [again]
+        assert again != removed
+        assert await graph_of(dispatcher, again) == GRAPH
+
+    run_dispatcher(storage, scene, **NEVER)
+    assert "lost its graph" not in caplog.text
+
+
+@pytest.mark.parametrize("chosen", ["", "chosen"])
+def test_a_dataset_that_is_removed_while_its_graph_is_restored_is_registered_anew(
+    chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(dispatcher: Dispatcher) -> None:
+        loop, write = asyncio.get_running_loop(), dispatcher._writer.write_blob
+        lost = await register(dispatcher, chosen)
+
+        def remove_first(data: bytes, mark: str) -> str:
+            patch.undo()
+            asyncio.run_coroutine_threadsafe(remove(dispatcher, lost), loop).result(60)
+            return write(data, mark)
+
+        blob = dispatcher.state.datasets[lost].definition.tf_data_graph.blob
+        dispatcher._writer.delete_blob(blob)
+        with monkeypatch.context() as patch:
+            patch.setattr(dispatcher._writer, "write_blob", remove_first)
+            again = await register(dispatcher, chosen)
+        assert list(dispatcher.state.datasets) == [again]
+        assert again == chosen or again != lost
+        assert await graph_of(dispatcher, again) == GRAPH
+
+    run_dispatcher(MemoryStorage(), scene, **NEVER)
+
+
+def test_a_stock_worker_is_told_of_its_other_tasks_while_a_dataset_is_removed() -> None:
+    storage = Slow()
+
+    async def scene(dispatcher: Dispatcher) -> None:
+        storage.loop = asyncio.get_running_loop()
+        face = TensorFlowFace(dispatcher)
+        for dataset_id in ("removed", "stays"):
+            await register(dispatcher, dataset_id)
+            await join(dispatcher, dataset_id, dataset_id)
+        removal = pb.RemoveDatasetRequest(dataset_id="removed", force=True)
+        storage.meanwhile = ForebayFace(dispatcher).remove_dataset(removal)
+        beat = tf.WorkerHeartbeatRequest(worker_address="w:1", worker_uid=1)
+        answer = await face.worker_heartbeat(beat)
+        assert [task.dataset_id for task in answer.new_tasks] == ["stays"]
+        await face.close()
+
+    run_dispatcher(storage, scene, **NEVER)
+
+
 def test_a_graph_that_is_registered_while_one_like_it_is_deleted_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -209,6 +284,93 @@ def test_a_finished_epoch_shrinks_and_what_is_unfinished_does_not() -> None:
         assert left.iteration_id in state.iterations
         late = await join(dispatcher, dataset_id)
         assert state.iterations[late.iteration_id].finished
+
+    run_dispatcher(MemoryStorage(), scene, finished_retention_ms=0, **OFTEN)
+
+
+class Counting(MemoryStorage):
+    """A storage that counts what is appended at once."""
+
+    appends: int = 0
+
+    def open_writer(self, owner: str, **options: Any) -> Any:
+        writer = super().open_writer(owner, **options)
+        append = writer.append
+
+        def counted(*args: Any) -> Any:
+            self.appends += 1
+            return append(*args)
+
+        writer.append = counted  # type: ignore[assignment, method-assign]
+        return writer
+
+
+async def finish_epochs(dispatcher: Dispatcher, count: int) -> None:
+    dataset_id = await register(dispatcher)
+    job = c.GetOrCreateJob(dataset_id=dataset_id, name="n", sharding=ev.OFF)
+    job_id = await dispatcher.execute(job)
+    await dispatcher.execute(c.RegisterWorker(address="w:1", uid=1))
+
+    async def finish(epoch: int) -> None:
+        joined = await dispatcher.execute(c.JoinIteration(job_id=job_id, epoch=epoch))
+        for task_id in dispatcher.state.iterations[joined.iteration_id].tasks:
+            await dispatcher.execute(c.CompleteTask(task_id=task_id))
+        await leave(dispatcher, joined)
+
+    await asyncio.gather(*map(finish, range(count)))
+
+
+def test_what_is_collected_at_once_shares_a_commit() -> None:
+    storage = Counting()
+
+    async def scene(dispatcher: Dispatcher) -> None:
+        await finish_epochs(dispatcher, attendance.AT_ONCE + 9)
+        storage.appends = 0
+        attends = dispatcher.attendance
+        assert await attends._collect_idle_iterations(), "there are more"
+        assert (storage.appends, len(dispatcher.state.iterations)) == (1, 9)
+        assert not await attends._collect_idle_iterations()
+        assert (storage.appends, len(dispatcher.state.iterations)) == (2, 0)
+        for _ in range(attendance.AT_ONCE + 9):
+            await dispatcher.execute(
+                c.GetOrCreateJob(dataset_id=await register(dispatcher), name="", sharding=ev.OFF)
+            )
+        for number in range(9):
+            await register(dispatcher, f"d{number}")
+        state, storage.appends = dispatcher.state, 0
+        for kept in (state.jobs, state.datasets):
+            for used in kept.values():
+                used.used_ms = 1
+        assert await attends._remove_unused(), "there are more"
+        assert (storage.appends, len(state.jobs)) == (1, 10)
+        assert not await attends._remove_unused()
+        assert not (state.jobs or state.datasets)
+        assert storage.appends == 2
+
+    run_dispatcher(storage, scene, finished_retention_ms=0, unused_retention_hours=1, **NEVER)
+
+
+def test_who_is_silent_is_given_up_while_much_is_collected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def nothing() -> bool:
+        return False
+
+    async def scene(dispatcher: Dispatcher) -> None:
+        monkeypatch.setattr(dispatcher.attendance, "_collect_idle_iterations", nothing)
+        await finish_epochs(dispatcher, 2 * attendance.AT_ONCE + 9)
+        kinds: list[str] = []
+
+        def see(event: ev.Event) -> None:
+            kinds.append(event.WhichOneof("event") or "")
+            if kinds == ["iteration_summarized"]:
+                (worker_id,) = dispatcher.state.workers
+                dispatcher.attendance._present(worker_id).until_s = 0
+
+        dispatcher.subscribe(see)
+        monkeypatch.undo()
+        await until(lambda: not (dispatcher.state.iterations or dispatcher.state.workers))
+        assert kinds.index("worker_lost") == attendance.AT_ONCE
 
     run_dispatcher(MemoryStorage(), scene, finished_retention_ms=0, **OFTEN)
 

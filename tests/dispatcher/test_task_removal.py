@@ -10,7 +10,11 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.dispatcher import task_removal
 from forebay.service.dispatcher.dispatcher import Dispatcher
-from forebay.service.dispatcher.task_removal import TaskRemovals
+from forebay.service.dispatcher.forebay_face import ForebayFace
+from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
+from forebay.service.errors import FailedPrecondition, NotFound
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.proto import tf_service_pb2 as tf
 from forebay.storage import MemoryStorage
 
 from .leading import run_dispatcher
@@ -33,7 +37,7 @@ def test_whose_patience_ends_while_a_removal_is_being_journaled_is_told_of_it(
 ) -> None:
     async def slow(dispatcher: Dispatcher) -> None:
         task_id = await begin(dispatcher)
-        removals, durable = TaskRemovals(dispatcher), dispatcher._durable
+        removals, durable = dispatcher.removals, dispatcher._durable
 
         async def durable_later() -> None:
             await asyncio.sleep(0.5)
@@ -45,3 +49,44 @@ def test_whose_patience_ends_while_a_removal_is_being_journaled_is_told_of_it(
         assert await asyncio.gather(*asked) == [True, True]
 
     run_dispatcher(MemoryStorage(), slow)
+
+
+def test_a_consumer_that_is_given_up_while_it_is_being_answered_is_told_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene(dispatcher: Dispatcher) -> None:
+        await begin(dispatcher)
+        (consumer_id,) = dispatcher.state.consumers
+        await dispatcher.execute(c.RegisterWorker(address="w:2", uid=2, stock=True))
+        face = TensorFlowFace(dispatcher)
+
+        async def given_up_meanwhile(_: object) -> None:
+            leave = c.LeaveIteration(consumer_id=consumer_id, reason="no sign of life")
+            await dispatcher.execute(leave)
+
+        monkeypatch.setattr(face._pusher, "wait_until_pushed", given_up_meanwhile)
+        request = tf.ClientHeartbeatRequest(iteration_client_id=consumer_id, current_round=1)
+        for _ in range(2):
+            with pytest.raises(NotFound, match=f"id {consumer_id} not found: no sign of life"):
+                await face.client_heartbeat(request)
+        await face.close()
+
+    run_dispatcher(MemoryStorage(), scene)
+
+
+def test_consumers_of_both_faces_cannot_share_a_read() -> None:
+    async def scene(dispatcher: Dispatcher) -> None:
+        await begin(dispatcher)  # its consumer is none of TensorFlow's
+        (job_id,) = dispatcher.state.jobs
+        face = TensorFlowFace(dispatcher)
+        with pytest.raises(FailedPrecondition, match="use one kind"):
+            await face.get_or_create_iteration(tf.GetOrCreateIterationRequest(job_id=job_id))
+        (consumer_id,) = dispatcher.state.consumers
+        await dispatcher.execute(c.LeaveIteration(consumer_id=consumer_id, reason="r"))
+        await face.get_or_create_iteration(tf.GetOrCreateIterationRequest(job_id=job_id))
+        ours = ForebayFace(dispatcher)
+        with pytest.raises(FailedPrecondition, match="use one kind"):
+            await ours.join_iteration(pb.JoinIterationRequest(job_id=job_id))
+        await face.close()
+
+    run_dispatcher(MemoryStorage(), scene)
