@@ -82,8 +82,11 @@ class RoundsConsumer(Consumer):
 
     def blocks(self, nothing: Block | None = None) -> Iterator[Block]:
         while True:
-            while (taken := self._take()) is not None:
+            while not self._inbox.empty():  # its blocks are among the tasks' already
+                self._next_delivered()
+            if (taken := self._take()) is not None:
                 yield taken
+                continue
             try:
                 self._next_delivered()
             except queue.Empty:
