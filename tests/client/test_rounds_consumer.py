@@ -137,3 +137,38 @@ def test_who_never_waits_for_elements_hears_of_what_happens(consumer: RoundsCons
     Client.all[11].send(1, 2)
     with pytest.raises(Unavailable, match="another one"):
         next(blocks)
+
+
+def test_who_was_paused_while_workers_came_and_went_goes_on(consumer: RoundsConsumer) -> None:
+    """The heartbeats went on meanwhile."""
+    hear(consumer, says({1: 11}))
+    consumer._next_delivered()
+    hear(consumer, says({1: 11}, block=5))
+    hear(consumer, says({1: 11, 2: 12}))
+    hear(consumer, says({1: 11, 2: 12, 3: 13}))
+    hear(consumer, says({1: 11, 2: 12, 3: 13}, lost=(1, 3)))
+    hear(consumer, says({2: 12}, removed={1: 0, 3: 0}))
+    Client.all[11].send(1, 0)
+    while not consumer._inbox.empty():
+        consumer._next_delivered()
+    Client.all[12].send(2, 7)
+    assert numbers(next(consumer.blocks())) == [7]
+    assert Client.all[11].stopped == [1] and Client.all[11].closed
+    assert 13 not in Client.all
+
+
+def test_a_removed_task_is_let_go_after_its_last_round(consumer: RoundsConsumer) -> None:
+    hear(consumer, says({1: 11, 2: 12}))
+    consumer._next_delivered()
+    Client.all[11].send(1, 0)
+    Client.all[11].send(1, 2, 4)
+    Client.all[11].send(1, 6)
+    hear(consumer, says({1: 11, 2: 12}, lost=(1,)))
+    hear(consumer, says({2: 12}, removed={1: 2}))
+    blocks = consumer.blocks(NOTHING)
+    Client.all[12].send(2, 1, 3, 5)
+    assert numbers(next(blocks)) == [0, 1, 2, 3, 5]
+    assert Client.all[11].stopped == [1] and Client.all[11].closed
+    assert Client.all[11].held == 0, "of what nobody reads the budget of elements knows no more"
+    Client.all[11].send(1, 8)  # was on its way
+    assert Client.all[11].held == 0
