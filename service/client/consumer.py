@@ -127,7 +127,7 @@ class Consumer:
             pb.JoinIterationRequest(job_id=job_id, epoch=epoch), pb.JoinIterationResponse
         )
         self.consumer_id = joined.consumer_id
-        self.last_task_id = 0  # whose block came last
+        self.last_task_id = 0  # whose block came last; 0 in rounds, where one is of several tasks
         self._credit_bytes = credit_bytes
         self._budget = ElementBudget(reading.max_elements) if reading.max_elements else None
         self._inbox: _Inbox = queue.SimpleQueue()

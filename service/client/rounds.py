@@ -82,8 +82,13 @@ class RoundsConsumer(Consumer):
 
     def blocks(self, nothing: Block | None = None) -> Iterator[Block]:
         while True:
-            while (taken := self._take()) is not None:
+            while not self._inbox.empty():  # its blocks are among the tasks' already
+                self._next_delivered()
+            taken = self._take()
+            self._let_removed_go()
+            if taken is not None:
                 yield taken
+                continue
             try:
                 self._next_delivered()
             except queue.Empty:
@@ -115,11 +120,10 @@ class RoundsConsumer(Consumer):
         """The next task of the round, or of the following one; None if that must not begin."""
         while True:
             following = None
-            for task_id, task in self._tasks.items():
+            for task in self._tasks.values():
                 if task.is_over():
                     continue
                 if task.next_round == self._round:
-                    self.last_task_id = task_id
                     return task
                 if following is None or task.next_round < following:
                     following = task.next_round
@@ -169,7 +173,7 @@ class RoundsConsumer(Consumer):
         self._listed = {task.task_id: task for task in response.tasks}
         new = []
         for info in response.tasks:
-            if info.lost:
+            if info.lost or not self._wants(info.task_id):
                 continue
             linked = info.worker_uid in self._links
             link = self._link(info)
@@ -180,13 +184,23 @@ class RoundsConsumer(Consumer):
                 new.append(link)
         for link in new:  # once all of them share the budget of elements
             link.client.start()
-        self._let_removed_go()
+
+    def _wants(self, task_id: int) -> bool:
+        """Not, if the heartbeats have heard more by now than whoever reads."""
+        with self._step:
+            task = self._tasks.get(task_id)
+            return task is not None and not task.is_over()
 
     def _let_removed_go(self) -> None:
         with self._step:
             over = {task_id: task for task_id, task in self._tasks.items() if task.is_over()}
             for task_id in over:
                 del self._tasks[task_id]
+        if not over:
+            return
+        for task in over.values():
+            for arrived in task.blocks:
+                arrived.client.taken(arrived.block)
         for uid, link in list(self._links.items()):
             if link is not None:
                 for task_id in link.reading & over.keys():
@@ -208,6 +222,8 @@ class RoundsConsumer(Consumer):
             if task is not None:
                 task.blocks.append(_Arrived(client, block))
                 task.received += block.count
+        if task is None:  # it is over
+            client.taken(block)
 
     def _end(self, task_id: int, end: End) -> None:
         if isinstance(end, Superseded):

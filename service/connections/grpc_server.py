@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from ..errors import AddressInUse, ForebayError, InvalidArgument, status_of
 
-Method = tuple[Callable[[Any], Any], type[Message], type[Message]]
+Method = tuple[Callable[..., Any], type[Message], type[Message]]
 """What answers a request, the request's class, and the answer's."""
 
 _UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -105,8 +105,9 @@ def generic_handler(
     """A handler for the service of that full name, made of unary methods.
 
     Each method's function takes a request and returns an answer; coroutine functions are for
-    a `grpc.aio` server, others for a threaded one. A ForebayError that it raises becomes the
-    call's status (errors.py); a request that does not parse is INVALID_ARGUMENT.
+    a `grpc.aio` server, others for a threaded one. One of these that takes `is_awaited` is given
+    what says whether the client still waits. A ForebayError that it raises becomes the call's
+    status (errors.py); a request that does not parse is INVALID_ARGUMENT.
     """
     return grpc.method_handlers_generic_handler(
         service,
@@ -118,9 +119,10 @@ def generic_handler(
 
 
 def _behaviour(
-    name: str, function: Callable[[Any], Any], request: type[Message], response: type[Message]
+    name: str, function: Callable[..., Any], request: type[Message], response: type[Message]
 ) -> Callable[[bytes, Any], Any]:
     parse, serialize = request.FromString, response.SerializeToString
+    asks_on = "is_awaited" in inspect.signature(function).parameters
 
     async def answer_async(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         try:
@@ -130,8 +132,9 @@ def _behaviour(
             await context.abort(grpc.StatusCode[status_of(error)], str(error))
 
     def answer(data: bytes, context: grpc.ServicerContext) -> bytes:
+        options = {"is_awaited": context.is_active} if asks_on else {}
         try:
-            return serialize(function(_parsed(data)))
+            return serialize(function(_parsed(data), **options))
         except ForebayError as error:
             context.abort(grpc.StatusCode[status_of(error)], str(error))
 

@@ -127,9 +127,10 @@ class TaskRemovals:
         if len(held) < num_consumers:
             return
         last = max(one.round for one in held.values())
-        if last > min(one.received for one in held.values()):
+        all_have = min(one.received for one in held.values())
+        if last > all_have:
             raise FailedPrecondition(_torn(task.orphan.address, last))
-        await self._dispatcher.execute(c.RemoveTask(task_id=mine.task_id, round=last))
+        await self._dispatcher.execute(c.RemoveTask(task_id=mine.task_id, round=all_have))
 
     def _check(self, task: Task, consumer_index: int) -> int:
         """How many consumers its read has. Raises FailedPrecondition, InvalidArgument."""

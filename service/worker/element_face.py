@@ -71,7 +71,9 @@ class ElementFace:
         with self._lock:
             return task_id in self._elements
 
-    def get_element(self, request: pb.GetElementRequest) -> pb.GetElementResponse:
+    def get_element(
+        self, request: pb.GetElementRequest, is_awaited: Callable[[], bool] = lambda: True
+    ) -> pb.GetElementResponse:
         runner = self._runner_of(request.task_id)
         if runner is None and request.HasField("consumer_index"):
             # Consumers of rounds who do not find a task have it removed, if all of them do not.
@@ -90,7 +92,7 @@ class ElementFace:
                 elements = (_RoundElements if is_in_rounds else _TaskElements)(runner)
                 known = {i: e for i, e in self._elements.items() if self._runner_of(i) is e.runner}
                 self._elements = {**known, request.task_id: elements}
-        return elements.get(request)
+        return elements.get(request, is_awaited)
 
     def get_worker_tasks(self, _: pb.GetWorkerTasksRequest) -> pb.GetWorkerTasksResponse:
         return pb.GetWorkerTasksResponse()
@@ -108,8 +110,10 @@ class _Elements(ABC):
         self._respond: Callable[[Block], pb.GetElementResponse] | None = None
 
     @abstractmethod
-    def get(self, request: pb.GetElementRequest) -> pb.GetElementResponse:
-        """Raises PipelineError, Unavailable."""
+    def get(
+        self, request: pb.GetElementRequest, is_awaited: Callable[[], bool]
+    ) -> pb.GetElementResponse:
+        """`is_awaited` is whether the client still is there. Raises PipelineError, Unavailable."""
 
     def _response(self, item: Block | End | None) -> pb.GetElementResponse:
         if isinstance(item, Block):
@@ -131,7 +135,7 @@ class _TaskElements(_Elements):
         self._opened: dict[Order, Subscription | End] = {}
         self._skips: dict[Order, Skips] = {}
 
-    def get(self, request: pb.GetElementRequest) -> pb.GetElementResponse:
+    def get(self, request: pb.GetElementRequest, _: Callable[[], bool]) -> pb.GetElementResponse:
         cached = self.runner.task.cross_trainer_cache
         item = self.next(Cached(request.trainer_id) if cached else ANY)
         if isinstance(item, EndOfTask):
@@ -177,7 +181,9 @@ class _RoundElements(_Elements):
         self._given: dict[int, tuple[int, pb.GetElementResponse]] = {}  # last, and in which round
         self._changed = threading.Condition()
 
-    def get(self, request: pb.GetElementRequest) -> pb.GetElementResponse:
+    def get(
+        self, request: pb.GetElementRequest, is_awaited: Callable[[], bool]
+    ) -> pb.GetElementResponse:
         consumer, number = request.consumer_index, request.round_index
         asks = request.HasField("consumer_index") and request.HasField("round_index")
         if not (asks and 0 <= consumer < self._consumers and number >= 0):
@@ -186,10 +192,16 @@ class _RoundElements(_Elements):
                 f"Requesting data for consumer index {consumer}, but the task is configured for "
                 f"only {self._consumers} consumers, each of which names itself and a round",
             )
-        with self._turns[consumer]:
-            return self._next(consumer, number)
+        while not self._turns[consumer].acquire(timeout=LOOK_AGAIN_S):
+            _require(is_awaited)
+        try:
+            return self._next(consumer, number, is_awaited)
+        finally:
+            self._turns[consumer].release()
 
-    def _next(self, consumer: int, number: int) -> pb.GetElementResponse:
+    def _next(
+        self, consumer: int, number: int, is_awaited: Callable[[], bool]
+    ) -> pb.GetElementResponse:
         with self._changed:
             reached, response = self._given.get(consumer, (-1, None))
             if response is not None and number == reached:
@@ -207,9 +219,10 @@ class _RoundElements(_Elements):
             while not self._changed.wait_for(partial(self._all_ask_for, number), LOOK_AGAIN_S):
                 if self._is_cancelled(consumer):
                     break
+                _require(is_awaited)
         # For as long as it takes: all consumers who are told to ask again would remove the task.
         while (item := _next_element(self._opened[consumer])) is None:
-            pass
+            _require(is_awaited)
         response = self._response(item)
         with self._changed:
             self._given[consumer] = number, response
@@ -221,6 +234,12 @@ class _RoundElements(_Elements):
 
     def _all_ask_for(self, number: int) -> bool:
         return len(self._asked) == self._consumers and min(self._asked.values()) >= number
+
+
+def _require(is_awaited: Callable[[], bool]) -> None:
+    """Or the threads of a client that gives up and asks again would wait beside each other."""
+    if not is_awaited():
+        raise Unavailable("the client that asked for an element has gone")
 
 
 def _next_element(opened: Subscription | End) -> Block | End | None:

@@ -235,3 +235,33 @@ def test_any_order_of_events(consumers: int, workers: int, actions: list[tuple[A
 
     with patch.object(rounds, "TOGETHER", 2):  # or all that there is would be taken at once
         run_dispatcher(MemoryStorage(), run, worker_timeout_ms=-1, client_timeout_ms=-1)
+
+
+def test_what_all_have_received_of_a_lost_worker_they_are_given() -> None:
+    async def run(dispatcher: Dispatcher) -> None:
+        cluster = Cluster(dispatcher, 2)
+        await cluster.begin(1)
+        one, other = cluster.consumers
+        (task_id,) = one.told
+        for consumer, elements in ((one, 5), (one, 15), (other, 5), (other, 9)):
+            cluster.arrive(consumer, elements)
+        one.go_on(1)
+        await cluster.lose(0)
+        del cluster.alive[0]
+        for _ in range(3):  # it is lost; all have said where they are; it is removed
+            for consumer in cluster.consumers:
+                await cluster.beat(consumer, lost=False)
+            for consumer in cluster.consumers:
+                consumer.hear()
+        tasks = [consumer._tasks[task_id] for consumer in cluster.consumers]
+        received = min(task.received - task.starting_round for task in tasks)
+        assert received > len(one.took) + 4
+        for consumer in cluster.consumers:
+            consumer.go_on(100)
+            assert len(consumer.took) == received
+        cluster.check()
+        await heal(cluster)
+        cluster.check()
+
+    with patch.object(rounds, "TOGETHER", 2):
+        run_dispatcher(MemoryStorage(), run, worker_timeout_ms=-1, client_timeout_ms=-1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -18,6 +20,7 @@ from forebay.service.worker import element_face
 from forebay.service.worker.element_face import ElementFace
 
 TASK = 7
+TIMEOUT_S = 10
 
 
 @pytest.fixture
@@ -119,3 +122,40 @@ def test_a_worker_that_leaves_ends_no_trainer(
     for asked in [pool.submit(ask, face, consumer, 0) for consumer in (0, 1)]:
         with pytest.raises(Unavailable, match="stopped"):
             asked.result()
+
+
+@pytest.mark.parametrize("consumers", [(0, 0, 0), (0, 0, 1, 1)])  # the others did not ask, or did
+def test_who_waits_no_more_leaves_no_thread_behind(
+    face: ElementFace,
+    output: RoundsOutput,
+    pool: ThreadPoolExecutor,
+    consumers: tuple[int, ...],
+) -> None:
+    gone = threading.Event()
+    details: Any = SimpleNamespace(
+        method="/tensorflow.data.WorkerService/GetElement", invocation_metadata=()
+    )
+    handler: Any = face.handlers().service(details)
+
+    def abort(_: grpc.StatusCode, reason: str) -> None:
+        raise Unavailable(reason)
+
+    context = SimpleNamespace(is_active=lambda: not gone.is_set(), abort=abort)
+    requests = [
+        pb.GetElementRequest(task_id=TASK, consumer_index=consumer, round_index=5)
+        for consumer in consumers
+    ]
+    asked = [
+        pool.submit(handler.unary_unary, request.SerializeToString(), context)
+        for request in requests
+    ]
+    try:
+        gone.set()
+        for one in asked:
+            with pytest.raises(Unavailable, match=r"the client that asked .* has gone"):
+                one.result(TIMEOUT_S)
+        both = [pool.submit(ask, face, consumer, 5) for consumer in (0, 1)]
+        put(output, 0, 2)
+        assert [one.result(TIMEOUT_S) for one in both] == [0, 1]
+    finally:
+        output.cancel()  # or those who wait would for ever

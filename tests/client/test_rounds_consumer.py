@@ -1,0 +1,174 @@
+"""A consumer of rounds: in which order it hears of tasks, of their elements and of their ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.blocks import Block, Component
+from forebay.service.client import consumer as consumer_module
+from forebay.service.client.options import ReadOptions
+from forebay.service.client.rounds import RoundsConsumer
+from forebay.service.errors import Unavailable
+from forebay.service.proto import forebay_pb2 as pb
+
+NOTHING = Block(0, ())
+
+
+class Dispatcher:
+    """Has nothing to say."""
+
+    def call_numbered(self, _: Any, response: type[Any]) -> Any:
+        return response(consumer_id=1)
+
+    def call(
+        self, _: Any, response: type[Any], *, closed: threading.Event | None = None, **__: Any
+    ) -> Any:
+        if closed is None:
+            return response()
+        closed.wait()
+        raise Unavailable("the consumer was closed")
+
+
+class Client:
+    """In place of a connection. Keeps what it was told."""
+
+    all: dict[int, Client]  # by the worker's uid
+
+    def __init__(
+        self, _: Any, *, worker_uid: int, deliver: Callable[..., None], **__: object
+    ) -> None:
+        self.deliver = deliver
+        self.all[worker_uid] = self
+        self.reads: list[int] = []
+        self.stopped: list[int] = []
+        self.held = 0
+        self.closed = False
+
+    def read(self, task_id: int, _: object) -> None:
+        self.reads.append(task_id)
+
+    def start(self) -> None: ...
+
+    def send(self, task_id: int, *numbers: int) -> None:
+        self.held += 1
+        self.deliver(task_id, 0, Block(len(numbers), (Component(np.array(numbers)),)))
+
+    def taken(self, _: Block) -> None:
+        self.held -= 1
+
+    def stop_task(self, task_id: int) -> None:
+        self.stopped.append(task_id)
+
+    def hang_up(self) -> None: ...
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def consumer(monkeypatch: pytest.MonkeyPatch) -> Iterator[RoundsConsumer]:
+    monkeypatch.setattr(consumer_module, "BlockClient", Client)
+    monkeypatch.setattr(Client, "all", {}, raising=False)
+    reading = ReadOptions(consumer_index=0, num_consumers=2)
+    consumer = RoundsConsumer(Dispatcher(), 1, 0, credit_bytes=1, reading=reading)
+    yield consumer
+    consumer.close()
+
+
+def says(
+    workers: dict[int, int],
+    *,
+    lost: tuple[int, ...] = (),
+    removed: dict[int, int] | None = None,
+    block: int | None = None,
+) -> pb.ConsumerHeartbeatResponse:
+    """Which tasks there are, by what worker; which of them are lost with theirs."""
+    served = [ev.TransferServer(protocol="tcp", address="h:1")]
+    tasks = [
+        pb.TaskInfo(
+            task_id=task_id,
+            worker_uid=uid,
+            transfer_servers=served,
+            lost=uid if task_id in lost else 0,
+        )
+        for task_id, uid in workers.items()
+    ]
+    return pb.ConsumerHeartbeatResponse(tasks=tasks, removed=removed, block_round=block)
+
+
+def hear(consumer: RoundsConsumer, response: pb.ConsumerHeartbeatResponse) -> None:
+    """As its thread of heartbeats does."""
+    consumer._heard(response)
+    consumer._inbox.put(response)
+
+
+def numbers(block: Block) -> list[int]:
+    values: list[int] = np.asarray(block.components[0].values).tolist()
+    return values
+
+
+def test_who_never_waits_for_elements_keeps_none_that_were_taken(consumer: RoundsConsumer) -> None:
+    hear(consumer, says({1: 11}))
+    blocks = consumer.blocks(NOTHING)
+    consumer._next_delivered()
+    for number in range(50):
+        Client.all[11].send(1, number)
+        assert numbers(next(blocks)) == [number]
+        assert consumer._inbox.qsize() <= 1
+
+
+def test_who_never_waits_for_elements_hears_of_what_happens(consumer: RoundsConsumer) -> None:
+    hear(consumer, says({1: 11}))
+    consumer._next_delivered()
+    blocks = consumer.blocks(NOTHING)
+    Client.all[11].send(1, 0)
+    assert numbers(next(blocks)) == [0]
+    hear(consumer, says({1: 11, 2: 12}))
+    Client.all[11].send(1, 1)
+    assert numbers(next(blocks)) == [1]
+    assert Client.all[12].reads == [2]
+    consumer._inbox.put(Unavailable("the dispatcher is another one"))
+    Client.all[11].send(1, 2)
+    with pytest.raises(Unavailable, match="another one"):
+        next(blocks)
+
+
+def test_who_was_paused_while_workers_came_and_went_goes_on(consumer: RoundsConsumer) -> None:
+    """The heartbeats went on meanwhile."""
+    hear(consumer, says({1: 11}))
+    consumer._next_delivered()
+    hear(consumer, says({1: 11}, block=5))
+    hear(consumer, says({1: 11, 2: 12}))
+    hear(consumer, says({1: 11, 2: 12, 3: 13}))
+    hear(consumer, says({1: 11, 2: 12, 3: 13}, lost=(1, 3)))
+    hear(consumer, says({2: 12}, removed={1: 0, 3: 0}))
+    Client.all[11].send(1, 0)
+    while not consumer._inbox.empty():
+        consumer._next_delivered()
+    Client.all[12].send(2, 7)
+    assert numbers(next(consumer.blocks())) == [7]
+    assert Client.all[11].stopped == [1] and Client.all[11].closed
+    assert 13 not in Client.all
+
+
+def test_a_removed_task_is_let_go_after_its_last_round(consumer: RoundsConsumer) -> None:
+    hear(consumer, says({1: 11, 2: 12}))
+    consumer._next_delivered()
+    Client.all[11].send(1, 0)
+    Client.all[11].send(1, 2, 4)
+    Client.all[11].send(1, 6)
+    hear(consumer, says({1: 11, 2: 12}, lost=(1,)))
+    hear(consumer, says({2: 12}, removed={1: 2}))
+    blocks = consumer.blocks(NOTHING)
+    Client.all[12].send(2, 1, 3, 5)
+    assert numbers(next(blocks)) == [0, 1, 2, 3, 5]
+    assert Client.all[11].stopped == [1] and Client.all[11].closed
+    assert Client.all[11].held == 0, "of what nobody reads the budget of elements knows no more"
+    Client.all[11].send(1, 8)  # was on its way
+    assert Client.all[11].held == 0
