@@ -386,12 +386,13 @@ class WorkerServer(_Server):
 
 
 def _stop_forgotten(worker: Worker) -> None:
-    """Garbage is collected in any thread, one that the worker waits for among them; but at its
-    exit, in its main thread, the interpreter starts no other."""
-    if threading.current_thread() is threading.main_thread():
-        worker.stop()
-    else:
+    """Garbage is collected at any allocation: in a thread that the worker waits for, or with a lock
+    held that stopping takes. But at its exit, once the main thread counts as ended, the interpreter
+    starts no other."""
+    if threading.main_thread().is_alive():
         threading.Thread(target=worker.stop, name="forebay-worker-stop", daemon=True).start()
+    else:
+        worker.stop()
 
 
 def _require_grpc(protocol: str | None) -> None:

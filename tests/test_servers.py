@@ -173,6 +173,38 @@ def test_a_worker_that_is_forgotten_stops_in_whatever_thread(
             time.sleep(0.05)
 
 
+FORGOTTEN = """
+import gc, threading, weakref
+from forebay.service.servers import _stop_forgotten
+
+class Worker:
+    def stop(self):
+        with lock:  # as its sessions and queues do
+            print(threading.current_thread().name)
+        stopped.set()
+
+class Server:
+    def __init__(self):
+        weakref.finalize(self, _stop_forgotten, Worker())
+        self.itself = self
+
+lock, stopped = threading.Lock(), threading.Event()
+Server()
+with lock:
+    gc.collect()
+stopped.wait()
+lasting = Server()
+"""
+
+
+def test_a_worker_that_is_forgotten_is_stopped_in_the_main_thread_at_exit_only() -> None:
+    """Garbage is collected at any allocation, while a lock is held that stopping takes, too."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORGOTTEN], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["forebay-worker-stop", "MainThread"], done.stderr
+
+
 def test_variables_for_servers_are_not_for_its_dispatcher(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,7 +85,9 @@ def read_epoch(
     dispatcher: DispatcherClient, job_id: int, epoch: int, recorder: Recorder, pace_s: float
 ) -> None:
     """Read an epoch, and record what comes."""
-    consumer = Consumer(dispatcher, job_id, epoch, credit_bytes=CREDIT_BYTES)
+    request = pb.JoinIterationRequest(job_id=job_id, epoch=epoch)
+    joined = dispatcher.call_numbered(request, pb.JoinIterationResponse)
+    consumer = Consumer(dispatcher, joined, credit_bytes=CREDIT_BYTES)
     try:
         recorder.add(Joined(epoch, consumer.consumer_id, time.monotonic()))
         _leave.clear()

@@ -106,16 +106,12 @@ _Inbox = queue.SimpleQueue[_Delivery | _Gone | pb.ConsumerHeartbeatResponse | Fo
 
 
 class Consumer:
-    """Joins epoch `epoch` of a job, and reads it. For one thread at a time; close it.
-
-    Raises NotFound (no such job), Unavailable.
-    """
+    """Reads the iteration that it has joined. For one thread at a time; close it."""
 
     def __init__(
         self,
         dispatcher: DispatcherClient,
-        job_id: int,
-        epoch: int,
+        joined: pb.JoinIterationResponse,
         *,
         credit_bytes: int,
         reading: ReadOptions = AS_EVER,
@@ -123,9 +119,6 @@ class Consumer:
         self._dispatcher = dispatcher
         self._process_id = os.getpid()
         self._reading = reading
-        joined = dispatcher.call_numbered(
-            pb.JoinIterationRequest(job_id=job_id, epoch=epoch), pb.JoinIterationResponse
-        )
         self.consumer_id = joined.consumer_id
         self.last_task_id = 0  # whose block came last; 0 in rounds, where one is of several tasks
         self._credit_bytes = credit_bytes

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import logging
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import FailedPrecondition, InvalidArgument, Unavailable
+from ..pipelines.definitions import compresses, metadata_of
 from ..pipelines.tf_data.split_sources import require_splittable
 from ..proto import forebay_pb2 as pb
-from ..proto import tf_service_pb2 as tf
 from ..structure import assemble
 from ..transport import has_local_workers
 from .consumer import Consumer
@@ -42,6 +44,8 @@ ASK_AGAIN_S = 1.0
 """How long a dispatcher is looked for before who waits for it may think better of it."""
 
 log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 
 def fetch_dataset(service: str | tuple[str, str], dataset_id: str) -> pb.GetDatasetResponse:
@@ -85,6 +89,7 @@ class Reader:
         self._job_name = job_name
         self._how = how
         self._epochs = itertools.count(first_epoch)  # from 1, as stock clients count
+        self._not_joined: list[int] = []  # a heap of those that were drawn, and left before
         self._credit_bytes = credit_bytes
         self._known: pb.JournalPosition | None = None  # so that all are of one journal
 
@@ -99,23 +104,20 @@ class Reader:
         definition = dataset.definition
         if dataset.colocated and self._is_static and self._how.targets == TargetWorkers.AUTO:
             self._how = replace(self._how, targets=TargetWorkers.LOCAL)
-        if self._how.cache is not None:
-            metadata = tf.DataServiceMetadata.FromString(definition.metadata)
-            if metadata.cardinality >= 0:
-                raise InvalidArgument(
-                    "Cross-trainer caching requires the input dataset to be infinite. Got input "
-                    f"with cardinality {metadata.cardinality}"
-                )
+        cardinality = metadata_of(definition.metadata).cardinality
+        if self._how.cache is not None and cardinality >= 0:
+            raise InvalidArgument(
+                "Cross-trainer caching requires the input dataset to be infinite. Got input "
+                f"with cardinality {cardinality}"
+            )
         if self._policy == ShardingPolicy.DYNAMIC:
             require_splittable(definition.sources, definition.unsplittable)
-        if self._how.num_consumers is not None:
-            cardinality = tf.DataServiceMetadata.FromString(definition.metadata).cardinality
-            if cardinality >= 0:
-                raise FailedPrecondition(
-                    "Round robin reads require that the input dataset has infinite cardinality, "
-                    f"but the dataset has cardinality {cardinality}. Consider adding a `.repeat()` "
-                    "transformation to the dataset."
-                )
+        if self._how.num_consumers is not None and cardinality >= 0:
+            raise FailedPrecondition(
+                "Round robin reads require that the input dataset has infinite cardinality, "
+                f"but the dataset has cardinality {cardinality}. Consider adding a `.repeat()` "
+                "transformation to the dataset."
+            )
         return definition
 
     @property
@@ -134,12 +136,6 @@ class Reader:
                 "no local worker is found. You need to run local tf.data service workers in your "
                 "training workers."
             )
-        epoch = next(self._epochs) if self._job_name else 0
-        if self._how.cache is not None and epoch > 1:
-            raise InvalidArgument(
-                "Cross-trainer caching requires infinite datasets and disallows multiple "
-                f"repetitions of the same dataset. Got repetition {epoch}"
-            )
         dispatcher = DispatcherClient(self.service, known=self._known)
         consumer = None
         try:
@@ -151,15 +147,13 @@ class Reader:
                 target_workers=self._how.targets,
                 cross_trainer_cache=self._how.cache is not None,
             )
-            job = yield from _job(dispatcher, request, nothing)
+            ask = partial(dispatcher.call_numbered, request, pb.GetOrCreateJobResponse)
+            job = yield from self._answered(ask, nothing)
             if job.dataset_id not in ("", self.dataset_id):  # "": it is gone, as joining will say
-                self._require_same_elements(dispatcher, job.dataset_id)
+                yield from self._require_same_elements(dispatcher, job.dataset_id, nothing)
+            joined = yield from self._joined(dispatcher, job.job_id, nothing)
             consumer = (Consumer if self._how.num_consumers is None else RoundsConsumer)(
-                dispatcher,
-                job.job_id,
-                epoch,
-                credit_bytes=self._credit_bytes,
-                reading=self._how,
+                dispatcher, joined, credit_bytes=self._credit_bytes, reading=self._how
             )
             yield from consumer.blocks(nothing)
         finally:
@@ -169,37 +163,68 @@ class Reader:
                 dispatcher.close()
                 self._known = dispatcher.known
 
-    def _require_same_elements(self, dispatcher: DispatcherClient, dataset_id: str) -> None:
-        mine, other = (
-            _arriving(dispatcher.get_dataset(i, with_graph=False).definition)
-            for i in (self.dataset_id, dataset_id)
-        )
-        if mine != other:
+    def _joined(
+        self, dispatcher: DispatcherClient, job_id: int, nothing: Block | None
+    ) -> Generator[Block, None, pb.JoinIterationResponse]:
+        """The job's next epoch; for the next iteration, if this one is left before it is there."""
+        epoch = self._next_epoch() if self._job_name else 0
+        if self._how.cache is not None and epoch > 1:
+            raise InvalidArgument(
+                "Cross-trainer caching requires infinite datasets and disallows multiple "
+                f"repetitions of the same dataset. Got repetition {epoch}"
+            )
+        request = pb.JoinIterationRequest(job_id=job_id, epoch=epoch)
+        ask = partial(dispatcher.call_numbered, request, pb.JoinIterationResponse)
+        try:
+            return (yield from self._answered(ask, nothing))
+        except BaseException:
+            if epoch:
+                heapq.heappush(self._not_joined, epoch)
+            raise
+
+    def _next_epoch(self) -> int:
+        try:
+            return heapq.heappop(self._not_joined)
+        except IndexError:
+            return next(self._epochs)
+
+    def _require_same_elements(
+        self, dispatcher: DispatcherClient, dataset_id: str, nothing: Block | None
+    ) -> Generator[Block, None, None]:
+        arriving = []
+        for each in (self.dataset_id, dataset_id):
+            ask = partial(_dataset, dispatcher, each)
+            arriving.append(_arriving((yield from self._answered(ask, nothing)).definition))
+        if arriving[0] != arriving[1]:
             raise InvalidArgument(
                 f"the job {self._job_name!r} is of dataset {dataset_id}, whose elements have "
                 f"another element_spec or compression than those of dataset {self.dataset_id}: "
                 "give the job another name, or the same pipeline to all that share it"
             )
 
+    def _answered(
+        self, ask: Callable[..., Answer], nothing: Block | None
+    ) -> Generator[Block, None, Answer]:
+        """What it returns, once a dispatcher answers; until then `nothing` now and then, if that
+        is given."""
+        asked = False
+        while True:
+            try:
+                patience_s = None if nothing is None else ASK_AGAIN_S
+                return ask(patience_s=patience_s, again=asked)
+            except Unavailable as error:
+                if nothing is None:
+                    raise
+                if not asked:
+                    log.warning("cannot begin to read dataset %s yet: %s", self.dataset_id, error)
+                asked = True
+                yield nothing
 
-def _job(
-    dispatcher: DispatcherClient, request: pb.GetOrCreateJobRequest, nothing: Block | None
-) -> Generator[Block, None, pb.GetOrCreateJobResponse]:
-    """The job, once a dispatcher answers; until then `nothing` now and then, if it is given."""
-    told = False
-    while True:
-        try:
-            patience_s = None if nothing is None else ASK_AGAIN_S
-            return dispatcher.call_numbered(
-                request, pb.GetOrCreateJobResponse, patience_s=patience_s
-            )
-        except Unavailable as error:
-            if nothing is None:
-                raise
-            if not told:
-                log.warning("cannot begin to read dataset %s yet: %s", request.dataset_id, error)
-            told = True
-            yield nothing
+
+def _dataset(
+    dispatcher: DispatcherClient, dataset_id: str, *, patience_s: float | None, again: bool
+) -> pb.GetDatasetResponse:
+    return dispatcher.get_dataset(dataset_id, with_graph=False, patience_s=patience_s)
 
 
 def name_of_job(dataset_id: str, job_name: str | None) -> str | None:
@@ -209,11 +234,8 @@ def name_of_job(dataset_id: str, job_name: str | None) -> str | None:
 
 def _arriving(definition: ev.DatasetDefinition) -> tuple[bytes, bool]:
     """What a reader has to know of elements: their spec, whether each is compressed."""
-    metadata = tf.DataServiceMetadata.FromString(definition.metadata)
-    compressed = (tf.DataServiceMetadata.COMPRESSION_SNAPPY,
-                  tf.DataServiceMetadata.COMPRESSION_FORCED_SNAPPY)  # fmt: skip
-    each = not definition.structure and metadata.compression in compressed
-    return metadata.element_spec, each
+    spec = metadata_of(definition.metadata).element_spec
+    return spec, not definition.structure and compresses(definition)
 
 
 class ElementIterator:

@@ -141,14 +141,19 @@ class DispatcherClient:
             raise error_of_status(error.code(), error.details() or "") from error
 
     def call_numbered(
-        self, request: Any, response: type[Response], *, patience_s: float | None = None
+        self,
+        request: Any,
+        response: type[Response],
+        *,
+        patience_s: float | None = None,
+        again: bool = False,
     ) -> Response:
         """Like `call`, for a request with a `request` field, which this fills in.
 
-        Given the same request once more, it asks for the answer to that.
+        With `again` it asks for the answer to this very request, which it was given last.
         """
         with self._numbered_calls:
-            if not request.request.number:
+            if not again:
                 numbered = ev.Request(caller=self._caller, number=next(self._numbers))
                 request.request.CopyFrom(numbered)
             return self.call(request, response, patience_s=patience_s)

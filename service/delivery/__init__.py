@@ -18,12 +18,13 @@ from .base import (
     TaskOutput,
     TaskUnknown,
 )
-from .cached import CachedOutput, Skips
+from .cached import MAX_TRAINERS, CachedOutput, Skips
 from .orders import ANY, Addressed, AnyBlock, Cached, Order, Rounds
 from .rounds import RoundsOutput
 
 __all__ = [
     "ANY",
+    "MAX_TRAINERS",
     "Addressed",
     "AddressedOutput",
     "AnyBlock",

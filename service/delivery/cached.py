@@ -10,7 +10,8 @@ yet skips them, and goes on with the oldest that there are; the next block that 
 how many they were (`Block.skipped`).
 
 **What outlives whom.** Positions live as long as the task, whether anybody reads under that id or
-not: who comes back goes on behind what it was given before. What was on its way to a reader that
+not: who comes back goes on behind what it was given before. Of more than MAX_TRAINERS, the one that
+was given something longest ago is forgotten, and would be new. What was on its way to a reader that
 closes goes to nobody instead; with the task, on a worker that ends, go window and positions.
 
 Blocks are shared: all trainers are given the same arrays, which nobody may write to. What a block
@@ -42,6 +43,9 @@ class Skips:
             before, self.elements = self.elements, self.elements + elements
             return before.bit_length() < self.elements.bit_length()
 
+
+MAX_TRAINERS = 10_000
+"""Whose positions are kept."""
 
 ENCODED_BLOCKS = 8
 """The last ones that were given out: of these it is kept what they were compressed to."""
@@ -81,10 +85,14 @@ class CachedOutput(TaskOutput):
         self._new_bytes = 0  # of those from the front on
         self._put = 0  # elements
         self._given = 0  # those before this one were, each to some trainer
-        self._trainers: dict[str, _Trainer] = {}  # that have been given something
+        self._trainers: dict[str, _Trainer] = {}  # by when they were given something last
 
     def put(self, block: Block) -> None:
         check_block(block)
+        if not block.count:  # it must not displace what trainers have yet to read
+            with self.changed:
+                self._check_open()
+            return
         size = cost(block)
         with self.changed:
             while (
@@ -95,12 +103,11 @@ class CachedOutput(TaskOutput):
             while self._first < self._front and self._bytes + size > self._max_bytes:
                 self._bytes -= self._window.pop(self._first)[1]
                 self._first += 1
-            if block.count:
-                self._window[self._stop] = replace(block, encodings=Encodings()), size, self._put
-                self._stop += 1
-                self._put += block.count
-                self._bytes += size
-                self._new_bytes += size
+            self._window[self._stop] = replace(block, encodings=Encodings()), size, self._put
+            self._stop += 1
+            self._put += block.count
+            self._bytes += size
+            self._new_bytes += size
             self.changed.notify_all()
         self._tell()
 
@@ -140,7 +147,11 @@ class CachedOutput(TaskOutput):
             return None
         oldest = self._window[self._first][2]
         if trainer is None:
-            trainer = self._trainers[trainer_id] = _Trainer(self._first, oldest)
+            trainer = _Trainer(self._first, oldest)
+        self._trainers.pop(trainer_id, None)
+        self._trainers[trainer_id] = trainer
+        if len(self._trainers) > MAX_TRAINERS:
+            del self._trainers[next(iter(self._trainers))]
         skipped = 0
         if trainer.block < self._first:
             skipped = oldest - trainer.element

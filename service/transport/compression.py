@@ -154,11 +154,13 @@ class Packer:
             return None
 
         def pack() -> bytes | None:
-            return codecs.pack(codec, codecs.join(buffers))
+            begun = time.perf_counter()
+            packed = codecs.pack(codec, codecs.join(buffers))
+            self._packing_s += time.perf_counter() - begun
+            return packed
 
-        begun = time.perf_counter()
+        # Not what another has packed, nor the time until it had: that says nothing of this codec.
         packed = pack() if encodings is None else encodings.get(codec, pack)
-        self._packing_s += time.perf_counter() - begun
         return None if packed is None else (codec, packed)
 
     def _samples(self, buffers: Sequence[memoryview]) -> dict[str, Sample]:

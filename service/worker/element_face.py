@@ -7,7 +7,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import grpc
@@ -16,6 +16,7 @@ from ..blocks import Block
 from ..connections.grpc_server import generic_handler
 from ..delivery import (
     ANY,
+    MAX_TRAINERS,
     Cached,
     End,
     EndOfTask,
@@ -132,8 +133,9 @@ class _TaskElements(_Elements):
 
     def __init__(self, runner: TaskRunner) -> None:
         super().__init__(runner)
-        self._opened: dict[Order, Subscription | End] = {}
-        self._skips: dict[Order, Skips] = {}
+        output = runner.output
+        self._opened = lru_cache(MAX_TRAINERS)(lambda order: (output.open(order), Skips()))
+        self._opening = threading.Lock()  # else an order may have two
 
     def get(self, request: pb.GetElementRequest, _: Callable[[], bool]) -> pb.GetElementResponse:
         cached = self.runner.task.cross_trainer_cache
@@ -144,23 +146,16 @@ class _TaskElements(_Elements):
 
     def next(self, order: Order) -> Block | End | None:
         """An element in a block of its own; None if it does not come in time."""
-        opened = self._opened.get(order)
-        if opened is None:
-            opened = self._opened.setdefault(order, self.runner.output.open(order))
+        with self._opening:
+            opened, skips = self._opened(order)
         item = _next_element(opened)
-        if isinstance(item, Block) and item.skipped:
-            self._say_skipped(order, item.skipped)
-        return item
-
-    def _say_skipped(self, order: Order, elements: int) -> None:
-        """Stock clients cannot be told."""
-        skips = self._skips.setdefault(order, Skips())
-        if skips.add(elements):
-            log.warning(
+        if isinstance(item, Block) and item.skipped and skips.add(item.skipped):
+            log.warning(  # stock clients cannot be told
                 "%s of task %d has skipped %d elements so far, which had left the cross-trainer "
                 "cache: others are faster, and --cross-trainer-cache-size-bytes lets them be "
                 "further ahead", order, self.runner.task.task_id, skips.elements,
             )  # fmt: skip
+        return item
 
 
 class _RoundElements(_Elements):

@@ -19,7 +19,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from forebay.service.block_limits import cost
 from forebay.service.blocks import Block, Component
-from forebay.service.delivery import Cached, CachedOutput, EndOfTask, OutputCancelled, TaskUnknown
+from forebay.service.delivery import (
+    Cached,
+    CachedOutput,
+    EndOfTask,
+    OutputCancelled,
+    TaskUnknown,
+    cached,
+)
 from forebay.service.delivery.cached import ENCODED_BLOCKS
 from forebay.service.errors import InvalidArgument
 
@@ -176,6 +183,33 @@ def test_what_a_block_was_encoded_to_is_kept_for_a_while() -> None:
     for _ in range(2 * ENCODED_BLOCKS):
         encode(slow.next())
     assert made == [4 * number for number in range(ENCODED_BLOCKS)]
+
+
+def test_a_block_without_elements_displaces_nothing() -> None:
+    output = CachedOutput(FOUR)
+    fast, slow = read(output, "fast"), read(output, "slow")
+    output.put(block(0, 4))
+    slow.next(max_elements=1)
+    fast.next()
+    output.put(Block(0, ()))
+    slow.next()
+    assert slow.got == [0, 1, 2, 3] and slow.next() is None
+    output.cancel()
+    with pytest.raises(OutputCancelled):
+        output.put(Block(0, ()))
+
+
+def test_of_too_many_trainers_the_one_that_has_read_longest_ago_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cached, "MAX_TRAINERS", 2)
+    output = CachedOutput(ROOM)
+    output.put(block(0, 4))
+    first, second, third = (read(output, name) for name in ("first", "second", "third"))
+    for reader in (first, second, first, third, first, second):
+        reader.next(max_elements=1)
+    assert len(output._trainers) == 2
+    assert first.got == [0, 1, 2] and second.got == [0, 0] and third.got == [0]
 
 
 def test_a_trainer_has_an_id() -> None:

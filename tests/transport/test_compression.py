@@ -6,6 +6,7 @@ import itertools
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import lz4.block
@@ -15,7 +16,7 @@ import zstandard
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service import block_limits
-from forebay.service.blocks import Block, Component
+from forebay.service.blocks import Block, Component, Encodings
 from forebay.service.delivery import AnyOutput, Cached, CachedOutput, EndOfTask
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
@@ -285,6 +286,26 @@ def test_compressible_data_that_ends_is_given_up_at_once() -> None:
 def test_by_name(compression: ev.BlockCompression, codec: str | None) -> None:
     packed = Packer(CODECS, far=False).pack(compression, [memoryview(SMOOTH)], len(SMOOTH))
     assert (packed and packed[0]) == codec
+
+
+def test_who_waits_for_what_another_compresses_has_not_compressed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+    waited_s = 100
+
+    class Shared(Encodings):
+        def get(self, codec: str, encode: Callable[[], bytes | None]) -> bytes | None:
+            for _ in range(waited_s):
+                next(clock)  # in which another has this block
+            return super().get(codec, encode)
+
+    first, second = Packer(CODECS, far=True), Packer(CODECS, far=True)
+    shared = Shared()
+    for packer in (first, second):
+        assert packer.pack(ev.LZ4, [memoryview(SMOOTH)], len(SMOOTH), shared) is not None
+    assert first._packing_s == 1 and second._packing_s == 0
 
 
 def test_small_payloads_are_not_worth_it() -> None:

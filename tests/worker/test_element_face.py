@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from types import SimpleNamespace
 
 import pytest
 
 from forebay.service.blocks import Block
-from forebay.service.delivery import Cached, CachedOutput, Subscription
+from forebay.service.delivery import Cached, CachedOutput, End, Order, Subscription
 from forebay.service.errors import InvalidArgument
 from forebay.service.proto import forebay_pb2
 from forebay.service.proto import tf_service_pb2 as pb
+from forebay.service.worker import element_face
 from forebay.service.worker.element_face import ElementFace, _TaskElements
 
 from ..delivery.contract import block, numbers
@@ -48,3 +51,26 @@ def test_what_a_stock_client_skips_is_in_the_log(caplog: pytest.LogCaptureFixtur
     assert ["'slow'" in text and text.split(" skipped ")[1].split()[0] for text in said] == [
         "7", "14", "21",
     ]  # fmt: skip
+
+
+def test_of_trainers_that_come_and_go_not_all_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(element_face, "MAX_TRAINERS", 2)
+    opened = []
+
+    class Output(CachedOutput):
+        def open(self, order: Order) -> Subscription | End:
+            found = super().open(order)
+            opened.append(weakref.ref(found))
+            return found
+
+    output = Output()
+    output.put(block(0, 4))
+    elements = _TaskElements(cached(output))  # type: ignore[arg-type]
+    got = []
+    for trainer in ("first", "second", "first", "third", "first", "second"):
+        item = elements.next(Cached(trainer))
+        assert isinstance(item, Block)
+        got += numbers(item)
+    assert got == [0, 0, 1, 0, 2, 1]  # as the task knows who is who
+    gc.collect()
+    assert [subscription() is not None for subscription in opened] == [True, False, False, True]

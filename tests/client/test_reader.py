@@ -1,0 +1,133 @@
+"""What passes between a reader and a dispatcher that goes and comes: which epochs are read."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from forebay.service.client.options import CrossTrainerCache, ShardingPolicy, reading
+from forebay.service.client.reader import Reader
+from forebay.service.client.tf_elements import NOTHING
+from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.service.errors import InvalidArgument, Unavailable
+from forebay.service.proto import forebay_pb2 as pb
+
+
+class Dispatcher:
+    """Ends every iteration at once; answers nothing that it is `away` for."""
+
+    def __init__(self) -> None:
+        self.away: type[Message] | None = None
+        self.asked: list[Any] = []
+        self.dataset_id = ""  # of the job
+
+    def numbers(self, kind: type[Any]) -> list[tuple[str, int]]:
+        asked = (request.request for request in self.asked if isinstance(request, kind))
+        return [(request.caller, request.number) for request in asked]
+
+    def epochs(self) -> list[int]:
+        return [r.epoch for r in self.asked if isinstance(r, pb.JoinIterationRequest)]
+
+    def answer(self, request: Any, closed: threading.Event | None) -> Message:
+        copy = type(request)()
+        copy.CopyFrom(request)
+        self.asked.append(copy)
+        if isinstance(request, self.away or ()):
+            raise Unavailable("it is away")
+        if isinstance(request, pb.GetOrCreateJobRequest):
+            return pb.GetOrCreateJobResponse(job_id=1, dataset_id=self.dataset_id)
+        if isinstance(request, pb.JoinIterationRequest):
+            return pb.JoinIterationResponse(iteration_id=1, consumer_id=1)
+        if isinstance(request, pb.ConsumerHeartbeatRequest):
+            if request.version and closed is not None:
+                closed.wait()
+            return pb.ConsumerHeartbeatResponse(version=1, finished=True)
+        response: Message = getattr(pb, type(request).__name__.replace("Request", "Response"))()
+        return response
+
+
+@pytest.fixture
+def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+    found = Dispatcher()
+
+    def call(
+        self: DispatcherClient,
+        request: Message,
+        response: Any,
+        *,
+        timeout_s: float = 0.0,
+        patience_s: float | None = None,
+        closed: threading.Event | None = None,
+    ) -> Message:
+        return found.answer(request, closed)
+
+    monkeypatch.setattr(DispatcherClient, "call", call)
+    return found
+
+
+def named(cache: CrossTrainerCache | None = None) -> Reader:
+    how = reading(job_name="job", cross_trainer_cache=cache, target_workers="ANY")
+    return Reader("127.0.0.1:1", "dataset", ShardingPolicy.OFF, "job", how)
+
+
+def drop_while_it_waits(reader: Reader) -> None:
+    iteration = reader.iterate(NOTHING)
+    assert [next(iteration), next(iteration)] == [NOTHING, NOTHING]
+    iteration.close()
+
+
+@pytest.mark.parametrize("away", [pb.GetOrCreateJobRequest, pb.JoinIterationRequest])
+def test_an_iteration_that_is_dropped_while_it_waits_uses_up_no_epoch(
+    dispatcher: Dispatcher, away: type[Message]
+) -> None:
+    reader = named()
+    dispatcher.away = away
+    drop_while_it_waits(reader)
+    dispatcher.away = None
+    dispatcher.asked.clear()
+    assert [*reader.iterate(NOTHING), *reader.iterate(NOTHING)] == []
+    assert dispatcher.epochs() == [1, 2]
+
+
+@pytest.mark.parametrize("away", [pb.GetOrCreateJobRequest, pb.JoinIterationRequest])
+def test_what_is_cached_can_be_read_after_an_iteration_that_was_dropped_while_it_waited(
+    dispatcher: Dispatcher, away: type[Message]
+) -> None:
+    reader = named(CrossTrainerCache("trainer"))
+    dispatcher.away = away
+    drop_while_it_waits(reader)
+    dispatcher.away = None
+    assert list(reader.iterate(NOTHING)) == []
+    with pytest.raises(InvalidArgument, match="Got repetition 2"):
+        list(reader.iterate(NOTHING))
+
+
+def test_an_iteration_can_be_dropped_while_it_asks_what_others_read(
+    dispatcher: Dispatcher,
+) -> None:
+    dispatcher.dataset_id = "other"
+    dispatcher.away = pb.GetDatasetRequest
+    drop_while_it_waits(named())
+
+
+@pytest.mark.parametrize("away", [pb.GetOrCreateJobRequest, pb.JoinIterationRequest])
+def test_who_asks_on_asks_for_the_answer_to_the_same_request(
+    dispatcher: Dispatcher, away: type[Message]
+) -> None:
+    """Whose answer may only have been lost."""
+    dispatcher.away = away
+    drop_while_it_waits(named())
+    first, second = dispatcher.numbers(away)
+    assert first == second and first[1]
+
+
+def test_a_request_that_is_used_again_is_another(dispatcher: Dispatcher) -> None:
+    client = DispatcherClient("127.0.0.1:1")
+    request = pb.JoinIterationRequest(job_id=1)
+    for again in (False, False, True):
+        client.call_numbered(request, pb.JoinIterationResponse, again=again)
+    client.close()
+    assert [number for _, number in dispatcher.numbers(pb.JoinIterationRequest)] == [1, 2, 2]
