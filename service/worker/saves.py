@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Iterable
 
-from .. import pipelines
+from .. import malloc, pipelines
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import FailedPrecondition, ForebayError, PipelineError, Unavailable, status_of
 from ..pipelines import Chunk, Run, SplitRange
@@ -119,8 +119,8 @@ class StreamWriter:
     def cancel(self) -> None:
         """End it soon; what is committed stays. Idempotent."""
         self._cancelled.set()
-        if self._bundle is not None:
-            self._bundle.cancel()
+        if (bundle := self._bundle) is not None:
+            bundle.cancel()
 
     def join(self, timeout_s: float) -> bool:
         """Wait until it has ended; whether it has."""
@@ -128,10 +128,12 @@ class StreamWriter:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        for writer in self._before:
-            writer._thread.join()
         code, message = "", ""
         try:
+            for writer in self._before:
+                while not writer.join(1):
+                    if self._cancelled.is_set():
+                        return
             if not self._write():
                 return
         except PipelineError as error:
@@ -151,6 +153,9 @@ class StreamWriter:
         except BaseException as bug:  # whoever loads it must not wait for ever
             self._end("INTERNAL", f"the worker failed: {bug!r}")
             raise
+        finally:
+            self._bundle = None
+            malloc.give_back()
         if not self._cancelled.is_set():
             self._end(code, message)
 
@@ -178,16 +183,16 @@ class StreamWriter:
         opener = pipelines.chunk_opener(graph, stream.compression)
         pipeline = pipelines.open_saved(graph, stream.sources)
         try:
-            self._bundle = pipeline.bundle(
+            bundle = self._bundle = pipeline.bundle(
                 SplitRange(stream.first, stream.count, 0),
                 number=stream.stream,
                 seed=stream.save_id,
                 start=stream.elements,
             )
             if self._cancelled.is_set():  # once more, if it came too early
-                self._bundle.cancel()
+                bundle.cancel()
             chunk: Chunk | None = None
-            for block in self._bundle.blocks():
+            for block in bundle.blocks():
                 if chunk is None:
                     name = f"chunk_{self._chunks}_CHUNK_SHARDS_{uuid.uuid4().hex}"
                     chunk = opener(f"{self._directory}/{name}")

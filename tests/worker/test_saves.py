@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service import pipelines
+from forebay.service import malloc, pipelines
 from forebay.service.client.tf_elements import graph_of
 from forebay.service.core import commands as c
 from forebay.service.core.saves import streams_of
@@ -164,6 +165,34 @@ def test_who_was_given_up_and_does_not_know_it_adds_nothing(tmp_path: pathlib.Pa
     with pytest.raises(FailedPrecondition, match="is not this worker's any more"):
         paused._write()
     assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
+
+
+def test_a_writer_gives_memory_back(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back: list[bool] = []
+    monkeypatch.setattr(malloc, "give_back", lambda: given_back.append(True))
+    cluster = Cluster(tmp_path / "save", numbers())
+    cluster.writer(1)._run()
+    assert given_back == [True]
+
+
+def test_a_writer_that_is_cancelled_does_not_wait_for_the_one_before(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(tmp_path / "save", numbers())
+    before, leave = cluster.writer(1), threading.Event()
+    monkeypatch.setattr(before, "_write", leave.wait)  # it is in an element
+    successor = saves.StreamWriter(before._stream, 1, before._dispatcher, OPTIONS, [before])
+    before.start()
+    try:
+        successor.start()
+        before.cancel()
+        successor.cancel()
+        assert successor.join(20)
+    finally:
+        leave.set()
+        assert before.join(20) and successor.join(20)
 
 
 def elements(x: Any) -> Any:
