@@ -10,6 +10,7 @@ import functools
 import os
 import pathlib
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -175,6 +176,34 @@ def test_a_writer_gives_memory_back(
     cluster = Cluster(tmp_path / "save", numbers())
     cluster.writer(1)._run()
     assert given_back == [True]
+
+
+def test_a_writer_that_drains_commits_what_it_has(tmp_path: pathlib.Path) -> None:
+    cluster = Cluster(tmp_path / "save", numbers())
+    worker_id, whole = cluster.worker(1), WorkerOptions(dispatcher="h:1")
+    cluster.when(c.AssignStream(worker_id=worker_id, most=1))
+    save = cluster.state.saves[cluster.save_id]
+    dispatcher: Any = cluster
+    leaving = saves.StreamWriter(_stream(save, 0), 1, dispatcher, whole)
+    leaving.drain()
+    leaving._run()
+    assert (save.streams[0].chunks, 0 < save.streams[0].elements < SIZE) == (1, True)
+    assert not save.streams[0].completed
+    cluster.when(c.LoseWorker(worker_id=worker_id, reason="it said goodbye", left=True))
+    cluster.writer(2)._run()
+    assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
+
+
+def test_who_drains_begins_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrote: list[int] = []
+    monkeypatch.setattr(saves.StreamWriter, "_write", lambda self: wrote.append(self.key[1]))
+    dispatcher: Any = None
+    writers = saves.StreamWriters(1, dispatcher, OPTIONS)
+    writers.obey([pb.Stream(save_id=1, stream=0)])
+    writers.drain()
+    writers.obey([pb.Stream(save_id=1, stream=0), pb.Stream(save_id=1, stream=1)])
+    writers.join(time.monotonic() + 20)
+    assert wrote == [0]
 
 
 def test_a_writer_that_is_cancelled_does_not_wait_for_the_one_before(
