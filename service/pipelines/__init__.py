@@ -37,8 +37,9 @@ class Run(Protocol):
     def blocks(self) -> Iterator[Block]:
         """The blocks, in the pipeline's order; to be called once. Raises PipelineError.
 
-        When it has ended, or is closed, nobody asks its feed any more, and what it held is free, or
-        will be soon; so it is to be read, too, if the run was cancelled before.
+        When it has ended, or is closed, nobody asks its feed any more, unless it was cancelled and
+        its pipeline takes long to notice, and what it held is free, or will be soon; so it is to be
+        read, too, if the run was cancelled before.
         """
         ...
 

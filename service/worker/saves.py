@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Iterable
 
-from .. import pipelines
+from .. import malloc, pipelines
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import FailedPrecondition, ForebayError, PipelineError, Unavailable, status_of
 from ..pipelines import Chunk, Run, SplitRange
@@ -44,7 +44,7 @@ MAX_DOUBLINGS = 5
 
 
 class StreamWriters:
-    """All that a worker writes. `obey` and `cancel` may be called by different threads."""
+    """All that a worker writes. Thread-safe."""
 
     def __init__(self, uid: int, dispatcher: DispatcherClient, options: WorkerOptions) -> None:
         self._uid = uid
@@ -52,6 +52,7 @@ class StreamWriters:
         self._options = options
         self._lock = threading.Lock()
         self._cancelled = False
+        self._draining = False
         self._writers: dict[tuple[int, int], StreamWriter] = {}  # by save and stream
         self._ending: list[StreamWriter] = []
 
@@ -65,13 +66,20 @@ class StreamWriters:
                 self._ending.append(writer)
             self._ending = [writer for writer in self._ending if not writer.join(0)]
             for key, stream in listed.items():
-                if key not in self._writers and not self._cancelled:
+                if key not in self._writers and not (self._cancelled or self._draining):
                     before = [writer for writer in self._ending if writer.key == key]
                     writer = StreamWriter(
                         stream, self._uid, self._dispatcher, self._options, before
                     )
                     self._writers[key] = writer
                     writer.start()
+
+    def drain(self) -> None:
+        """Begin nothing more, and have each commit the chunk that it writes, and end."""
+        with self._lock:
+            self._draining = True
+            for writer in self._writers.values():
+                writer.drain()
 
     def cancel(self) -> None:
         """End all of them soon, for good."""
@@ -80,8 +88,10 @@ class StreamWriters:
         self.obey([])
 
     def join(self, give_up_s: float) -> None:
-        """Wait until they have ended, until `give_up_s` of the monotonic clock."""
-        for writer in self._ending:
+        """Once they shall, wait until they have ended, until `give_up_s` of the monotonic clock."""
+        with self._lock:
+            writers = [*self._ending, *self._writers.values()]
+        for writer in writers:
             if not writer.join(max(0.0, give_up_s - time.monotonic())):
                 log.warning("stream %d of %s is still in an element, and is left", *writer.names)
 
@@ -108,6 +118,7 @@ class StreamWriter:
         self._directory = uncommitted_directory(stream.path, stream.stream)
         self._chunks = stream.chunks
         self._cancelled = threading.Event()
+        self._draining = threading.Event()
         self._bundle: Run | None = None
         self._thread = threading.Thread(
             target=self._run, name=f"forebay-stream-{stream.stream}", daemon=True
@@ -116,11 +127,15 @@ class StreamWriter:
     def start(self) -> None:
         self._thread.start()
 
+    def drain(self) -> None:
+        """Commit what it has at its next block, and leave the rest to others. Idempotent."""
+        self._draining.set()
+
     def cancel(self) -> None:
         """End it soon; what is committed stays. Idempotent."""
         self._cancelled.set()
-        if self._bundle is not None:
-            self._bundle.cancel()
+        if (bundle := self._bundle) is not None:
+            bundle.cancel()
 
     def join(self, timeout_s: float) -> bool:
         """Wait until it has ended; whether it has."""
@@ -128,10 +143,12 @@ class StreamWriter:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        for writer in self._before:
-            writer._thread.join()
         code, message = "", ""
         try:
+            for writer in self._before:
+                while not writer.join(1):
+                    if self._cancelled.is_set():
+                        return
             if not self._write():
                 return
         except PipelineError as error:
@@ -151,6 +168,9 @@ class StreamWriter:
         except BaseException as bug:  # whoever loads it must not wait for ever
             self._end("INTERNAL", f"the worker failed: {bug!r}")
             raise
+        finally:
+            self._bundle = None
+            malloc.give_back()
         if not self._cancelled.is_set():
             self._end(code, message)
 
@@ -170,7 +190,7 @@ class StreamWriter:
             log.info("the end of stream %d of %s could not be told: %s", *self.names, error)
 
     def _write(self) -> bool:
-        """Whether it came to its end, rather than be cancelled."""
+        """Whether it came to its end, rather than be cancelled or drained."""
         stream = self._stream
         self._take_over()
         with open(graph_file(stream.path), "rb") as file:
@@ -178,25 +198,30 @@ class StreamWriter:
         opener = pipelines.chunk_opener(graph, stream.compression)
         pipeline = pipelines.open_saved(graph, stream.sources)
         try:
-            self._bundle = pipeline.bundle(
+            bundle = self._bundle = pipeline.bundle(
                 SplitRange(stream.first, stream.count, 0),
                 number=stream.stream,
                 seed=stream.save_id,
                 start=stream.elements,
             )
             if self._cancelled.is_set():  # once more, if it came too early
-                self._bundle.cancel()
+                bundle.cancel()
             chunk: Chunk | None = None
-            for block in self._bundle.blocks():
+            for block in bundle.blocks():
                 if chunk is None:
                     name = f"chunk_{self._chunks}_CHUNK_SHARDS_{uuid.uuid4().hex}"
                     chunk = opener(f"{self._directory}/{name}")
                     doublings = min(self._chunks, MAX_DOUBLINGS)
                     due_s = time.monotonic() + self._options.save_chunk_s * 2**doublings
                 chunk.write(block)
-                if chunk.bytes >= self._options.save_chunk_bytes or time.monotonic() >= due_s:
+                draining = self._draining.is_set()
+                full = chunk.bytes >= self._options.save_chunk_bytes
+                if draining or full or time.monotonic() >= due_s:
                     self._commit(chunk, name)
                     chunk = None
+                if draining:
+                    bundle.cancel()
+                    return False
             if self._cancelled.is_set():
                 return False
             if chunk is not None:

@@ -144,8 +144,8 @@ class Worker:
         """End every task and leave the service. Idempotent.
 
         With `drain`, splits that were leased and not begun are handed back first, and
-        consumers take what has been begun, for at most the drain timeout. Whether those that
-        read have got all of it; what was dropped is in the log.
+        consumers take what has been begun, and saves what has been written, for at most the drain
+        timeout. Whether those that read have got all of it; what was dropped is in the log.
         """
         if self._stopping.is_set():
             return True
@@ -258,6 +258,7 @@ class Worker:
 
     def _drain(self) -> bool:
         give_up_s = time.monotonic() + self._options.drain_timeout_ms / 1000
+        self._streams.drain()
         instructions = self._handle(DrainAsked())
         with self._lock:
             shall = {i.task_id for i in instructions if isinstance(i, Drain)}
@@ -271,6 +272,7 @@ class Worker:
         # Of completed tasks, too, blocks may be on their way.
         received = self._blocks.wait_until_received
         self._wait_for_consumers(lambda within_s: not received(within_s), give_up_s)
+        self._streams.join(give_up_s)
         lacking = received(0)
         delivered = True
         with self._lock:

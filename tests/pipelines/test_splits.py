@@ -527,6 +527,7 @@ def test_cancel_from_another_thread_leaves_nothing_behind() -> None:
     reader.join(timeout=60)
     assert not reader.is_alive()
     assert got == []
+    wait_for_steps()
     assert not [t for t in threading.enumerate() if t.name == "forebay-pipeline"]
 
 
@@ -536,6 +537,7 @@ def test_an_endless_pipeline_can_be_left() -> None:
     blocks = executor.blocks()
     next(blocks)
     blocks.close()
+    wait_for_steps()
     assert not [t for t in threading.enumerate() if t.name == "forebay-pipeline"]
     executor.cancel()  # too late, which is no error
 

@@ -14,15 +14,17 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Strings
 from forebay.service.client.tf_elements import graph_of
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines import SplitRange
+from forebay.service.pipelines.tf_data import drivers
 from forebay.service.pipelines.tf_data import pipeline as tf_data
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 from forebay.service.pipelines.tf_data.queues import OwnedQueue, QueueSpec
 from forebay.service.pipelines.tf_data.run import TfDataRun
-from forebay.service.pipelines.tf_data.traces import RunTrace, Traces
+from forebay.service.pipelines.tf_data.traces import BundleTrace, RunTrace, Traces
 
 from .. import forks
 from .pipelines import Dataset, OneSource, count, slices, wait_for_steps
@@ -181,6 +183,51 @@ def test_a_run_ends_with_its_pipeline_though_its_step_lasts(
             let_end.set()
     wait_for_steps()
     assert users() == [0]
+
+
+@pytest.mark.parametrize("kind", ["run", "bundle"])
+def test_a_cancelled_run_ends_though_its_step_lasts(
+    kind: str, monkeypatch: pytest.MonkeyPatch, traces: Traces
+) -> None:
+    """What the step may use meanwhile is neither freed nor, by its name, another run's."""
+    let_end = threading.Event()
+    trace = RunTrace if kind == "run" else BundleTrace
+    drive = trace.drive
+
+    def drive_and_last(self: Any, *inputs: Any) -> None:
+        try:
+            drive(self, *inputs)
+        finally:
+            assert let_end.wait(timeout=90)
+
+    monkeypatch.setattr(trace, "drive", drive_and_last)
+    monkeypatch.setattr(drivers, "UNWIND_S", 0)
+    dataset = count(1 << 40).map(lambda i: i * 10)
+    sources = [ev.SplitSource(count=1 << 40)]
+    pipeline = TfDataPipeline(graph_of(dataset), sources, element_spec=dataset.element_spec)
+
+    def cancelled() -> set[str]:
+        whole = SplitRange(0, 1 << 40, 0)
+        bundle = kind == "bundle"
+        run = pipeline.bundle(whole, number=0, seed=0) if bundle else pipeline.run(None)
+        blocks = run.blocks()
+        next(blocks)
+        blocks.close()
+        return {queue._name for queue in run._queues}
+
+    def users() -> list[int]:
+        return [entry.users for entry in traces._entries.values()]
+
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            first, second = (pool.submit(cancelled).result(timeout=30) for _ in range(2))
+            assert not first & second
+            pool.submit(pipeline.close).result(timeout=30)
+            assert sum(users())
+        finally:
+            let_end.set()
+    wait_for_steps()
+    assert not sum(users())
 
 
 def test_a_run_ends_after_what_its_pipeline_has_open() -> None:

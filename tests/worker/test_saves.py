@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 import tensorflow as tf
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service import pipelines
+from forebay.service import malloc, pipelines
 from forebay.service.client.tf_elements import graph_of
 from forebay.service.core import commands as c
 from forebay.service.core.saves import streams_of
@@ -164,6 +166,62 @@ def test_who_was_given_up_and_does_not_know_it_adds_nothing(tmp_path: pathlib.Pa
     with pytest.raises(FailedPrecondition, match="is not this worker's any more"):
         paused._write()
     assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
+
+
+def test_a_writer_gives_memory_back(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back: list[bool] = []
+    monkeypatch.setattr(malloc, "give_back", lambda: given_back.append(True))
+    cluster = Cluster(tmp_path / "save", numbers())
+    cluster.writer(1)._run()
+    assert given_back == [True]
+
+
+def test_a_writer_that_drains_commits_what_it_has(tmp_path: pathlib.Path) -> None:
+    cluster = Cluster(tmp_path / "save", numbers())
+    worker_id, whole = cluster.worker(1), WorkerOptions(dispatcher="h:1")
+    cluster.when(c.AssignStream(worker_id=worker_id, most=1))
+    save = cluster.state.saves[cluster.save_id]
+    dispatcher: Any = cluster
+    leaving = saves.StreamWriter(_stream(save, 0), 1, dispatcher, whole)
+    leaving.drain()
+    leaving._run()
+    assert (save.streams[0].chunks, 0 < save.streams[0].elements < SIZE) == (1, True)
+    assert not save.streams[0].completed
+    cluster.when(c.LoseWorker(worker_id=worker_id, reason="it said goodbye", left=True))
+    cluster.writer(2)._run()
+    assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
+
+
+def test_who_drains_begins_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrote: list[int] = []
+    monkeypatch.setattr(saves.StreamWriter, "_write", lambda self: wrote.append(self.key[1]))
+    dispatcher: Any = None
+    writers = saves.StreamWriters(1, dispatcher, OPTIONS)
+    writers.obey([pb.Stream(save_id=1, stream=0)])
+    writers.drain()
+    writers.obey([pb.Stream(save_id=1, stream=0), pb.Stream(save_id=1, stream=1)])
+    writers.join(time.monotonic() + 20)
+    assert wrote == [0]
+
+
+def test_a_writer_that_is_cancelled_does_not_wait_for_the_one_before(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(tmp_path / "save", numbers())
+    before, leave = cluster.writer(1), threading.Event()
+    monkeypatch.setattr(before, "_write", leave.wait)  # it is in an element
+    successor = saves.StreamWriter(before._stream, 1, before._dispatcher, OPTIONS, [before])
+    before.start()
+    try:
+        successor.start()
+        before.cancel()
+        successor.cancel()
+        assert successor.join(20)
+    finally:
+        leave.set()
+        assert before.join(20) and successor.join(20)
 
 
 def elements(x: Any) -> Any:

@@ -10,6 +10,7 @@ from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.delivery import ANY, Subscription, TaskFailed
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import WorkerOptions
+from forebay.service.worker.saves import StreamWriter
 from forebay.service.worker.task_states import ENDED, RUNNING, Listed
 from forebay.service.worker.tasks import TaskRunner
 from forebay.service.worker.worker import Worker
@@ -36,6 +37,23 @@ def test_a_task_without_a_thread_fails_and_holds_up_no_other(
     told = opened.wait(0)
     assert isinstance(told, TaskFailed) and "can't start new thread" in told.message
     worker.stop()
+
+
+def test_a_worker_that_drains_lets_saves_commit_before_it_cancels_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[bool] = []
+
+    def write(writer: StreamWriter) -> bool:
+        assert writer._draining.wait(20)
+        ended.append(writer._cancelled.is_set())
+        return False
+
+    monkeypatch.setattr(StreamWriter, "_write", write)
+    worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
+    worker._streams.obey([pb.Stream(save_id=1)])
+    worker.stop(drain=True)
+    assert ended == [False]
 
 
 def test_a_worker_whose_dispatcher_is_gone_says_goodbye_once(

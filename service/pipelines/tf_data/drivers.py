@@ -9,7 +9,9 @@ dropped the user's iterators. The call itself may return much later: the thread 
 parallelism and buffers is told to end before it can see that it shall (TensorFlow 2.21's
 `Model::OptimizeLoop`: the callback of a cancellation wakes it, the cancellation shows afterwards).
 If it sleeps on then it does so to its next round, and the call waits for it: rounds are twice as
-long each time, up to a minute apart. Nothing of the pipeline is left in that time.
+long each time, up to a minute apart. Nothing of a pipeline that came to its end is left in that
+time. One that was cancelled is waited for a little, and then left: what its step may use, the run's
+queues among it, is freed when that ends. That a pipeline has failed is known only then, too.
 """
 
 from __future__ import annotations
@@ -54,16 +56,21 @@ class Driver:
         self._thread.start()
 
     def end(self) -> None:
-        """Wait until it has ended, which its queues, or its feed, have been closed for."""
+        """Wait a little until it has ended, which its queues, or its feed, have been closed for."""
         # Here, where waiting for a lock of the pipeline's holds up nobody else; and late:
         # a function call that returns while TensorFlow cancels waits for that, with its locks.
         if not wait([self._ended], UNWIND_S).done:
             self._stop.close()
-        self._thread.join()
+        if wait([self._ended], UNWIND_S).done:
+            self._thread.join()
 
     def when_ended(self, callback: Callable[[], None]) -> None:
         """Call this once the step has ended, from the driver's thread; at once if it has."""
         self._ended.add_done_callback(lambda _: callback())
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended.done()
 
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
@@ -132,13 +139,13 @@ class BundleDriver(Driver):
         self.queue = queues[0]
         handles = [queue.handle for queue in queues]
         self._requests.enqueue([np.array(numbers, np.int64), *handles])
-        if self._ended.done():  # before it knew of this queue
+        if self.has_ended:  # before it knew of this queue
             self.queue.close()
 
     def end(self) -> None:
         self._requests.close()
         super().end()
-        self._requests.release()
+        self.when_ended(self._requests.release)
 
 
 class Drivers:
@@ -148,13 +155,17 @@ class Drivers:
         self._trace = trace
         self._lock = threading.Lock()
         self._idle: list[BundleDriver] = []
+        self._begun: list[BundleDriver] = []  # all whose steps may not have ended
         self._closed = False
 
     def take(self, queues: list[OwnedQueue]) -> BundleDriver:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        return BundleDriver(self._trace, queues[0])
+        driver = BundleDriver(self._trace, queues[0])
+        with self._lock:
+            self._begun = [begun for begun in self._begun if not begun.has_ended] + [driver]
+        return driver
 
     def give_back(self, driver: BundleDriver) -> None:
         """Which has done its bundle."""
@@ -171,6 +182,13 @@ class Drivers:
             idle, self._idle = self._idle, []
         for driver in idle:
             driver.end()
+
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        """Call this once the steps of all have ended; only when nobody takes any more."""
+        if self._begun:
+            self._begun.pop().when_ended(lambda: self.when_ended(callback))
+        else:
+            callback()
 
 
 class BundleRun:

@@ -133,7 +133,7 @@ class TfDataPipeline:
             bundles.users -= 1
             last = not bundles.users
         if last:
-            bundles.release()
+            bundles.drivers.when_ended(bundles.release)
 
 
 class _Bundles:

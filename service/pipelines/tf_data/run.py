@@ -40,8 +40,8 @@ class Source(Protocol):
         ...
 
     def end(self, driver: Driver, *, complete: bool) -> None:
-        """The run is over; `complete`, if it was read to its end. Nothing uses its queues any more
-        when this returns."""
+        """The run is over; `complete`, if it was read to its end. If so, nobody uses its
+        queues any more when this returns, else once the driver has ended."""
         ...
 
     def release(self) -> None:
@@ -73,7 +73,7 @@ class TfDataRun:
         """The elements, in order; to be called once. Raises PipelineError.
 
         After `cancel` it ends early. When it has ended, or is closed, no thread works for it; one
-        may still wait for TensorFlow.
+        may still wait for TensorFlow, or for an element that cannot be cancelled.
         """
         driver: Driver | None = None
         complete = False
@@ -95,9 +95,15 @@ class TfDataRun:
             if driver is not None:
                 self._source.end(driver, complete=complete)
             # What holds elements and constants goes now: we are part of cycles of references.
-            for queue in self._queues:
-                queue.release()
+            if driver is None or complete:
+                self._release_queues()
+            else:
+                driver.when_ended(self._release_queues)
             self._source.release()
+
+    def _release_queues(self) -> None:
+        for queue in self._queues:
+            queue.release()
 
     def _placed(self, block: Block) -> Block:
         if self._bundle is None:
