@@ -23,9 +23,6 @@ NOTHING = Block(0, ())
 class Dispatcher:
     """Has nothing to say."""
 
-    def call_numbered(self, _: Any, response: type[Any]) -> Any:
-        return response(consumer_id=1)
-
     def call(
         self, _: Any, response: type[Any], *, closed: threading.Event | None = None, **__: Any
     ) -> Any:
@@ -76,7 +73,9 @@ def consumer(monkeypatch: pytest.MonkeyPatch) -> Iterator[RoundsConsumer]:
     monkeypatch.setattr(consumer_module, "BlockClient", Client)
     monkeypatch.setattr(Client, "all", {}, raising=False)
     reading = ReadOptions(consumer_index=0, num_consumers=2)
-    consumer = RoundsConsumer(Dispatcher(), 1, 0, credit_bytes=1, reading=reading)
+    consumer = RoundsConsumer(
+        Dispatcher(), pb.JoinIterationResponse(consumer_id=1), credit_bytes=1, reading=reading
+    )
     yield consumer
     consumer.close()
 
