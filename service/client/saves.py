@@ -44,7 +44,8 @@ def distributed_save(
       dataset: a finite `tf.data.Dataset`, without Python functions. For Forebay's workers it has
         one source of splits, or several that are zipped, and nothing that counts its elements or
         drops what remains (`repeat`, `take`, `skip`, `scan`, `unique`, `drop_remainder`): do that
-        with what you load.
+        with what you load; and nothing that gives other elements each time, as clocks and mutable
+        tables do.
       path: an absolute path, where nothing is yet, on a file system that the dispatcher, all
         workers and all readers share under this name, and that can rename.
       service: as in `register_dataset`. The dispatcher has a storage that outlasts it.

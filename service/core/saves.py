@@ -441,9 +441,9 @@ def _save_failed(state: State, event: ev.SaveFailed) -> None:
 def _end(state: State, save_id: int) -> None:
     save = state.saves.pop(save_id)
     state.ended_saves[save_id] = save
-    save.definition_bytes, save.sources = b"", []
+    save.definition_bytes, save.sources, save.metadata, save.indivisible = b"", [], b"", ""
     for stream in save.streams:
-        stream.sources = []
+        stream.sources, stream.last_file = [], ""
         if not stream.completed:
             _tell(state, save, stream)
     if len(state.ended_saves) > MAX_ENDED_SAVES:

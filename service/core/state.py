@@ -212,8 +212,8 @@ class Save(Struct):
     save_id: int
     path: str
     prepared: str  # the directory's name before it was renamed to `path`
-    metadata: bytes  # tensorflow.data.experimental.DistributedSnapshotMetadata
-    indivisible: str  # why Forebay's workers cannot write it
+    metadata: bytes  # DistributedSnapshotMetadata of TensorFlow's, until it has ended
+    indivisible: str  # why Forebay's workers cannot write it, until then
     definition_bytes: bytes = b""  # ev.DatasetDefinition, until it has ended
     sources: list[SaveSource] = []
     stock: bool | None = None  # whose workers write it; None: nobody has begun yet

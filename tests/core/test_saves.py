@@ -42,6 +42,23 @@ def test_what_is_no_canonical_status_is_unknown(code: str) -> None:
     assert status(given.state)["saves"][0]["state"] == "failed"
 
 
+def test_of_a_save_that_has_ended_little_is_kept() -> None:
+    given = Saves()
+    save, worker = given.start(metadata=b"m" * 10_000, indivisible=""), given.worker(1)
+    given.assign(worker)
+    file = "f" * 10_000
+    given.when(
+        c.CommitChunk(
+            save_id=save.save_id, stream=0, worker_uid=1, chunk=0, elements=5, file=file
+        )
+    )  # fmt: skip
+    given.complete(save, 0, 1)
+    assert save.finished
+    assert len(encode_state(given.state)) < 5_000
+    (shown,) = status(given.state)["saves"]
+    assert (shown["streams"], shown["completed_streams"], shown["elements"]) == (1, 1, 5)
+
+
 class Saves(Given):
     def start(self, path: str = "/s", sizes: tuple[int, ...] = (10,), **more: Any) -> Save:
         sources = [ev.SplitSource(count=size) for size in sizes]
