@@ -83,7 +83,7 @@ class Reader:
         self.dataset_id = dataset_id
         self._policy = policy
         self._job_name = job_name
-        self._how = how
+        self._how = replace(how, dynamic=policy == ShardingPolicy.DYNAMIC)
         self._epochs = itertools.count(first_epoch)  # from 1, as stock clients count
         self._credit_bytes = credit_bytes
         self._known: pb.JournalPosition | None = None  # so that all are of one journal
