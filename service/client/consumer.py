@@ -200,8 +200,10 @@ class Consumer:
 
     def _has_ended(self) -> bool:
         mine = {i for i, task in self._listed.items() if self._is_for_us(task)}
-        # Tasks that others read may go on; then ours are all that there is to wait for.
-        others = len(mine) < len(self._listed)
+        # Tasks that others read may go on; then ours are all that there is to wait for, unless
+        # our workers are given tasks yet for what theirs have lost.
+        more = self._reading.dynamic and self._reading.targets != TargetWorkers.LOCAL
+        others = len(mine) < len(self._listed) and not more
         all_ended = mine <= self._ended and (self._finished or (others and bool(mine)))
         if self._given_up:
             self._let_go(all_ended)

@@ -120,6 +120,7 @@ class ReadOptions:
     consumer_index: int = 0  # of the consumers of a coordinated read
     num_consumers: int | None = None  # None: it is none
     cache: CrossTrainerCache | None = None
+    dynamic: bool = False  # whether tasks share splits, so that what one loses another makes
 
     @property
     def order(self) -> Order:

@@ -87,7 +87,7 @@ class Reader:
         self.dataset_id = dataset_id
         self._policy = policy
         self._job_name = job_name
-        self._how = how
+        self._how = replace(how, dynamic=policy == ShardingPolicy.DYNAMIC)
         self._epochs = itertools.count(first_epoch)  # from 1, as stock clients count
         self._not_joined: list[int] = []  # a heap of those that were drawn, and left before
         self._credit_bytes = credit_bytes

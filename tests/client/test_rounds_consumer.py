@@ -2,70 +2,22 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.blocks import Block, Component
+from forebay.service.blocks import Block
 from forebay.service.client import consumer as consumer_module
 from forebay.service.client.options import ReadOptions
 from forebay.service.client.rounds import RoundsConsumer
 from forebay.service.errors import Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 
+from .connections import Client, Dispatcher
+
 NOTHING = Block(0, ())
-
-
-class Dispatcher:
-    """Has nothing to say."""
-
-    def call(
-        self, _: Any, response: type[Any], *, closed: threading.Event | None = None, **__: Any
-    ) -> Any:
-        if closed is None:
-            return response()
-        closed.wait()
-        raise Unavailable("the consumer was closed")
-
-
-class Client:
-    """In place of a connection. Keeps what it was told."""
-
-    all: dict[int, Client]  # by the worker's uid
-
-    def __init__(
-        self, _: Any, *, worker_uid: int, deliver: Callable[..., None], **__: object
-    ) -> None:
-        self.deliver = deliver
-        self.all[worker_uid] = self
-        self.reads: list[int] = []
-        self.stopped: list[int] = []
-        self.held = 0
-        self.closed = False
-
-    def read(self, task_id: int, _: object) -> None:
-        self.reads.append(task_id)
-
-    def start(self) -> None: ...
-
-    def send(self, task_id: int, *numbers: int) -> None:
-        self.held += 1
-        self.deliver(task_id, 0, Block(len(numbers), (Component(np.array(numbers)),)))
-
-    def taken(self, _: Block) -> None:
-        self.held -= 1
-
-    def stop_task(self, task_id: int) -> None:
-        self.stopped.append(task_id)
-
-    def hang_up(self) -> None: ...
-
-    def close(self) -> None:
-        self.closed = True
 
 
 @pytest.fixture

@@ -1,0 +1,41 @@
+"""When a consumer has read all that there is for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.client import consumer as consumer_module
+from forebay.service.client.consumer import Consumer
+from forebay.service.client.options import ReadOptions, TargetWorkers
+from forebay.service.delivery import EndOfTask
+from forebay.service.proto import forebay_pb2 as pb
+
+from .connections import Client, Dispatcher
+
+
+def task(task_id: int, *tags: str) -> pb.TaskInfo:
+    served = [ev.TransferServer(protocol="tcp", address="h:1")]
+    return pb.TaskInfo(
+        task_id=task_id, worker_uid=10 + task_id, transfer_servers=served, worker_tags=tags
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_beside_workers_of_other_trainers(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
+    """What one of them has lost may come from ours, if they share splits."""
+    monkeypatch.setattr(consumer_module, "BlockClient", Client)
+    monkeypatch.setattr(Client, "all", {}, raising=False)
+    reading = ReadOptions(targets=TargetWorkers.AUTO, dynamic=dynamic)
+    consumer = Consumer(Dispatcher(), 1, 0, credit_bytes=1, reading=reading)  # type: ignore[arg-type]
+    try:
+        consumer._update(pb.ConsumerHeartbeatResponse(tasks=[task(1), task(2, "colocated")]))
+        consumer._end(1, EndOfTask())
+        assert consumer._has_ended() == (not dynamic)
+        if dynamic:
+            consumer._update(pb.ConsumerHeartbeatResponse(tasks=[task(1), task(3)], finished=True))
+            assert not consumer._has_ended() and Client.all[13].reads == [3]
+            consumer._end(3, EndOfTask())
+            assert consumer._has_ended()
+    finally:
+        consumer.close()
