@@ -92,6 +92,7 @@ class CommitChunk(Command, frozen=True, kw_only=True):
     save_id: int
     stream: int
     worker_uid: int
+    assignment: int = 0  # that it writes for; 0: the last
     chunk: int
     elements: int
     file: str
@@ -105,6 +106,7 @@ class CompleteStream(Command, frozen=True, kw_only=True):
     stream: int
     worker_address: str = ""  # of a stock worker
     worker_uid: int = 0  # of Forebay's
+    assignment: int = 0  # of Forebay's; 0: the last
 
 
 class FailSave(Command, frozen=True, kw_only=True):
@@ -116,6 +118,7 @@ class FailSave(Command, frozen=True, kw_only=True):
     stream: int | None = None
     worker_address: str = ""
     worker_uid: int = 0
+    assignment: int = 0
 
 
 def _start_save(state: State, command: StartSave) -> Decision:
@@ -273,6 +276,7 @@ def _stream_assigned(state: State, event: ev.StreamAssigned) -> None:
     if event.stream < len(save.streams):
         stream = save.streams[event.stream]
         stream.address, stream.uid = event.worker_address, event.worker_uid
+        stream.assignments += 1
     else:
         stream = Stream(event.worker_address, event.worker_uid, event.first, event.count)
         if event.stock:
@@ -342,7 +346,7 @@ def _save_split_assigned(state: State, event: ev.SaveSplitAssigned) -> None:
 
 
 def _commit_chunk(state: State, command: CommitChunk) -> Decision:
-    stream = _stream_of(state, command.save_id, command.stream, command.worker_uid)
+    stream = _stream_of(state, command, command.worker_uid)
     if stream is None:
         raise FailedPrecondition(
             f"stream {command.stream} of save {command.save_id} is not this worker's any more: it "
@@ -365,14 +369,15 @@ def _commit_chunk(state: State, command: CommitChunk) -> Decision:
 
 
 def _stream_of(
-    state: State, save_id: int, number: int, uid: int, address: str = ""
+    state: State, command: CommitChunk | CompleteStream | FailSave, uid: int, address: str = ""
 ) -> Stream | None:
-    """A stream that this worker writes."""
-    save = state.saves.get(save_id)
-    if save is None or not 0 <= number < len(save.streams):
+    """A stream that this worker writes, for the assignment that the command says."""
+    save, number = state.saves.get(command.save_id), command.stream
+    if save is None or number is None or not 0 <= number < len(save.streams):
         return None
     stream = save.streams[number]
-    mine = stream.address == address if save.stock else stream.uid == uid
+    last = command.assignment in (0, stream.assignments)
+    mine = stream.address == address if save.stock else stream.uid == uid and last
     return stream if mine and not stream.completed else None
 
 
@@ -389,7 +394,7 @@ def _chunk_committed(state: State, event: ev.ChunkCommitted) -> None:
 def _complete_stream(state: State, command: CompleteStream) -> Decision:
     number = command.stream
     uid, address = command.worker_uid, command.worker_address
-    if _stream_of(state, command.save_id, number, uid, address) is None:
+    if _stream_of(state, command, uid, address) is None:
         return Decision([], None)
     save = state.saves[command.save_id]
     completed = ev.StreamCompleted(save_id=save.save_id, stream=number)
@@ -414,7 +419,7 @@ def _fail_save(state: State, command: FailSave) -> Decision:
         return Decision([], None)
     if command.stream is not None:
         uid, address = command.worker_uid, command.worker_address
-        if _stream_of(state, save.save_id, command.stream, uid, address) is None:
+        if _stream_of(state, command, uid, address) is None:
             return Decision([], None)
     return Decision([failed(save, command.code, command.message)], None)
 

@@ -196,6 +196,7 @@ class Stream(Struct):
     last_elements: int = 0  # in the last of them
     last_file: str = ""  # its name until it is renamed
     completed: bool = False
+    assignments: int = 1  # the worker says which it writes for: an earlier one's is stale
 
 
 class SaveSource(Struct):

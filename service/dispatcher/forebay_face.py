@@ -350,6 +350,7 @@ class ForebayFace:
                 save_id=request.save_id,
                 stream=request.stream,
                 worker_uid=request.worker_uid,
+                assignment=request.assignment,
                 chunk=request.chunk,
                 elements=request.elements,
                 file=request.file,
@@ -367,11 +368,14 @@ class ForebayFace:
                     message=request.message,
                     stream=stream,
                     worker_uid=uid,
+                    assignment=request.assignment,
                 )
             )
         else:
             await self._dispatcher.execute(
-                c.CompleteStream(save_id=save_id, stream=stream, worker_uid=uid)
+                c.CompleteStream(
+                    save_id=save_id, stream=stream, worker_uid=uid, assignment=request.assignment
+                )
             )
         return pb.EndStreamResponse()
 
@@ -394,6 +398,7 @@ def _stream(save: Save, number: int) -> pb.Stream:
         elements=stream.elements,
         last_elements=stream.last_elements,
         last_file=stream.last_file,
+        assignment=stream.assignments,
     )
 
 

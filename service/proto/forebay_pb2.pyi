@@ -377,7 +377,7 @@ class FindGoneConsumersResponse(_message.Message):
     def __init__(self, gone: _Optional[_Iterable[int]] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class Stream(_message.Message):
-    __slots__ = ("save_id", "path", "stream", "sources", "first", "count", "compression", "chunks", "elements", "last_elements", "last_file")
+    __slots__ = ("save_id", "path", "stream", "sources", "first", "count", "compression", "chunks", "elements", "last_elements", "last_file", "assignment")
     SAVE_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
@@ -389,6 +389,7 @@ class Stream(_message.Message):
     ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     LAST_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     LAST_FILE_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     save_id: int
     path: str
     stream: int
@@ -400,7 +401,8 @@ class Stream(_message.Message):
     elements: int
     last_elements: int
     last_file: str
-    def __init__(self, save_id: _Optional[int] = ..., path: _Optional[str] = ..., stream: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., compression: _Optional[str] = ..., chunks: _Optional[int] = ..., elements: _Optional[int] = ..., last_elements: _Optional[int] = ..., last_file: _Optional[str] = ...) -> None: ...
+    assignment: int
+    def __init__(self, save_id: _Optional[int] = ..., path: _Optional[str] = ..., stream: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., compression: _Optional[str] = ..., chunks: _Optional[int] = ..., elements: _Optional[int] = ..., last_elements: _Optional[int] = ..., last_file: _Optional[str] = ..., assignment: _Optional[int] = ...) -> None: ...
 
 class StartSaveRequest(_message.Message):
     __slots__ = ("request", "path", "graph", "sources", "metadata")
@@ -421,7 +423,7 @@ class StartSaveResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class CommitChunkRequest(_message.Message):
-    __slots__ = ("save_id", "stream", "worker_uid", "chunk", "elements", "file", "known")
+    __slots__ = ("save_id", "stream", "worker_uid", "chunk", "elements", "file", "known", "assignment")
     SAVE_ID_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     WORKER_UID_FIELD_NUMBER: _ClassVar[int]
@@ -429,6 +431,7 @@ class CommitChunkRequest(_message.Message):
     ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     save_id: int
     stream: int
     worker_uid: int
@@ -436,7 +439,8 @@ class CommitChunkRequest(_message.Message):
     elements: int
     file: str
     known: JournalPosition
-    def __init__(self, save_id: _Optional[int] = ..., stream: _Optional[int] = ..., worker_uid: _Optional[int] = ..., chunk: _Optional[int] = ..., elements: _Optional[int] = ..., file: _Optional[str] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+    assignment: int
+    def __init__(self, save_id: _Optional[int] = ..., stream: _Optional[int] = ..., worker_uid: _Optional[int] = ..., chunk: _Optional[int] = ..., elements: _Optional[int] = ..., file: _Optional[str] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., assignment: _Optional[int] = ...) -> None: ...
 
 class CommitChunkResponse(_message.Message):
     __slots__ = ("journal",)
@@ -445,20 +449,22 @@ class CommitChunkResponse(_message.Message):
     def __init__(self, journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class EndStreamRequest(_message.Message):
-    __slots__ = ("save_id", "stream", "worker_uid", "code", "message", "known")
+    __slots__ = ("save_id", "stream", "worker_uid", "code", "message", "known", "assignment")
     SAVE_ID_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     WORKER_UID_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     save_id: int
     stream: int
     worker_uid: int
     code: str
     message: str
     known: JournalPosition
-    def __init__(self, save_id: _Optional[int] = ..., stream: _Optional[int] = ..., worker_uid: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+    assignment: int
+    def __init__(self, save_id: _Optional[int] = ..., stream: _Optional[int] = ..., worker_uid: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., assignment: _Optional[int] = ...) -> None: ...
 
 class EndStreamResponse(_message.Message):
     __slots__ = ("journal",)

@@ -43,6 +43,14 @@ MAX_DOUBLINGS = 5
 """Of the time that a chunk is written for: of 10 s, up to 5 minutes."""
 
 
+Key = tuple[int, int, int]
+"""A save, a stream, and its assignment: one that comes back is written anew."""
+
+
+def _key(stream: pb.Stream) -> Key:
+    return stream.save_id, stream.stream, stream.assignment
+
+
 class StreamWriters:
     """All that a worker writes. Thread-safe."""
 
@@ -53,12 +61,12 @@ class StreamWriters:
         self._lock = threading.Lock()
         self._cancelled = False
         self._draining = False
-        self._writers: dict[tuple[int, int], StreamWriter] = {}  # by save and stream
+        self._writers: dict[Key, StreamWriter] = {}
         self._ending: list[StreamWriter] = []
 
     def obey(self, streams: Iterable[pb.Stream]) -> None:
         """Write these, and nothing else."""
-        listed = {(stream.save_id, stream.stream): stream for stream in streams}
+        listed = {_key(stream): stream for stream in streams}
         with self._lock:
             for key in [key for key in self._writers if key not in listed or self._cancelled]:
                 writer = self._writers.pop(key)
@@ -67,7 +75,7 @@ class StreamWriters:
             self._ending = [writer for writer in self._ending if not writer.join(0)]
             for key, stream in listed.items():
                 if key not in self._writers and not (self._cancelled or self._draining):
-                    before = [writer for writer in self._ending if writer.key == key]
+                    before = [writer for writer in self._ending if writer.key[:2] == key[:2]]
                     writer = StreamWriter(
                         stream, self._uid, self._dispatcher, self._options, before
                     )
@@ -108,7 +116,7 @@ class StreamWriter:
         before: Iterable[StreamWriter] = (),
     ) -> None:
         """`before` have written it here, were cancelled, and may not have ended yet."""
-        self.key = stream.save_id, stream.stream
+        self.key = _key(stream)
         self.names = stream.stream, stream.path
         self._stream = stream
         self._uid = uid
@@ -181,6 +189,7 @@ class StreamWriter:
             save_id=self._stream.save_id,
             stream=self._stream.stream,
             worker_uid=self._uid,
+            assignment=self._stream.assignment,
             code=code,
             message=message,
         )
@@ -250,6 +259,7 @@ class StreamWriter:
             save_id=stream.save_id,
             stream=stream.stream,
             worker_uid=self._uid,
+            assignment=stream.assignment,
             chunk=self._chunks,
             elements=chunk.elements,
             file=name,

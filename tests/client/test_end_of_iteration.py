@@ -27,7 +27,8 @@ def test_beside_workers_of_other_trainers(monkeypatch: pytest.MonkeyPatch, dynam
     monkeypatch.setattr(consumer_module, "BlockClient", Client)
     monkeypatch.setattr(Client, "all", {}, raising=False)
     reading = ReadOptions(targets=TargetWorkers.AUTO, dynamic=dynamic)
-    consumer = Consumer(Dispatcher(), 1, 0, credit_bytes=1, reading=reading)  # type: ignore[arg-type]
+    joined = pb.JoinIterationResponse(consumer_id=1)
+    consumer = Consumer(Dispatcher(), joined, credit_bytes=1, reading=reading)  # type: ignore[arg-type]
     try:
         consumer._update(pb.ConsumerHeartbeatResponse(tasks=[task(1), task(2, "colocated")]))
         consumer._end(1, EndOfTask())

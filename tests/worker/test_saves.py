@@ -74,6 +74,7 @@ class Cluster(Given):
             "save_id": request.save_id,
             "stream": request.stream,
             "worker_uid": request.worker_uid,
+            "assignment": request.assignment,
         }
         if isinstance(request, pb.CommitChunkRequest):
             self.reach("before a commit", request.chunk)
@@ -166,6 +167,45 @@ def test_who_was_given_up_and_does_not_know_it_adds_nothing(tmp_path: pathlib.Pa
     with pytest.raises(FailedPrecondition, match="is not this worker's any more"):
         paused._write()
     assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
+
+
+def test_a_stream_that_comes_back_is_written_by_who_has_it_now(tmp_path: pathlib.Path) -> None:
+    """1 is paused before its second commit; 2 commits one, and is killed."""
+    cluster = Cluster(tmp_path / "save", numbers())
+    paused = cluster.writer(1)
+    again: list[saves.StreamWriter] = []
+    real: Callable[..., Any] = cluster.call
+
+    def call(request: Any, response: Any, **more: Any) -> Any:
+        if isinstance(request, pb.CommitChunkRequest) and request.chunk and not again:
+            again.append(paused)
+            cluster.lose(1)
+            cluster.die_at = "after a commit"
+            with pytest.raises(Killed):
+                cluster.writer(2)._write()
+            cluster.lose(2)
+            cluster.die_at = ""
+            again.append(cluster.writer(1))
+        return real(request, response, **more)
+
+    cluster.call = call  # type: ignore[method-assign]
+    with pytest.raises(FailedPrecondition, match="is not this worker's any more"):
+        paused._write()
+    paused._end("INTERNAL", "its file is gone")
+    assert paused.key != again[1].key
+    again[1]._run()
+    assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
+
+
+def test_a_stream_that_comes_back_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrote: list[int] = []
+    monkeypatch.setattr(saves.StreamWriter, "_write", lambda self: wrote.append(self._chunks))
+    dispatcher: Any = None
+    writers = saves.StreamWriters(1, dispatcher, OPTIONS)
+    for assignment, chunks in (1, 0), (1, 0), (3, 4):
+        writers.obey([pb.Stream(save_id=1, assignment=assignment, chunks=chunks)])
+    writers.join(time.monotonic() + 20)
+    assert wrote == [0, 4]
 
 
 def test_a_writer_gives_memory_back(
