@@ -23,13 +23,14 @@ from ..stock import DispatcherProcess, stock_consumers
 
 NAMES = itertools.count(1)
 LENGTHS = 7
+UNIT = 4096
 
 
 def sequences(consumers: int) -> tf.data.Dataset:
     """Of a worker, without an end: as many of a length after one another as there are consumers.
-    Each is filled with its own number."""
+    Each is filled with its own number, and so large that few of them are ahead of a consumer."""
     return tf.data.Dataset.range(1 << 60).map(
-        lambda x: tf.fill([1 + x // consumers % LENGTHS], x)
+        lambda x: tf.fill([UNIT * (1 + x // consumers % LENGTHS)], x)
     ).repeat()  # fmt: skip
 
 
@@ -64,13 +65,13 @@ class Read:
 
     def step(self) -> int:
         """What each consumer got is of one round; which one of its worker's."""
-        got = [element.tolist() for element in map(_array, self._pool.map(next, self._iterators))]
-        first = got[0][0]
+        got = list(map(_array, self._pool.map(next, self._iterators)))
+        first = int(got[0][0])
         assert first % self.consumers == 0
-        expected = [first + i for i in range(self.consumers)]
-        length = 1 + first // self.consumers % LENGTHS
-        assert got == [[number] * length for number in expected]
-        return int(first // self.consumers)
+        length = UNIT * (1 + first // self.consumers % LENGTHS)
+        for number, element in enumerate(got, first):
+            assert element.shape == (length,) and (element == number).all()
+        return first // self.consumers
 
     def read(self, steps: int) -> list[int]:
         """That many steps, in which no worker's round is left out or comes twice."""
