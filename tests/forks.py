@@ -97,7 +97,9 @@ class Fork:
     def wait(self, timeout_s: float | None = None) -> int:
         """Its exit code, once it has ended. Raises subprocess.TimeoutExpired."""
         if self._code is None:
-            if not select.select([self._server], [], [], timeout_s)[0]:
+            ended = select.poll()  # for select knows no descriptor above 1,023
+            ended.register(self._server, select.POLLIN)
+            if not ended.poll(None if timeout_s is None else 1000 * timeout_s):
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout_s or 0)
             self._code = int(self._server.recv(64))
             self._server.close()

@@ -346,7 +346,9 @@ def test_a_failed_snapshot_fails_nothing_else() -> None:
 
 
 def threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("forebay-")]
+    """A journal's."""
+    own = ("forebay-append", "forebay-snapshot", "forebay-journal")
+    return [t.name for t in threading.enumerate() if t.name.startswith(own)]
 
 
 def test_close_flushes_and_leaves_nothing_behind() -> None:
