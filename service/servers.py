@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from types import TracebackType
@@ -116,20 +117,20 @@ class DispatcherConfig:
         return DispatcherOptions(**given)
 
 
-class _Server:
+class _Server(ABC):
     """What tf.data service's own servers have in common; a context manager."""
 
     _stopped = False
 
     @property
-    def address(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def address(self) -> str: ...
 
-    def start(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def start(self) -> None: ...
 
-    def stop(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def stop(self) -> None: ...
 
     @property
     def _address(self) -> str:

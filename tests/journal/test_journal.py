@@ -346,9 +346,18 @@ def test_a_failed_snapshot_fails_nothing_else() -> None:
 
 
 def threads() -> list[str]:
-    """A journal's."""
-    own = ("forebay-append", "forebay-snapshot", "forebay-journal")
-    return [t.name for t in threading.enumerate() if t.name.startswith(own)]
+    """Forebay's, but for what earlier tests in this process have left to be collected."""
+    mine = (t for t in threading.enumerate() if t not in _earlier)
+    return [t.name for t in mine if t.name.startswith("forebay-")]
+
+
+_earlier: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def earlier_threads() -> None:
+    _earlier.clear()
+    _earlier.update(threading.enumerate())
 
 
 def test_close_flushes_and_leaves_nothing_behind() -> None:
