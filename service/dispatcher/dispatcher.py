@@ -251,7 +251,9 @@ class Dispatcher:
                 "force, or it belongs to another dispatcher, or this one lost its state (it was in "
                 "memory, or was repaired); read the dataset again"
             )
-            raise NotFound(f"Consumer, or iteration client id {consumer_id} not found: {why}")
+            raise NotFound(
+                f"Unknown iteration client id, or consumer: id {consumer_id} not found: {why}"
+            )
         return consumer
 
     # -- blobs -------------------------------------------------------------------------------
