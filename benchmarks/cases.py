@@ -41,7 +41,7 @@ class Case:
     """A dataset, and how its elements reach the trainer's Python."""
 
     dataset: Callable[[pathlib.Path, int], Any]  # from the directory of the row's files, and a size
-    dynamic: bool = False
+    mode: str = "OFF"  # of sharding
     into: Into = Into.TENSORFLOW
     batch: int = 1  # elements that reach Python at once
     gather: Callable[[Any], Any] | None = None  # makes these batches, in-graph, after the read
@@ -157,7 +157,9 @@ CASES = {
     "rounds": Case(dataset=_buckets, coordinated=True),
     "rounds into NumPy": Case(dataset=_buckets, coordinated=True, into=Into.NUMPY),
     "dicts": Case(dataset=_dicts, batch=SMALL_BATCH, gather=_small_batch),
+    "images, static": Case(dataset=_images, mode="DATA"),
+    "jpeg, static": Case(dataset=photograph_batches, step=keras_step, mode="DATA"),
     "photographs": Case(dataset=photograph_batches),
     "jpeg": Case(dataset=photograph_batches, step=keras_step),
-    "splits": Case(dataset=_scalars, dynamic=True, batch=BATCH, gather=_batch),
+    "splits": Case(dataset=_scalars, mode="DYNAMIC", batch=BATCH, gather=_batch),
 }

@@ -51,7 +51,9 @@ class Reader(Responder):
 class Cluster:
     """A dispatcher, workers and readers of one side. Readers, if several, share a job."""
 
-    def __init__(self, side: Side, setting: Setting, directory: pathlib.Path) -> None:
+    def __init__(
+        self, side: Side, setting: Setting, directory: pathlib.Path, listed: bool = False
+    ) -> None:
         self._side = side
         self._setting = setting
         self._stack = contextlib.ExitStack()
@@ -61,7 +63,7 @@ class Cluster:
         own = directory / side.label
         own.mkdir()
         start = our_dispatcher if self._ours else peer_dispatcher
-        dispatcher = start(own, collect=True)
+        dispatcher = start(own, collect=True, listed=listed)
         self._dispatcher = self._stack.enter_context(dispatcher)
 
     @property
@@ -128,13 +130,13 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def own_clusters(setting: Setting, name: str) -> Iterator[dict[str, Cluster]]:
+def own_clusters(setting: Setting, name: str, listed: bool = False) -> Iterator[dict[str, Cluster]]:
     """A cluster of each side, of one worker and one reader, for one row alone."""
     with contextlib.ExitStack() as stack:
         directory = setting.directory(name)
         sides = {}
         for side in SIDES:
-            cluster = Cluster(SIDES[side], setting, directory)
+            cluster = Cluster(SIDES[side], setting, directory, listed)
             sides[side] = stack.enter_context(contextlib.closing(cluster))
         grow(sides)
         yield sides

@@ -153,6 +153,33 @@ def jpeg(setting: Setting) -> list[Finding]:
     ))  # fmt: skip
 
 
+def static(setting: Setting) -> list[Finding]:
+    """The only shard of static sharding, of images and of photographs."""
+    require("sklearn")
+    write_photographs(setting.files)
+    kinds = (
+        Kind(
+            case="images, static",
+            what="a shard of DATA: 150 KB uint8 images, eager",
+            over_default=4,
+            over_uncompressed=3,
+        ),
+        Kind(
+            case="jpeg, static",
+            what="a shard of DATA: batches of 32 JPEG photographs, augmented, into a Keras step",
+            over_default=1,
+            over_uncompressed=1,
+            unit="batches",
+            cpu=True,
+        ),
+    )
+    findings: list[Finding] = []
+    with own_clusters(setting, "static", listed=True) as sides:
+        for kind in kinds:
+            findings += findings_of("static", kind, _read(setting, sides, kind))
+    return findings
+
+
 def _row(row: str, setting: Setting, *kinds: Kind) -> list[Finding]:
     findings: list[Finding] = []
     for kind in kinds:

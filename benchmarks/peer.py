@@ -1,6 +1,6 @@
 """tf.data service's servers, as processes: each prints where it serves, and runs until told.
 
-python -m forebay.benchmarks.peer dispatcher PORT WORK_DIR COLLECT_MS
+python -m forebay.benchmarks.peer dispatcher PORT WORK_DIR COLLECT_MS WORKER
 python -m forebay.benchmarks.peer worker DISPATCHER
 """
 
@@ -13,13 +13,14 @@ from tensorflow.data.experimental import service
 
 def main(kind: str, *arguments: str) -> None:
     if kind == "dispatcher":
-        port, work_dir, collect_ms = arguments
+        port, work_dir, collect_ms, listed = arguments
         config = service.DispatcherConfig(
             port=int(port),
             work_dir=work_dir,
             fault_tolerant_mode=True,
             job_gc_check_interval_ms=int(collect_ms),
             job_gc_timeout_ms=int(collect_ms),
+            worker_addresses=[listed] if listed else None,
         )
         server = service.DispatchServer(config)
         print(server.target, flush=True)

@@ -124,7 +124,7 @@ class Trainer:
         readers: int,
         cached: bool,
     ) -> Iterator[Any]:
-        mode = "distributed_epoch" if case.dynamic else "parallel_epochs"
+        mode = getattr(self._service.ShardingPolicy, case.mode)
         how: dict[str, Any] = {"job_name": job_name, "data_transfer_protocol": case.protocol}
         if case.coordinated:
             how |= {"consumer_index": reader, "num_consumers": readers}

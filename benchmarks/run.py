@@ -53,6 +53,7 @@ SHARING: dict[str, Row] = {  # the clusters that elements.py and others read fro
 ROWS: dict[str, Row] = {
     **SHARING,
     "big_batches": elements.big_batches,
+    "static": elements.static,
     "rounds": elements.rounds,
     "workers": workers,
     "consumers": consumers,

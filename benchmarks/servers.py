@@ -90,10 +90,12 @@ class Server(Responder):
         return memory_mb(self.pid, "VmRSS")
 
 
-def our_dispatcher(directory: pathlib.Path, port: int = 0, *, collect: bool = False) -> Server:
+def our_dispatcher(
+    directory: pathlib.Path, port: int = 0, *, collect: bool = False, listed: bool = False
+) -> Server:
     """Forebay's dispatcher. Nobody times out: what members do here may be simulated.
 
-    `collect`: as for the peer's.
+    `collect`, `listed`: as for the peer's.
     """
     collect_ms = ("--job-gc-check-interval-ms", COLLECT_MS, "--job-gc-timeout-ms", COLLECT_MS)
     return Server(
@@ -104,6 +106,7 @@ def our_dispatcher(directory: pathlib.Path, port: int = 0, *, collect: bool = Fa
         *("--worker-timeout-ms", -1),
         *("--client-timeout-ms", -1),
         *(collect_ms if collect else ()),
+        *(("--workers", "127.0.0.1") if listed else ()),
         exit_with_parent=True,
     )
 
@@ -113,14 +116,19 @@ def our_worker(dispatcher: Server) -> Server:
     return Server("forebay.service.cli", *command)
 
 
-def peer_dispatcher(directory: pathlib.Path, port: int = 0, *, collect: bool = False) -> Server:
+def peer_dispatcher(
+    directory: pathlib.Path, port: int = 0, *, collect: bool = False, listed: bool = False
+) -> Server:
     """tf.data service's dispatcher, in fault-tolerant mode.
 
     `collect`: jobs that nobody reads any more end soon, so that the rounds before leave no buffers
     behind.
+    `listed`: static sharding divides among one worker.
     """
     collect_ms = COLLECT_MS if collect else 0  # 0: its default, minutes
-    return Server("forebay.benchmarks.peer", "dispatcher", port, directory / PEERS, collect_ms)
+    listed_worker = "localhost" if listed else ""
+    arguments = ("dispatcher", port, directory / PEERS, collect_ms, listed_worker)
+    return Server("forebay.benchmarks.peer", *arguments)
 
 
 def peer_worker(dispatcher: Server) -> Server:
