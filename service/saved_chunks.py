@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -18,6 +19,13 @@ from .proto import tf_service_pb2 as tf
 from .save_files import CHUNKS, DONE, ERROR
 
 _CHUNK = re.compile(r"chunk_(\d+)_(\d+)_(\d+|-1)")  # stream, number in it, elements or unknown
+
+
+PAUSE_S, MAX_PAUSE_S = 0.01, 1.0
+"""Between two looks at a directory; each is twice as long as the one before."""
+
+MISSING_S = 60.0
+"""How long a directory may be missing: network file systems show some late."""
 
 
 class Found(NamedTuple):
@@ -56,6 +64,29 @@ def look(path: str, known: Iterable[str]) -> Found:
         ) from error
     places = {_place(path, name): name for name in there.difference(known) if not _is_hidden(name)}
     return Found([places[place] for place in sorted(places)], complete, True)
+
+
+class Search:
+    """Looks at a save's directory again and again, until something is found. For one thread."""
+
+    def __init__(self, path: str) -> None:
+        self.pause_s = PAUSE_S  # before the next look
+        self._path = path
+        self._there_s = time.monotonic()
+
+    def look(self, known: Iterable[str]) -> Found:
+        """As `look`; raises FailedPrecondition, too, if the directory has been missing for long."""
+        self.pause_s = min(2 * self.pause_s, MAX_PAUSE_S)
+        found, now_s = look(self._path, known), time.monotonic()
+        if found.is_there:
+            self._there_s = now_s
+        elif now_s - self._there_s > MISSING_S:
+            raise FailedPrecondition(
+                f"there is no distributed save at {self._path}, as it is seen here: mount the "
+                "directory on the hosts of the dispatcher and of all workers, under this name; or "
+                "write it anew, if it was deleted"
+            )
+        return found
 
 
 def _require_no_error(path: str) -> None:

@@ -16,20 +16,14 @@ from typing import TYPE_CHECKING
 
 from ..core import commands as c
 from ..core.base import find_dataset, find_iteration
-from ..errors import FailedPrecondition, Unavailable
-from ..saved_chunks import look
+from ..errors import Unavailable
+from ..saved_chunks import Search
 
 if TYPE_CHECKING:
     from .dispatcher import Dispatcher
 
 WAIT_S = 2.0
 """How long one who asks is kept waiting before he is told that there is nothing yet."""
-
-PAUSE_S, MAX_PAUSE_S = 0.01, 1.0
-"""Between two looks at a directory; each is twice as long as the one before."""
-
-MISSING_S = 60.0
-"""How long a directory may be missing: network file systems show some late."""
 
 THREADS = 16
 """As many directories can hang before others wait for them."""
@@ -87,26 +81,17 @@ class Growth:
         dataset = find_dataset(state, state.jobs[iteration.job_id].dataset_id)
         path = dataset.definition.sources[source].saved_chunks.path
         ledger = iteration.ledgers[source]
-        pause_s, there_s = PAUSE_S, time.monotonic()
+        search = Search(path)
         while ledger.grows and not dispatcher.stopped.is_set():
-            find = partial(look, path, ledger.names)
-            found = await asyncio.get_running_loop().run_in_executor(self._threads, find)
+            look = partial(search.look, ledger.names)
+            found = await asyncio.get_running_loop().run_in_executor(self._threads, look)
             if found.names or found.complete:
                 await self._decide(iteration_id, source, found.names, found.complete)
                 return
-            now_s = time.monotonic()
-            if found.is_there:
-                there_s = now_s
-            elif now_s - there_s > MISSING_S:
-                raise FailedPrecondition(
-                    f"there is no distributed save at {path}, as the dispatcher sees it: mount the "
-                    "directory there, too, under this name; or write it anew, if it was deleted"
-                )
-            if now_s - self._asked_s[iteration_id, source] > 2 * WAIT_S:
+            if time.monotonic() - self._asked_s[iteration_id, source] > 2 * WAIT_S:
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(dispatcher.stopped.wait(), pause_s)
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+                await asyncio.wait_for(dispatcher.stopped.wait(), search.pause_s)
 
     async def _decide(
         self, iteration_id: int, source: int, names: list[str], complete: bool

@@ -129,9 +129,10 @@ def test_who_asks_waits_for_the_next_chunk_and_for_the_end(
 
     def look(path: str, known: Any) -> Any:
         looks.append(path)
-        return saved_chunks.look(path, known)
+        return real(path, known)
 
-    monkeypatch.setattr(growth, "look", look)
+    real = saved_chunks.look
+    monkeypatch.setattr(saved_chunks, "look", look)
 
     async def looked() -> None:
         seen = len(looks)
@@ -169,7 +170,7 @@ def test_a_file_system_that_hangs_holds_up_nobody_else(
         goes_on.wait(60)
         raise FailedPrecondition("it has hung")
 
-    monkeypatch.setattr(growth, "look", look)
+    monkeypatch.setattr(saved_chunks, "look", look)
 
     async def steps(loaded: Loaded) -> None:
         waiting = [asyncio.create_task(loaded.split()) for _ in range(20)]
@@ -227,7 +228,7 @@ def remove(save: pathlib.Path) -> None:
         (fail_unreadably, "save at .*/save failed, and is not complete: .*no status"),
         (put_something_else, r"chunks/chunk_0_0_1\.bak is no chunk .* move away"),
         (put_a_file, "save at .*/save cannot be read: Not a directory"),
-        (remove, "no distributed save at .*/save, as the dispatcher sees it: mount"),
+        (remove, "no distributed save at .*/save, as it is seen here: mount"),
     ],
 )
 def test_what_cannot_be_loaded_says_why(
@@ -237,7 +238,7 @@ def test_what_cannot_be_loaded_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Under a code that no worker takes for a reason to ask again, or for its task's end."""
-    monkeypatch.setattr(growth, "MISSING_S", 0.0)
+    monkeypatch.setattr(saved_chunks, "MISSING_S", 0.0)
     damage(save)
 
     async def steps(loaded: Loaded) -> None:

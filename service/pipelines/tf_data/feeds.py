@@ -43,6 +43,7 @@ from .source_walk import CHUNKS, NotSplittable, SourceNode, SourceWalk
 from .split_sources import require_splittable
 from .state import State, state_of
 from .transformations import Traced, opened, traced, until_stopped
+from .watches import Watch, saves_in
 
 Dataset = Any
 Tensor = Any
@@ -64,6 +65,7 @@ class TracedGraph:
         """
         parsed = Graph(graph)
         walk = SourceWalk(parsed) if sources is not None else None
+        self._watched = saves_in(parsed) if sources is None else {}
         self._strands = _strands(walk.sources, sources) if walk and sources is not None else {}
         repeats = walk.endless_repeats if walk else {}
         self._repeats = list(repeats.values())
@@ -85,8 +87,8 @@ class TracedGraph:
 
         def build(first: Tensor) -> list[Tensor]:
             """`first` is the number of the run's first feed; those of its gates come last."""
-            feeds = _FedSources(list(self._strands), first, self._callbacks)
-            after = first + len(self._strands)
+            feeds = _FedSources([*self._strands, *self._watched], first, self._callbacks)
+            after = first + len(feeds.names)
             gates = {
                 GATE.format(name): _gate(after + i, self._callbacks)
                 for i, name in enumerate(repeats)
@@ -107,7 +109,10 @@ class TracedGraph:
 
     def load(self, feed: SplitFeed | None) -> LoadedGraph:
         """The dataset of one run. Raises TensorFlow's errors."""
-        return LoadedGraph(self._build, self._strands, self._repeats, feed)
+        asked: list[_Feed | _Gate | Watch] = [Watch(path) for path in self._watched.values()]
+        if feed is not None:
+            asked = [*_feeds(self._strands, feed), *[_Gate(feed, own) for own in self._repeats]]
+        return LoadedGraph(self._build, asked)
 
     def may_be_shared(self, options: tf.data.Options) -> bool:
         """Whether runs with these options have nothing in common but the graph.
@@ -131,23 +136,22 @@ class LoadedGraph:
     """A traced graph as the dataset of one run. `close` frees what it holds in TensorFlow."""
 
     def __init__(
-        self,
-        build: Callable[[Tensor], list[Tensor]],
-        strands: Mapping[str, tuple[int, bool]],
-        repeats: Sequence[list[int]],
-        feed: SplitFeed | None,
+        self, build: Callable[[Tensor], list[Tensor]], asked: Sequence[_Feed | _Gate | Watch]
     ) -> None:
         self._tables: list[Tensor] = []
-        asked: list[_Feed | _Gate] = []
-        if feed is not None:
-            asked += _feeds(strands, feed)
-            asked += [_Gate(feed, own) for own in repeats]
+        self._asked = asked
         self._numbers = _number(asked)
         try:
             self.variant, *self._tables = build(tf.constant(self._numbers.start, tf.int64))
         except BaseException:
             self.close()
             raise
+
+    def cancel(self) -> None:
+        """End what the pipeline waits for here, other than a SplitFeed. Idempotent."""
+        for asked in self._asked:
+            if isinstance(asked, Watch):
+                asked.cancelled.set()
 
     def close(self) -> None:
         """Idempotent. The pipeline may not run any more."""
@@ -160,13 +164,13 @@ class LoadedGraph:
 
 
 _asked: dict[int, Any] = {}
-"""Whom the pipelines of this process ask, _Feeds and _Gates, by numbers that are used once."""
+"""Whom the pipelines of this process ask: _Feeds, _Gates and Watches, by numbers used once."""
 
 _next_number = 0
 _numbering = threading.Lock()
 
 
-def _number(asked: Sequence[_Feed | _Gate]) -> range:
+def _number(asked: Sequence[_Feed | _Gate | Watch]) -> range:
     """Numbers for them, one after another."""
     global _next_number
     with _numbering:
