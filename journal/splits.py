@@ -9,7 +9,7 @@ ENDLESS = 2**63 - 1
 
 
 def source_size(source: ev.SplitSource) -> int:
-    """The number of splits of one pass; ENDLESS if there is no end."""
+    """The number of splits of one pass; ENDLESS if there is no end, 0 if it grows."""
     kind = source.WhichOneof("source")
     if kind == "arithmetic":
         numbers = source.arithmetic
@@ -18,7 +18,12 @@ def source_size(source: ev.SplitSource) -> int:
         return source.count
     if kind == "explicit":
         return len(source.explicit.splits)
-    return ENDLESS
+    return 0 if grows(source) else ENDLESS
+
+
+def grows(source: ev.SplitSource) -> bool:
+    """Whether its splits are found while it is read: each iteration has its own (SplitsFound)."""
+    return source.HasField("saved_chunks")
 
 
 def split_value(source: ev.SplitSource, number: int) -> int:

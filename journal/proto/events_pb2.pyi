@@ -34,7 +34,7 @@ FILE_OR_DATA: Sharding
 HINT: Sharding
 
 class Event(_message.Message):
-    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_begun", "lease_returned", "lease_lost", "pass_started", "iteration_paused", "consumer_began", "task_proposed", "round_targeted", "consumer_blocked", "task_started", "task_removed", "iteration_summarized", "job_removed", "dataset_used", "dataset_removed", "blob_deleted", "save_started", "stream_assigned", "save_split_assigned", "chunk_committed", "stream_completed", "save_finished", "save_failed")
+    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_begun", "lease_returned", "lease_lost", "pass_started", "iteration_paused", "splits_found", "consumer_began", "task_proposed", "round_targeted", "consumer_blocked", "task_started", "task_removed", "iteration_summarized", "job_removed", "dataset_used", "dataset_removed", "blob_deleted", "save_started", "stream_assigned", "save_split_assigned", "chunk_committed", "stream_completed", "save_finished", "save_failed")
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     LEADER_ELECTED_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class Event(_message.Message):
     LEASE_LOST_FIELD_NUMBER: _ClassVar[int]
     PASS_STARTED_FIELD_NUMBER: _ClassVar[int]
     ITERATION_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    SPLITS_FOUND_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_BEGAN_FIELD_NUMBER: _ClassVar[int]
     TASK_PROPOSED_FIELD_NUMBER: _ClassVar[int]
     ROUND_TARGETED_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +96,7 @@ class Event(_message.Message):
     lease_lost: LeaseLost
     pass_started: PassStarted
     iteration_paused: IterationPaused
+    splits_found: SplitsFound
     consumer_began: ConsumerBegan
     task_proposed: TaskProposed
     round_targeted: RoundTargeted
@@ -113,7 +115,7 @@ class Event(_message.Message):
     stream_completed: StreamCompleted
     save_finished: SaveFinished
     save_failed: SaveFailed
-    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_begun: _Optional[_Union[LeaseBegun, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., pass_started: _Optional[_Union[PassStarted, _Mapping]] = ..., iteration_paused: _Optional[_Union[IterationPaused, _Mapping]] = ..., consumer_began: _Optional[_Union[ConsumerBegan, _Mapping]] = ..., task_proposed: _Optional[_Union[TaskProposed, _Mapping]] = ..., round_targeted: _Optional[_Union[RoundTargeted, _Mapping]] = ..., consumer_blocked: _Optional[_Union[ConsumerBlocked, _Mapping]] = ..., task_started: _Optional[_Union[TaskStarted, _Mapping]] = ..., task_removed: _Optional[_Union[TaskRemoved, _Mapping]] = ..., iteration_summarized: _Optional[_Union[IterationSummarized, _Mapping]] = ..., job_removed: _Optional[_Union[JobRemoved, _Mapping]] = ..., dataset_used: _Optional[_Union[DatasetUsed, _Mapping]] = ..., dataset_removed: _Optional[_Union[DatasetRemoved, _Mapping]] = ..., blob_deleted: _Optional[_Union[BlobDeleted, _Mapping]] = ..., save_started: _Optional[_Union[SaveStarted, _Mapping]] = ..., stream_assigned: _Optional[_Union[StreamAssigned, _Mapping]] = ..., save_split_assigned: _Optional[_Union[SaveSplitAssigned, _Mapping]] = ..., chunk_committed: _Optional[_Union[ChunkCommitted, _Mapping]] = ..., stream_completed: _Optional[_Union[StreamCompleted, _Mapping]] = ..., save_finished: _Optional[_Union[SaveFinished, _Mapping]] = ..., save_failed: _Optional[_Union[SaveFailed, _Mapping]] = ...) -> None: ...
+    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_begun: _Optional[_Union[LeaseBegun, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., pass_started: _Optional[_Union[PassStarted, _Mapping]] = ..., iteration_paused: _Optional[_Union[IterationPaused, _Mapping]] = ..., splits_found: _Optional[_Union[SplitsFound, _Mapping]] = ..., consumer_began: _Optional[_Union[ConsumerBegan, _Mapping]] = ..., task_proposed: _Optional[_Union[TaskProposed, _Mapping]] = ..., round_targeted: _Optional[_Union[RoundTargeted, _Mapping]] = ..., consumer_blocked: _Optional[_Union[ConsumerBlocked, _Mapping]] = ..., task_started: _Optional[_Union[TaskStarted, _Mapping]] = ..., task_removed: _Optional[_Union[TaskRemoved, _Mapping]] = ..., iteration_summarized: _Optional[_Union[IterationSummarized, _Mapping]] = ..., job_removed: _Optional[_Union[JobRemoved, _Mapping]] = ..., dataset_used: _Optional[_Union[DatasetUsed, _Mapping]] = ..., dataset_removed: _Optional[_Union[DatasetRemoved, _Mapping]] = ..., blob_deleted: _Optional[_Union[BlobDeleted, _Mapping]] = ..., save_started: _Optional[_Union[SaveStarted, _Mapping]] = ..., stream_assigned: _Optional[_Union[StreamAssigned, _Mapping]] = ..., save_split_assigned: _Optional[_Union[SaveSplitAssigned, _Mapping]] = ..., chunk_committed: _Optional[_Union[ChunkCommitted, _Mapping]] = ..., stream_completed: _Optional[_Union[StreamCompleted, _Mapping]] = ..., save_finished: _Optional[_Union[SaveFinished, _Mapping]] = ..., save_failed: _Optional[_Union[SaveFailed, _Mapping]] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("caller", "number")
@@ -152,11 +154,12 @@ class Place(_message.Message):
     def __init__(self, configured: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class SplitSource(_message.Message):
-    __slots__ = ("arithmetic", "count", "explicit", "endless", "leased_with", "unleasable", "singly")
+    __slots__ = ("arithmetic", "count", "explicit", "endless", "saved_chunks", "leased_with", "unleasable", "singly")
     ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     EXPLICIT_FIELD_NUMBER: _ClassVar[int]
     ENDLESS_FIELD_NUMBER: _ClassVar[int]
+    SAVED_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     LEASED_WITH_FIELD_NUMBER: _ClassVar[int]
     UNLEASABLE_FIELD_NUMBER: _ClassVar[int]
     SINGLY_FIELD_NUMBER: _ClassVar[int]
@@ -164,10 +167,11 @@ class SplitSource(_message.Message):
     count: int
     explicit: ExplicitSplits
     endless: Endless
+    saved_chunks: SavedChunks
     leased_with: int
     unleasable: str
     singly: bool
-    def __init__(self, arithmetic: _Optional[_Union[Arithmetic, _Mapping]] = ..., count: _Optional[int] = ..., explicit: _Optional[_Union[ExplicitSplits, _Mapping]] = ..., endless: _Optional[_Union[Endless, _Mapping]] = ..., leased_with: _Optional[int] = ..., unleasable: _Optional[str] = ..., singly: bool = ...) -> None: ...
+    def __init__(self, arithmetic: _Optional[_Union[Arithmetic, _Mapping]] = ..., count: _Optional[int] = ..., explicit: _Optional[_Union[ExplicitSplits, _Mapping]] = ..., endless: _Optional[_Union[Endless, _Mapping]] = ..., saved_chunks: _Optional[_Union[SavedChunks, _Mapping]] = ..., leased_with: _Optional[int] = ..., unleasable: _Optional[str] = ..., singly: bool = ...) -> None: ...
 
 class Arithmetic(_message.Message):
     __slots__ = ("start", "stop", "step")
@@ -188,6 +192,12 @@ class ExplicitSplits(_message.Message):
 class Endless(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class SavedChunks(_message.Message):
+    __slots__ = ("path",)
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    def __init__(self, path: _Optional[str] = ...) -> None: ...
 
 class DatasetDefinition(_message.Message):
     __slots__ = ("tf_data_graph", "sources", "unsplittable", "metadata", "structure", "compression")
@@ -486,6 +496,18 @@ class PassStarted(_message.Message):
     source: int
     pass_number: int
     def __init__(self, iteration_id: _Optional[int] = ..., source: _Optional[int] = ..., pass_number: _Optional[int] = ...) -> None: ...
+
+class SplitsFound(_message.Message):
+    __slots__ = ("iteration_id", "source", "names", "complete")
+    ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    iteration_id: int
+    source: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    complete: bool
+    def __init__(self, iteration_id: _Optional[int] = ..., source: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., complete: bool = ...) -> None: ...
 
 class SaveStarted(_message.Message):
     __slots__ = ("save_id", "path", "definition", "metadata", "prepared", "indivisible")

@@ -28,7 +28,8 @@ from ..pipelines.tf_data.element_specs import (
     plain,
 )
 from ..pipelines.tf_data.evaluate import evaluate
-from ..pipelines.tf_data.split_sources import NotSplittable, split_sources
+from ..pipelines.tf_data.source_walk import NotSplittable
+from ..pipelines.tf_data.split_sources import split_sources
 from ..proto import forebay_pb2 as pb
 from ..structure import encode
 from .options import (

@@ -14,7 +14,7 @@ from .saves import (
     FailSave,
     StartSave,
 )
-from .splits import GetSplit, LeaseSplits
+from .splits import FindSplits, GetSplit, LeaseSplits
 from .tasks import CompleteTask
 from .terms import ElectLeader
 from .workers import LoseWorker, RegisterWorker
@@ -30,6 +30,7 @@ __all__ = [
     "DecideCompression",
     "ElectLeader",
     "FailSave",
+    "FindSplits",
     "ForgetBlob",
     "GetOrCreateJob",
     "GetSplit",

@@ -93,6 +93,7 @@ EARLIER: dict[str, Callable[[Any], Any]] = {
     "b2931630d57eaaaf": _providers_to_ledgers,
     "5bba8a9e19ddf821": _lost_tasks_to_tasks,
     "7def4e6b7414062f": _lost_tasks_to_tasks,
+    "45b342bb4307ed57": lambda state: state,
 }
 """Schemas of which a snapshot is read as well, and what makes a state of today's fields of it.
 

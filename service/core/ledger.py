@@ -12,10 +12,14 @@ pass is in one place:
 Of earlier passes only what was handed back is kept (`left_over`), and leased before all else: who
 had it is gone, and nobody else need ask for it. Ranges, not splits, so that the size follows the
 number of gaps.
+
+The splits of a source may be found while it is read (it `grows`): all of them have names, and the
+same ones in every pass.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -32,6 +36,7 @@ class Offer(NamedTuple):
     stop: int
     total: int
     starts: bool = False  # the pass is a new one
+    waits: bool = False  # nothing is there yet
 
 
 class Ledger(msgspec.Struct, forbid_unknown_fields=True):
@@ -46,6 +51,8 @@ class Ledger(msgspec.Struct, forbid_unknown_fields=True):
     begun: Ranges = []
     lost: Ranges = []
     left_over: dict[int, Ranges] = {}
+    grows: bool = False  # further splits may be found
+    names: list[str] = []  # of the splits that were found, of every pass
 
     @property
     def is_zipped(self) -> bool:
@@ -86,7 +93,12 @@ class Ledger(msgspec.Struct, forbid_unknown_fields=True):
             return Offer(self.pass_number, 0, 0, 0)
         total = size - self.next + ranges.total(self.returned)
         first, stop = self.returned[0] if self.returned else (self.next, size)
-        return Offer(self.pass_number, first, stop, total)
+        return Offer(self.pass_number, first, stop, total, waits=self.grows and not total)
+
+    def grow(self, names: Sequence[str], complete: bool) -> None:
+        """Further splits were found, behind those that are known; if `complete`, the last."""
+        self.names.extend(names)
+        self.size, self.grows = len(self.names), not complete
 
     def start(self, pass_number: int) -> None:
         """A later pass begins; what is still leased of this one has no place any more."""

@@ -62,6 +62,7 @@ ITERATION: Table = {
     "round_targeted": {WAITING: WAITING, RUNNING: RUNNING},
     "splits_leased": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},
     "pass_started": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},
+    "splits_found": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},
     "consumer_joined": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},
     "iteration_paused": {WAITING: WAITING, RUNNING: WAITING},
     "iteration_finished": {WAITING: FINISHED},

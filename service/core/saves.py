@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...journal.proto import events_pb2 as ev
-from ...journal.splits import source_size
+from ...journal.splits import grows, source_size
 from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Unimplemented
 from .base import Apply, Command, Decide, Decision, Ids, taken
 from .state import (
@@ -136,6 +136,11 @@ def _start_save(state: State, command: StartSave) -> Decision:
         )
     if why := command.definition.unsplittable:
         raise Unimplemented(f"a dataset is saved split by split: {why}")
+    if any(map(grows, command.definition.sources)):
+        raise Unimplemented(
+            "a dataset that is loaded from a distributed save cannot be saved once more: its "
+            "splits are found while it is read. Save what that was made of, or copy its directory"
+        )
     if command.indivisible and state.workers and not any(w.stock for w in state.workers.values()):
         raise Unimplemented(_only_by_tensorflows(command.indivisible))
     started = ev.SaveStarted(

@@ -10,18 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from ...journal.proto import events_pb2 as ev
-from ...journal.splits import source_size
+from ...journal.splits import grows, source_size
 from ..errors import FailedPrecondition, InvalidArgument, NotFound
 from .base import Apply, Command, Decide, Decision, find_iteration, find_task, taken
 from .ledger import Ledger, Offer
 from .state import Iteration, Lease, State, Task
+
+MAX_NAMES = 1_000
+"""As many splits with names are in one lease."""
 
 
 class GetSplit(Command, frozen=True, kw_only=True):
     """TensorFlow's GetSplit. → SplitsLeased of one split, or PassStarted.
 
     Answers the SplitsLeased event; at the end of the pass one without splits, of the source's
-    present pass, that is no event.
+    present pass, that is no event; None if there is no split yet.
     """
 
     iteration_id: int
@@ -32,7 +35,7 @@ class GetSplit(Command, frozen=True, kw_only=True):
 class LeaseSplits(Command, frozen=True, kw_only=True):
     """→ LeaseBegun …, LeaseReturned …, then SplitsLeased or PassStarted.
 
-    Answers as GetSplit does; None if want is 0.
+    Answers as GetSplit does; None, too, if want is 0.
     """
 
     task_id: int
@@ -42,6 +45,15 @@ class LeaseSplits(Command, frozen=True, kw_only=True):
     or_later: bool = False  # if that pass is over, from the present one
     begun: tuple[int, ...] = ()
     returned: tuple[tuple[int, int], ...] = ()  # (lease id, count)
+
+
+class FindSplits(Command, frozen=True, kw_only=True):
+    """What is there of a source that grows. → SplitsFound, unless that was known."""
+
+    iteration_id: int
+    source: int
+    names: tuple[str, ...]  # as they shall be numbered
+    complete: bool
 
 
 def _get_split(state: State, command: GetSplit) -> Decision:
@@ -80,7 +92,10 @@ def _lease_splits(state: State, command: LeaseSplits) -> Decision:
     _require_one_way(state, iteration, ledger, singly=False)
     offer = ledger.offer(ledger.size_together, command.pass_number, command.or_later)
     share = -(-offer.total // (2 * max(1, iteration.running_tasks)))
-    leased = _lease(state, offer, min(command.want, share), iteration, command.source, task)
+    want = min(command.want, share)
+    if ledger.names:
+        want = min(want, MAX_NAMES)
+    leased = _lease(state, offer, want, iteration, command.source, task)
     return Decision([*events, *leased.events], leased.answer)
 
 
@@ -96,7 +111,8 @@ def _lease(
         events.append(ev.Event(pass_started=started))
     count = min(want, offer.stop - offer.first)
     if count <= 0:
-        return Decision(events, ev.SplitsLeased(pass_number=offer.pass_number))
+        none = None if offer.waits else ev.SplitsLeased(pass_number=offer.pass_number)
+        return Decision(events, none)
     leased = ev.SplitsLeased(
         lease_id=0 if task is None else state.next_id,
         iteration_id=iteration.iteration_id,
@@ -107,6 +123,21 @@ def _lease(
         count=count,
     )
     return Decision([*events, ev.Event(splits_leased=leased)], leased)
+
+
+def _find_splits(state: State, command: FindSplits) -> Decision:
+    ledger = _find_ledger(find_iteration(state, command.iteration_id), command.source)
+    known = set(ledger.names)
+    names = [name for name in command.names if name not in known]
+    if not ledger.grows or not (names or command.complete):
+        return Decision([], None)
+    found = ev.SplitsFound(
+        iteration_id=command.iteration_id,
+        source=command.source,
+        names=names,
+        complete=command.complete,
+    )
+    return Decision([ev.Event(splits_found=found)], None)
 
 
 def _find_ledger(iteration: Iteration, source: int) -> Ledger:
@@ -149,7 +180,7 @@ def lost_leases(state: State, task_ids: Iterable[int]) -> Iterator[ev.Event]:
 
 def ledgers(sources: Sequence[ev.SplitSource]) -> list[Ledger]:
     """Of an iteration that begins."""
-    kept = [Ledger(source_size(source)) for source in sources]
+    kept = [Ledger(source_size(source), grows=grows(source)) for source in sources]
     for ledger, source in zip(kept, sources, strict=True):
         if source.HasField("leased_with"):
             ledger.leased_with = source.leased_with
@@ -214,11 +245,17 @@ def _pass_started(state: State, event: ev.PassStarted) -> None:
     state.iterations[event.iteration_id].ledgers[event.source].start(event.pass_number)
 
 
-DECIDE: Decide = {GetSplit: _get_split, LeaseSplits: _lease_splits}
+def _splits_found(state: State, event: ev.SplitsFound) -> None:
+    ledger = state.iterations[event.iteration_id].ledgers[event.source]
+    ledger.grow(event.names, event.complete)
+
+
+DECIDE: Decide = {GetSplit: _get_split, LeaseSplits: _lease_splits, FindSplits: _find_splits}
 APPLY: Apply = {
     "splits_leased": _splits_leased,
     "lease_begun": _lease_begun,
     "lease_returned": _lease_returned,
     "lease_lost": _lease_lost,
     "pass_started": _pass_started,
+    "splits_found": _splits_found,
 }

@@ -37,6 +37,7 @@ from ..errors import AnotherJournal, ForebayError, NotFound, Unavailable
 from ..pipelines import definitions
 from ..proto import forebay_pb2 as pb
 from .attendance import Attendance
+from .growth import Growth
 from .leadership import Leadership
 from .options import DispatcherOptions
 from .saves import Saves
@@ -47,7 +48,7 @@ log = logging.getLogger(__name__)
 _QUIET = frozenset(
     {
         *("splits_leased", "lease_begun", "lease_returned", "pass_started"),
-        *("save_split_assigned", "chunk_committed"),
+        *("splits_found", "save_split_assigned", "chunk_committed"),
     }
 )
 """Events that nobody waits for."""
@@ -94,6 +95,7 @@ class Dispatcher:
         self._keeper: asyncio.Task[None] | None = None
         self.removals = TaskRemovals(self)
         self.saves = Saves(self)
+        self.growth = Growth(self)
         self._saver: asyncio.Task[None] | None = None
 
     @classmethod
@@ -151,6 +153,7 @@ class Dispatcher:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+        await self.growth.close()
         await self.saves.close()
         await self.leadership.close()
         await self._journal.close()

@@ -295,28 +295,39 @@ class ForebayFace:
 
     async def lease_splits(self, request: pb.LeaseSplitsRequest) -> pb.LeaseSplitsResponse:
         self._dispatcher.attendance.heard_of(request.task_id)
-        leased: ev.SplitsLeased | None = await self._dispatcher.execute(
-            c.LeaseSplits(
-                request=(
-                    (lease_caller(request.task_id, request.source), request.request.number)
-                    if request.request.number
-                    else None
-                ),
-                task_id=request.task_id,
-                source=request.source,
-                pass_number=request.pass_number,
-                want=request.want,
-                or_later=request.or_later,
-                begun=tuple(request.begun),
-                returned=tuple((r.lease_id, r.count) for r in request.returned),
-            )
+        state = self._dispatcher.state
+        lease = c.LeaseSplits(
+            request=(
+                (lease_caller(request.task_id, request.source), request.request.number)
+                if request.request.number
+                else None
+            ),
+            task_id=request.task_id,
+            source=request.source,
+            pass_number=request.pass_number,
+            want=request.want,
+            or_later=request.or_later,
+            begun=tuple(request.begun),
+            returned=tuple((r.lease_id, r.count) for r in request.returned),
         )
-        response = pb.LeaseSplitsResponse()
-        if leased is not None:
-            response.lease_id = leased.lease_id
-            response.first, response.count = leased.first, leased.count
-            response.end_of_splits = not leased.count
-            response.pass_number = leased.pass_number
+        # The iteration may be gone by the time that the decision is durable.
+        task = state.tasks.get(lease.task_id)
+        iteration = None if task is None else state.iterations[task.iteration_id]
+        leased: ev.SplitsLeased | None = await self._dispatcher.execute(lease)
+        if leased is None and lease.want > 0 and iteration is not None:
+            await self._dispatcher.growth.wait(iteration.iteration_id, lease.source)
+            leased = await self._dispatcher.execute(lease)
+        if leased is None:
+            return pb.LeaseSplitsResponse(not_yet=lease.want > 0)
+        response = pb.LeaseSplitsResponse(
+            lease_id=leased.lease_id,
+            first=leased.first,
+            count=leased.count,
+            end_of_splits=not leased.count,
+            pass_number=leased.pass_number,
+        )
+        if iteration is not None and (names := iteration.ledgers[lease.source].names):
+            response.names.extend(names[leased.first : leased.first + leased.count])
         return response
 
     async def complete_task(self, request: pb.CompleteTaskRequest) -> pb.CompleteTaskResponse:

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from ...journal.proto import events_pb2 as ev
-from ...journal.splits import split_value
+from ...journal.splits import grows, split_value
 from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core.base import find_dataset
@@ -34,6 +34,7 @@ from ..pipelines.definitions import (
     split_sources,
 )
 from ..proto import tf_service_pb2 as pb
+from ..saved_chunks import chunk_path
 from .answering import Function, answering
 from .dispatcher import Dispatcher
 from .saves import split_tensor
@@ -340,18 +341,26 @@ class TensorFlowFace:
 
     async def get_split(self, request: pb.GetSplitRequest) -> pb.GetSplitResponse:
         # The iteration may be gone by the time that the decision is durable.
+        iteration = self._dispatcher.state.iterations.get(request.iteration_id)
         sources = self._sources_of(request.iteration_id)
-        leased: ev.SplitsLeased = await self._dispatcher.execute(
-            c.GetSplit(
-                iteration_id=request.iteration_id,
-                pass_number=request.repetition,
-                source=request.split_provider_index,
-            )
+        get = c.GetSplit(
+            iteration_id=request.iteration_id,
+            pass_number=request.repetition,
+            source=request.split_provider_index,
         )
+        leased: ev.SplitsLeased | None
+        while (leased := await self._dispatcher.execute(get)) is None:
+            await self._dispatcher.growth.wait(get.iteration_id, get.source)
         if not leased.count:
             return pb.GetSplitResponse(end_of_splits=True)
-        value = split_value(sources[leased.source], leased.first)
-        return pb.GetSplitResponse(split=split_tensor(value))
+        source = sources[leased.source]
+        if grows(source):
+            assert iteration is not None
+            name = iteration.ledgers[leased.source].names[leased.first]
+            return pb.GetSplitResponse(
+                split=file_tensor(chunk_path(source.saved_chunks.path, name))
+            )
+        return pb.GetSplitResponse(split=split_tensor(split_value(source, leased.first)))
 
     def _see(self, event: ev.Event) -> None:
         if event.HasField("dataset_removed"):  # the next one of that id may be another one
@@ -403,6 +412,24 @@ class TensorFlowFace:
             for number, stream in enumerate(save.streams)
         ]
         return pb.GetSnapshotStreamsResponse(streams=streams)
+
+
+def file_tensor(path: str) -> bytes:
+    """A split that is a file, as TensorFlow's workers have it: a serialized TensorProto.
+
+    A scalar string: dtype 7, an empty shape, tensor_content of the length and the bytes.
+    """
+    content = _prefixed(path.encode())
+    return b"\x08\x07\x12\x00\x22" + _prefixed(content)
+
+
+def _prefixed(data: bytes) -> bytes:
+    """With its length before it, as a varint."""
+    length, rest = bytearray(), len(data)
+    while rest > 0x7F:
+        length.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes([*length, rest]) + data
 
 
 def _require_same_structure(known: Dataset, metadata: bytes) -> None:

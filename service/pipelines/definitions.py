@@ -12,9 +12,11 @@ from ..processes import forebay, tied
 from ..proto import tf_service_pb2 as tf
 from .tf_data import graphs
 from .tf_data import split_sources as walks
+from .tf_data.constants import TensorFacts
 from .tf_data.graphs import Graph, InvalidGraph, fingerprint, sanitize
 from .tf_data.seeds import nondeterministic
-from .tf_data.split_sources import Evaluate, TensorFacts, require_splittable, split_sources
+from .tf_data.source_walk import SourceWalk
+from .tf_data.split_sources import Evaluate, require_splittable, split_sources
 
 __all__ = [
     "Evaluate",
@@ -70,7 +72,7 @@ def require_bundles(
     """
     require_splittable(sources)
     parsed = Graph(graph)
-    walks.require_bundles(walks.SourceWalk(parsed))
+    walks.require_bundles(SourceWalk(parsed))
     if as_parts:
         walks.require_parts(parsed)
 

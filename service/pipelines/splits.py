@@ -19,6 +19,7 @@ class SplitRange:
     first: int
     count: int
     pass_number: int
+    names: tuple[str, ...] = ()  # of the splits, if the source is one that grows
 
 
 class Shard(NamedTuple):

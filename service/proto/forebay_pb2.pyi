@@ -321,20 +321,24 @@ class ReturnedLease(_message.Message):
     def __init__(self, lease_id: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class LeaseSplitsResponse(_message.Message):
-    __slots__ = ("lease_id", "first", "count", "end_of_splits", "journal", "pass_number")
+    __slots__ = ("lease_id", "first", "count", "end_of_splits", "journal", "pass_number", "names", "not_yet")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     END_OF_SPLITS_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
     PASS_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    NOT_YET_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     first: int
     count: int
     end_of_splits: bool
     journal: JournalPosition
     pass_number: int
-    def __init__(self, lease_id: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., end_of_splits: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., pass_number: _Optional[int] = ...) -> None: ...
+    names: _containers.RepeatedScalarFieldContainer[str]
+    not_yet: bool
+    def __init__(self, lease_id: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., end_of_splits: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., pass_number: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., not_yet: bool = ...) -> None: ...
 
 class CompleteTaskRequest(_message.Message):
     __slots__ = ("task_id", "known")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!forebay/service/proto/graph.proto\x12\rforebay.graph\"a\n\x08GraphDef\x12$\n\x04node\x18\x01 \x03(\x0b\x32\x16.forebay.graph.NodeDef\x12/\n\x07library\x18\x02 \x01(\x0b\x32\x1e.forebay.graph.FunctionLibrary\"\xb9\x01\n\x07NodeDef\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02op\x18\x02 \x01(\t\x12\r\n\x05input\x18\x03 \x03(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12.\n\x04\x61ttr\x18\x05 \x03(\x0b\x32 .forebay.graph.NodeDef.AttrEntry\x1a\x45\n\tAttrEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.forebay.graph.AttrValue:\x02\x38\x01\"\xa1\x02\n\tAttrValue\x12(\n\x04list\x18\x01 \x01(\x0b\x32\x18.forebay.graph.ListValueH\x00\x12\x0b\n\x01s\x18\x02 \x01(\x0cH\x00\x12\x0b\n\x01i\x18\x03 \x01(\x03H\x00\x12\x0b\n\x01\x66\x18\x04 \x01(\x02H\x00\x12\x0b\n\x01\x62\x18\x05 \x01(\x08H\x00\x12\x0e\n\x04type\x18\x06 \x01(\x05H\x00\x12+\n\x05shape\x18\x07 \x01(\x0b\x32\x1a.forebay.graph.TensorShapeH\x00\x12,\n\x06tensor\x18\x08 \x01(\x0b\x32\x1a.forebay.graph.TensorProtoH\x00\x12\x15\n\x0bplaceholder\x18\t \x01(\tH\x00\x12+\n\x04\x66unc\x18\n \x01(\x0b\x32\x1b.forebay.graph.NameAttrListH\x00\x42\x07\n\x05value\"o\n\tListValue\x12\x0c\n\x04type\x18\x06 \x03(\x05\x12)\n\x05shape\x18\x07 \x03(\x0b\x32\x1a.forebay.graph.TensorShape\x12)\n\x04\x66unc\x18\t \x03(\x0b\x32\x1b.forebay.graph.NameAttrList\"\x98\x01\n\x0cNameAttrList\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x33\n\x04\x61ttr\x18\x02 \x03(\x0b\x32%.forebay.graph.NameAttrList.AttrEntry\x1a\x45\n\tAttrEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.forebay.graph.AttrValue:\x02\x38\x01\"D\n\x0bTensorShape\x12\x1f\n\x03\x64im\x18\x02 \x03(\x0b\x32\x12.forebay.graph.Dim\x12\x14\n\x0cunknown_rank\x18\x03 \x01(\x08\"\x13\n\x03\x44im\x12\x0c\n\x04size\x18\x01 \x01(\x03\"\xd8\x01\n\x0bTensorProto\x12\r\n\x05\x64type\x18\x01 \x01(\x05\x12\x30\n\x0ctensor_shape\x18\x02 \x01(\x0b\x32\x1a.forebay.graph.TensorShape\x12\x16\n\x0etensor_content\x18\x04 \x01(\x0c\x12\x0f\n\x07int_val\x18\x07 \x03(\x05\x12\x11\n\tint64_val\x18\n \x03(\x03\x12\x10\n\x08\x62ool_val\x18\x0b \x03(\x08\x12:\n\x13resource_handle_val\x18\x0e \x03(\x0b\x32\x1d.forebay.graph.ResourceHandle\"\x1e\n\x0eResourceHandle\x12\x0c\n\x04name\x18\x03 \x01(\t\"m\n\x0f\x46unctionLibrary\x12,\n\x08\x66unction\x18\x01 \x03(\x0b\x32\x1a.forebay.graph.FunctionDef\x12,\n\x08gradient\x18\x02 \x03(\x0b\x32\x1a.forebay.graph.GradientDef\"\xc2\x05\n\x0b\x46unctionDef\x12\'\n\tsignature\x18\x01 \x01(\x0b\x32\x14.forebay.graph.OpDef\x12(\n\x08node_def\x18\x03 \x03(\x0b\x32\x16.forebay.graph.NodeDef\x12\x30\n\x03ret\x18\x04 \x03(\x0b\x32#.forebay.graph.FunctionDef.RetEntry\x12\x32\n\x04\x61ttr\x18\x05 \x03(\x0b\x32$.forebay.graph.FunctionDef.AttrEntry\x12?\n\x0b\x63ontrol_ret\x18\x06 \x03(\x0b\x32*.forebay.graph.FunctionDef.ControlRetEntry\x12\x39\n\x08\x61rg_attr\x18\x07 \x03(\x0b\x32\'.forebay.graph.FunctionDef.ArgAttrEntry\x12S\n\x16resource_arg_unique_id\x18\x08 \x03(\x0b\x32\x33.forebay.graph.FunctionDef.ResourceArgUniqueIdEntry\x1a*\n\x08RetEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x45\n\tAttrEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.forebay.graph.AttrValue:\x02\x38\x01\x1a\x31\n\x0f\x43ontrolRetEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1aG\n\x0c\x41rgAttrEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.forebay.graph.ArgAttrs:\x02\x38\x01\x1a:\n\x18ResourceArgUniqueIdEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\x82\x01\n\x08\x41rgAttrs\x12/\n\x04\x61ttr\x18\x01 \x03(\x0b\x32!.forebay.graph.ArgAttrs.AttrEntry\x1a\x45\n\tAttrEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.forebay.graph.AttrValue:\x02\x38\x01\"?\n\x05OpDef\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\tinput_arg\x18\x02 \x03(\x0b\x32\x15.forebay.graph.ArgDef\"\x16\n\x06\x41rgDef\x12\x0c\n\x04name\x18\x01 \x01(\t\";\n\x0bGradientDef\x12\x15\n\rfunction_name\x18\x01 \x01(\t\x12\x15\n\rgradient_func\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!forebay/service/proto/graph.proto\x12\rforebay.graph\"a\n\x08GraphDef\x12$\n\x04node\x18\x01 \x03(\x0b\x32\x16.forebay.graph.NodeDef\x12/\n\x07library\x18\x02 \x01(\x0b\x32\x1e.forebay.graph.FunctionLibrary\"\xb9\x01\n\x07NodeDef\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02op\x18\x02 \x01(\t\x12\r\n\x05input\x18\x03 \x03(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12.\n\x04\x61ttr\x18\x05 \x03(\x0b\x32 .forebay.graph.NodeDef.AttrEntry\x1a\x45\n\tAttrEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.forebay.graph.AttrValue:\x02\x38\x01\"\xa1\x02\n\tAttrValue\x12(\n\x04list\x18\x01 \x01(\x0b\x32\x18.forebay.graph.ListValueH\x00\x12\x0b\n\x01s\x18\x02 \x01(\x0cH\x00\x12\x0b\n\x01i\x18\x03 \x01(\x03H\x00\x12\x0b\n\x01\x66\x18\x04 \x01(\x02H\x00\x12\x0b\n\x01\x62\x18\x05 \x01(\x08H\x00\x12\x0e\n\x04type\x18\x06 \x01(\x05H\x00\x12+\n\x05shape\x18\x07 \x01(\x0b\x32\x1a.forebay.graph.TensorShapeH\x00\x12,\n\x06tensor\x18\x08 \x01(\x0b\x32\x1a.forebay.graph.TensorProtoH\x00\x12\x15\n\x0bplaceholder\x18\t \x01(\tH\x00\x12+\n\x04\x66unc\x18\n \x01(\x0b\x32\x1b.forebay.graph.NameAttrListH\x00\x42\x07\n\x05value\"o\n\tListValue\x12\x0c\n\x04type\x18\x06 \x03(\x05\x12)\n\x05shape\x18\x07 \x03(\x0b\x32\x1a.forebay.graph.TensorShape\x12)\n\x04\x66unc\x18\t \x03(\x0b\x32\x1b.forebay.graph.NameAttrList\"\x98\x01\n\x0cNameAttrList\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x33\n\x04\x61ttr\x18\x02 \x03(\x0b\x32%.forebay.graph.NameAttrList.AttrEntry\x1a\x45\n\tAttrEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.forebay.graph.AttrValue:\x02\x38\x01\"D\n\x0bTensorShape\x12\x1f\n\x03\x64im\x18\x02 \x03(\x0b\x32\x12.forebay.graph.Dim\x12\x14\n\x0cunknown_rank\x18\x03 \x01(\x08\"\x13\n\x03\x44im\x12\x0c\n\x04size\x18\x01 \x01(\x03\"\xec\x01\n\x0bTensorProto\x12\r\n\x05\x64type\x18\x01 \x01(\x05\x12\x30\n\x0ctensor_shape\x18\x02 \x01(\x0b\x32\x1a.forebay.graph.TensorShape\x12\x16\n\x0etensor_content\x18\x04 \x01(\x0c\x12\x0f\n\x07int_val\x18\x07 \x03(\x05\x12\x12\n\nstring_val\x18\x08 \x03(\x0c\x12\x11\n\tint64_val\x18\n \x03(\x03\x12\x10\n\x08\x62ool_val\x18\x0b \x03(\x08\x12:\n\x13resource_handle_val\x18\x0e \x03(\x0b\x32\x1d.forebay.graph.ResourceHandle\"\x1e\n\x0eResourceHandle\x12\x0c\n\x04name\x18\x03 \x01(\t\"m\n\x0f\x46unctionLibrary\x12,\n\x08\x66unction\x18\x01 \x03(\x0b\x32\x1a.forebay.graph.FunctionDef\x12,\n\x08gradient\x18\x02 \x03(\x0b\x32\x1a.forebay.graph.GradientDef\"\xc2\x05\n\x0b\x46unctionDef\x12\'\n\tsignature\x18\x01 \x01(\x0b\x32\x14.forebay.graph.OpDef\x12(\n\x08node_def\x18\x03 \x03(\x0b\x32\x16.forebay.graph.NodeDef\x12\x30\n\x03ret\x18\x04 \x03(\x0b\x32#.forebay.graph.FunctionDef.RetEntry\x12\x32\n\x04\x61ttr\x18\x05 \x03(\x0b\x32$.forebay.graph.FunctionDef.AttrEntry\x12?\n\x0b\x63ontrol_ret\x18\x06 \x03(\x0b\x32*.forebay.graph.FunctionDef.ControlRetEntry\x12\x39\n\x08\x61rg_attr\x18\x07 \x03(\x0b\x32\'.forebay.graph.FunctionDef.ArgAttrEntry\x12S\n\x16resource_arg_unique_id\x18\x08 \x03(\x0b\x32\x33.forebay.graph.FunctionDef.ResourceArgUniqueIdEntry\x1a*\n\x08RetEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x45\n\tAttrEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.forebay.graph.AttrValue:\x02\x38\x01\x1a\x31\n\x0f\x43ontrolRetEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1aG\n\x0c\x41rgAttrEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.forebay.graph.ArgAttrs:\x02\x38\x01\x1a:\n\x18ResourceArgUniqueIdEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\x82\x01\n\x08\x41rgAttrs\x12/\n\x04\x61ttr\x18\x01 \x03(\x0b\x32!.forebay.graph.ArgAttrs.AttrEntry\x1a\x45\n\tAttrEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.forebay.graph.AttrValue:\x02\x38\x01\"?\n\x05OpDef\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\tinput_arg\x18\x02 \x03(\x0b\x32\x15.forebay.graph.ArgDef\"\x16\n\x06\x41rgDef\x12\x0c\n\x04name\x18\x01 \x01(\t\";\n\x0bGradientDef\x12\x15\n\rfunction_name\x18\x01 \x01(\t\x12\x15\n\rgradient_func\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -66,31 +66,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DIM']._serialized_start=969
   _globals['_DIM']._serialized_end=988
   _globals['_TENSORPROTO']._serialized_start=991
-  _globals['_TENSORPROTO']._serialized_end=1207
-  _globals['_RESOURCEHANDLE']._serialized_start=1209
-  _globals['_RESOURCEHANDLE']._serialized_end=1239
-  _globals['_FUNCTIONLIBRARY']._serialized_start=1241
-  _globals['_FUNCTIONLIBRARY']._serialized_end=1350
-  _globals['_FUNCTIONDEF']._serialized_start=1353
-  _globals['_FUNCTIONDEF']._serialized_end=2059
-  _globals['_FUNCTIONDEF_RETENTRY']._serialized_start=1762
-  _globals['_FUNCTIONDEF_RETENTRY']._serialized_end=1804
+  _globals['_TENSORPROTO']._serialized_end=1227
+  _globals['_RESOURCEHANDLE']._serialized_start=1229
+  _globals['_RESOURCEHANDLE']._serialized_end=1259
+  _globals['_FUNCTIONLIBRARY']._serialized_start=1261
+  _globals['_FUNCTIONLIBRARY']._serialized_end=1370
+  _globals['_FUNCTIONDEF']._serialized_start=1373
+  _globals['_FUNCTIONDEF']._serialized_end=2079
+  _globals['_FUNCTIONDEF_RETENTRY']._serialized_start=1782
+  _globals['_FUNCTIONDEF_RETENTRY']._serialized_end=1824
   _globals['_FUNCTIONDEF_ATTRENTRY']._serialized_start=268
   _globals['_FUNCTIONDEF_ATTRENTRY']._serialized_end=337
-  _globals['_FUNCTIONDEF_CONTROLRETENTRY']._serialized_start=1877
-  _globals['_FUNCTIONDEF_CONTROLRETENTRY']._serialized_end=1926
-  _globals['_FUNCTIONDEF_ARGATTRENTRY']._serialized_start=1928
-  _globals['_FUNCTIONDEF_ARGATTRENTRY']._serialized_end=1999
-  _globals['_FUNCTIONDEF_RESOURCEARGUNIQUEIDENTRY']._serialized_start=2001
-  _globals['_FUNCTIONDEF_RESOURCEARGUNIQUEIDENTRY']._serialized_end=2059
-  _globals['_ARGATTRS']._serialized_start=2062
-  _globals['_ARGATTRS']._serialized_end=2192
+  _globals['_FUNCTIONDEF_CONTROLRETENTRY']._serialized_start=1897
+  _globals['_FUNCTIONDEF_CONTROLRETENTRY']._serialized_end=1946
+  _globals['_FUNCTIONDEF_ARGATTRENTRY']._serialized_start=1948
+  _globals['_FUNCTIONDEF_ARGATTRENTRY']._serialized_end=2019
+  _globals['_FUNCTIONDEF_RESOURCEARGUNIQUEIDENTRY']._serialized_start=2021
+  _globals['_FUNCTIONDEF_RESOURCEARGUNIQUEIDENTRY']._serialized_end=2079
+  _globals['_ARGATTRS']._serialized_start=2082
+  _globals['_ARGATTRS']._serialized_end=2212
   _globals['_ARGATTRS_ATTRENTRY']._serialized_start=268
   _globals['_ARGATTRS_ATTRENTRY']._serialized_end=337
-  _globals['_OPDEF']._serialized_start=2194
-  _globals['_OPDEF']._serialized_end=2257
-  _globals['_ARGDEF']._serialized_start=2259
-  _globals['_ARGDEF']._serialized_end=2281
-  _globals['_GRADIENTDEF']._serialized_start=2283
-  _globals['_GRADIENTDEF']._serialized_end=2342
+  _globals['_OPDEF']._serialized_start=2214
+  _globals['_OPDEF']._serialized_end=2277
+  _globals['_ARGDEF']._serialized_start=2279
+  _globals['_ARGDEF']._serialized_end=2301
+  _globals['_GRADIENTDEF']._serialized_start=2303
+  _globals['_GRADIENTDEF']._serialized_end=2362
 # @@protoc_insertion_point(module_scope)

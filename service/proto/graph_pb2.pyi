@@ -99,11 +99,12 @@ class Dim(_message.Message):
     def __init__(self, size: _Optional[int] = ...) -> None: ...
 
 class TensorProto(_message.Message):
-    __slots__ = ("dtype", "tensor_shape", "tensor_content", "int_val", "int64_val", "bool_val", "resource_handle_val")
+    __slots__ = ("dtype", "tensor_shape", "tensor_content", "int_val", "string_val", "int64_val", "bool_val", "resource_handle_val")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     TENSOR_SHAPE_FIELD_NUMBER: _ClassVar[int]
     TENSOR_CONTENT_FIELD_NUMBER: _ClassVar[int]
     INT_VAL_FIELD_NUMBER: _ClassVar[int]
+    STRING_VAL_FIELD_NUMBER: _ClassVar[int]
     INT64_VAL_FIELD_NUMBER: _ClassVar[int]
     BOOL_VAL_FIELD_NUMBER: _ClassVar[int]
     RESOURCE_HANDLE_VAL_FIELD_NUMBER: _ClassVar[int]
@@ -111,10 +112,11 @@ class TensorProto(_message.Message):
     tensor_shape: TensorShape
     tensor_content: bytes
     int_val: _containers.RepeatedScalarFieldContainer[int]
+    string_val: _containers.RepeatedScalarFieldContainer[bytes]
     int64_val: _containers.RepeatedScalarFieldContainer[int]
     bool_val: _containers.RepeatedScalarFieldContainer[bool]
     resource_handle_val: _containers.RepeatedCompositeFieldContainer[ResourceHandle]
-    def __init__(self, dtype: _Optional[int] = ..., tensor_shape: _Optional[_Union[TensorShape, _Mapping]] = ..., tensor_content: _Optional[bytes] = ..., int_val: _Optional[_Iterable[int]] = ..., int64_val: _Optional[_Iterable[int]] = ..., bool_val: _Optional[_Iterable[bool]] = ..., resource_handle_val: _Optional[_Iterable[_Union[ResourceHandle, _Mapping]]] = ...) -> None: ...
+    def __init__(self, dtype: _Optional[int] = ..., tensor_shape: _Optional[_Union[TensorShape, _Mapping]] = ..., tensor_content: _Optional[bytes] = ..., int_val: _Optional[_Iterable[int]] = ..., string_val: _Optional[_Iterable[bytes]] = ..., int64_val: _Optional[_Iterable[int]] = ..., bool_val: _Optional[_Iterable[bool]] = ..., resource_handle_val: _Optional[_Iterable[_Union[ResourceHandle, _Mapping]]] = ...) -> None: ...
 
 class ResourceHandle(_message.Message):
     __slots__ = ("name",)

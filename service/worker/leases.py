@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 from ...journal.proto import events_pb2 as ev
-from ...journal.splits import source_size
+from ...journal.splits import grows, source_size
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import ForebayError, NotFound, Unavailable
 from ..pipelines import SplitRange
@@ -82,7 +82,13 @@ class LeaseFeed:
     def is_over(self, sources: Iterable[int]) -> bool:
         """Whether no opening of these that begins now or later will have a split."""
         ended = self.given_up or self._draining.is_set()
-        return ended or not any(self._sizes[source] for source in sources)
+        return ended or not any(self._may_have_splits(source) for source in sources)
+
+    def _may_have_splits(self, source: int) -> bool:
+        """Whether a pass over it can have any, as far as is known."""
+        if grows(self.sources[source]):
+            return not self._leases[source].is_empty
+        return self._sizes[source] > 0
 
     def begun_last(self) -> list[str]:
         """Which splits were given last, for people."""
@@ -134,6 +140,7 @@ class _SourceLeases:
         self._endless = False
         self._pass = -1  # of this opening
         self._present = 0  # pass: earlier ones are over
+        self.is_empty = False  # no pass will have a split
         self._requests = 0
         self._want = 1
         self._working: pb.LeaseSplitsResponse | None = None  # what the pipeline has
@@ -162,6 +169,12 @@ class _SourceLeases:
                 return None  # it was over before this worker came
             lease = (self._ahead or self._ask()).result()
             self._ahead = None
+            while lease.not_yet and not self.draining.is_set():
+                lease = self._ask().result()
+            if lease.not_yet:
+                return None
+            if lease.end_of_splits and lease.pass_number < self._pass:
+                self.is_empty = True  # that pass could not begin
             if endless:
                 self._pass = max(self._pass, lease.pass_number)
             elif lease.end_of_splits:
@@ -176,7 +189,7 @@ class _SourceLeases:
             self.begun_last = f"{lease.first}–{last} of source {self._number}"
             if not self._singly:
                 self._ahead = self._ask()
-            return SplitRange(lease.first, lease.count, lease.pass_number)
+            return SplitRange(lease.first, lease.count, lease.pass_number, tuple(lease.names))
 
     def hand_back(self, within_s: float) -> None:
         """Return the lease ahead, unless no dispatcher answers: then it is lost with us."""
@@ -199,7 +212,7 @@ class _SourceLeases:
 
     def _return(self, lease: pb.LeaseSplitsResponse | None) -> None:
         request = pb.LeaseSplitsRequest()
-        if lease is not None and not lease.end_of_splits:
+        if lease is not None and lease.count:
             request.returned.add(lease_id=lease.lease_id, count=lease.count)
         try:
             self._report(request)

@@ -21,7 +21,7 @@ from forebay.service.errors import (
     NotFound,
     PipelineError,
 )
-from forebay.service.pipelines.tf_data.split_sources import NotSplittable
+from forebay.service.pipelines.tf_data.source_walk import NotSplittable
 
 
 @pytest.mark.parametrize("again", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])

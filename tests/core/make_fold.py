@@ -319,6 +319,37 @@ def saved(cluster: Cluster) -> None:
     start("/waiting")
 
 
+def loaded(cluster: Cluster) -> None:
+    """What is read while it is saved."""
+    live(cluster)
+    source = ev.SplitSource(saved_chunks=ev.SavedChunks(path="/save"))
+    definition = ev.DatasetDefinition(sources=[source])
+    cluster.do(c.RegisterDataset(dataset_id="loaded", definition=definition))
+    cluster.worker(61)
+    ours, stock = (cluster.join(cluster.job("loaded"), caller=f"l{i}") for i in range(2))
+
+    def find(joined: ev.ConsumerJoined, *names: str, complete: bool = False) -> None:
+        cluster.do(
+            c.FindSplits(iteration_id=joined.iteration_id, source=0, names=names, complete=complete)
+        )
+
+    def get() -> None:
+        cluster.do(c.GetSplit(iteration_id=stock.iteration_id, pass_number=0, source=0))
+
+    task = min(cluster.state.iterations[ours.iteration_id].tasks)
+    find(ours, "chunk_0_0_5", "chunk_1_0_5")
+    find(stock, "chunk_0_0_5")
+    cluster.lease(task, 1, 1)
+    get()
+    cluster.elect(3)
+    get()
+    find(ours, "chunk_0_1_3", complete=True)
+    cluster.lease(task, 9, 2)
+    cluster.lease(task, 9, 3, pass_number=1)
+    find(stock, "chunk_1_0_5", "chunk_0_1_3")
+    get()
+
+
 LIVES: dict[str, Callable[[Cluster], None]] = {
     "live": live,
     "repaired": repaired,
@@ -326,6 +357,7 @@ LIVES: dict[str, Callable[[Cluster], None]] = {
     "coordinated": coordinated,
     "removed": removed,
     "saved": saved,
+    "loaded": loaded,
 }
 
 

@@ -27,6 +27,7 @@ SOURCES = [
     ev.SplitSource(arithmetic=ev.Arithmetic(start=5, stop=-5, step=-3)),
     ev.SplitSource(endless=ev.Endless()),
     ev.SplitSource(count=SIZE - 4, leased_with=0),
+    ev.SplitSource(saved_chunks=ev.SavedChunks(path="/save")),
 ]
 
 
@@ -259,14 +260,14 @@ class Dispatcher(RuleBasedStateMachine):
     def complete(self, task: int) -> None:
         self.run(c.CompleteTask(task_id=self.pick(self.live.tasks, task)))
 
-    @rule(iteration=st.integers(0, 50), pass_number=st.integers(0, 3), provider=st.integers(-1, 4))
+    @rule(iteration=st.integers(0, 50), pass_number=st.integers(0, 3), provider=st.integers(-1, 5))
     def get_split(self, iteration: int, pass_number: int, provider: int) -> None:
         iteration_id = self.pick(self.live.iterations, iteration)
         self.run(c.GetSplit(iteration_id=iteration_id, pass_number=pass_number, source=provider))
 
     @rule(
         task=st.integers(0, 50),
-        provider=st.integers(0, 3),
+        provider=st.integers(0, 4),
         or_later=st.booleans(),
         later=st.sampled_from([0, 0, 0, 1, -1]),
         want=st.integers(-1, 9),
@@ -293,6 +294,27 @@ class Dispatcher(RuleBasedStateMachine):
             returned=tuple((lease, back) for lease in held[-1:]) if want <= 0 else (),
         )
         self.run(command)
+
+    @rule(
+        iteration=st.integers(0, 50),
+        provider=st.sampled_from([4, 4, 4, 0]),
+        names=st.lists(st.sampled_from("abcdefgh"), max_size=4, unique=True),
+        complete=st.booleans(),
+    )
+    def find_splits(self, iteration: int, provider: int, names: list[str], complete: bool) -> None:
+        iteration_id = self.pick(self.live.iterations, iteration)
+        found = self.live.iterations.get(iteration_id)
+        ledger = found.ledgers[4] if found is not None and found.ledgers else None
+        known = list(ledger.names) if ledger is not None else []
+        grew = ledger is not None and ledger.grows and provider == 4
+        self.run(
+            c.FindSplits(
+                iteration_id=iteration_id, source=provider, names=tuple(names), complete=complete
+            )
+        )
+        if ledger is not None:
+            assert ledger.names == known + [n for n in names if n not in known] * grew
+            assert ledger.grows == (ledger.grows and not (grew and complete))
 
     @rule()
     def retry(self) -> None:
@@ -366,6 +388,8 @@ class Dispatcher(RuleBasedStateMachine):
                 covered = sorted(n for part in parts for n in range(*part))
                 assert covered == list(range(ledger.next))
                 assert ledger.next <= ledger.size
+                assert len(set(ledger.names)) == len(ledger.names)
+                assert not ledger.names or ledger.size == len(ledger.names)
                 for pass_number, left in ledger.left_over.items():
                     assert left
                     assert pass_number < ledger.pass_number

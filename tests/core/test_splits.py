@@ -6,7 +6,8 @@ import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
-from forebay.service.errors import FailedPrecondition, InvalidArgument
+from forebay.service.core import splits
+from forebay.service.errors import FailedPrecondition, InvalidArgument, Unimplemented
 
 from .given import Given
 
@@ -212,3 +213,86 @@ def test_zipped_sources_are_not_leased_to_both_kinds_of_workers(ours_first: bool
     first()
     with pytest.raises(FailedPrecondition, match="workers of one kind"):
         second()
+
+
+SAVED = ev.SplitSource(saved_chunks=ev.SavedChunks(path="/save"))
+
+
+def growing() -> tuple[Given, int]:
+    """An iteration over what is being saved, and its id."""
+    given = Given()
+    given.worker(1)
+    given.register("loaded", SAVED)
+    return given, given.iteration(dataset_id="loaded").iteration_id
+
+
+def find(given: Given, iteration_id: int, *names: str, complete: bool = False) -> None:
+    found = c.FindSplits(iteration_id=iteration_id, source=0, names=names, complete=complete)
+    given.when(found)
+
+
+def test_a_source_that_grows_has_no_end_before_it_is_complete() -> None:
+    given, iteration_id = growing()
+
+    def split(pass_number: int = 0) -> int | None:
+        get = c.GetSplit(iteration_id=iteration_id, pass_number=pass_number, source=0)
+        leased: ev.SplitsLeased | None = given.when(get)
+        return None if leased is None else leased.first if leased.count else -1
+
+    assert split() is None
+    assert given.then == []
+    find(given, iteration_id, "b", "a")
+    assert given.then == ["splits_found"]
+    assert [split(), split(), split()] == [0, 1, None]
+    find(given, iteration_id, "a", "b")
+    assert given.then == []
+    find(given, iteration_id, "b", "c", complete=True)
+    assert [split(), split(), split(), split(1), split(0)] == [2, -1, -1, 0, -1]
+    assert [split(1), split(1), split(1)] == [1, 2, -1]
+    find(given, iteration_id, "d")
+    assert given.then == []
+    (ledger,) = given.state.iterations[iteration_id].ledgers
+    assert (ledger.names, ledger.size, ledger.grows) == (["b", "a", "c"], 3, False)
+
+
+def test_a_lease_of_a_source_that_grows_waits_and_what_was_begun_is_known() -> None:
+    given, iteration_id = growing()
+    task = max(given.state.tasks)
+    find(given, iteration_id, *map(str, range(5_000)))
+    lease = given.lease(task, 4_000)
+    assert lease is not None
+    assert lease.count == splits.MAX_NAMES
+    given, iteration_id = growing()
+    task = max(given.state.tasks)
+    find(given, iteration_id, "a")
+    first = given.lease(task, 1)
+    assert first is not None
+    ask = c.LeaseSplits(
+        request=(f"task/{task}/0", 1), task_id=task, source=0, pass_number=0, want=1,
+        begun=(first.lease_id,),
+    )  # fmt: skip
+    assert given.when(ask) is None
+    assert given.then == ["lease_begun"]
+    assert given.when(ask) is None  # the same request: it was not answered
+    assert given.then == []
+    find(given, iteration_id, "b")
+    assert given.when(ask).first == 1
+    assert given.when(ask).first == 1
+    assert given.then == []
+
+
+def test_a_save_without_chunks_has_no_splits_once_that_is_known() -> None:
+    given, iteration_id = growing()
+    find(given, iteration_id, complete=True)
+    task = max(given.state.tasks)
+    for pass_number in range(2):
+        lease = c.LeaseSplits(task_id=task, source=0, pass_number=pass_number, want=1)
+        assert given.when(lease).pass_number == 0
+        assert given.then == []
+
+
+def test_what_is_loaded_from_a_save_cannot_be_saved_by_splits() -> None:
+    given = Given()
+    definition = ev.DatasetDefinition(sources=[SAVED])
+    with pytest.raises(Unimplemented, match="copy its directory"):
+        given.when(c.StartSave(path="/b", definition=definition, metadata=b"", prepared=""))

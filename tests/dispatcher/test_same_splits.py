@@ -28,7 +28,7 @@ from forebay.service.proto import tf_service_pb2 as pb
 from forebay.storage import MemoryStorage
 
 from ..pipelines import compositions
-from ..pipelines.compositions import Compositions, build, write_files
+from ..pipelines.compositions import Compositions, build, write_chunk, write_files, write_save
 
 SEED = int(os.environ.get("FOREBAY_SEED", "1"))
 PIPELINES = int(os.environ.get("FOREBAY_PIPELINES", "40"))
@@ -109,33 +109,44 @@ class Client:
     def splits(self, graph: bytes) -> Answer:
         """Register a dataset, and take splits of it."""
         try:
-            dataset_id = self._call(
-                "GetOrRegisterDataset",
-                dataset=pb.DatasetDef(graph=graph),
-                metadata=pb.DataServiceMetadata(cardinality=-2).SerializeToString(),
-            ).dataset_id
-            job = self._call("GetOrCreateJob", dataset_id=dataset_id, processing_mode_def=DYNAMIC)
-            self._call("GetOrCreateIteration", job_id=job.job_id)
+            task = self.begin(graph)
         except grpc.RpcError as error:
             said = error.details() or ""
             about = re.search(r"for (snapshot) datasets", said) or re.search(r"of type (\w+)", said)
             return Answer(f"{error.code().name}: {about[1] if about else said}")
-        (task,) = self._heartbeat()
         providers = range(task.num_split_providers)
         taken = tuple(self._taken(task.iteration_id, provider) for provider in providers)
         return Answer("", task.num_split_providers, taken)
+
+    def begin(self, graph: bytes) -> Any:
+        """Register a dataset; the task of a new iteration over it."""
+        dataset_id = self._call(
+            "GetOrRegisterDataset",
+            dataset=pb.DatasetDef(graph=graph),
+            metadata=pb.DataServiceMetadata(cardinality=-2).SerializeToString(),
+        ).dataset_id
+        job = self._call("GetOrCreateJob", dataset_id=dataset_id, processing_mode_def=DYNAMIC)
+        self._call("GetOrCreateIteration", job_id=job.job_id)
+        (task,) = self._heartbeat()
+        return task
 
     def _taken(self, iteration_id: int, provider: int) -> list[bytes]:
         """A whole repetition, part of the next, one is skipped, an earlier one."""
         taken: list[bytes] = []
         for repetition, most in ((0, MOST), (0, 1), (1, 2), (3, MOST), (2, 1), (4, 2)):
-            request = pb.GetSplitRequest(
-                iteration_id=iteration_id, repetition=repetition, split_provider_index=provider
-            ).SerializeToString()
-            for _ in range(most):
-                taken.append(self._raw("GetSplit", request))
-                if pb.GetSplitResponse.FromString(taken[-1]).end_of_splits:
-                    break
+            taken += self.take(iteration_id, repetition, most, provider)
+        return taken
+
+    def take(self, iteration_id: int, repetition: int, most: int, provider: int = 0) -> list[bytes]:
+        """So many answers, or up to the end of the repetition."""
+        taken: list[bytes] = []
+        request = pb.GetSplitRequest(
+            iteration_id=iteration_id, repetition=repetition, split_provider_index=provider
+        ).SerializeToString()
+        for _ in range(most):
+            taken.append(self._raw("GetSplit", request))
+            if pb.GetSplitResponse.FromString(taken[-1]).end_of_splits:
+                break
         return taken
 
     def close(self) -> None:
@@ -150,13 +161,13 @@ class Dispatchers:
         self._theirs = service.DispatchServer(config)
         self._ours = OurDispatcher()
         addresses = self._theirs.target.removeprefix("grpc://"), self._ours.address
-        self._clients = [Client(address) for address in addresses]
+        self.clients = [Client(address) for address in addresses]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for client in self._clients:
+        for client in self.clients:
             client.close()
         self._ours.stop()
         self._theirs._stop()
@@ -169,7 +180,7 @@ class Dispatchers:
     def both(self, expression: str) -> list[Answer]:
         """What each says, TensorFlow's first."""
         graph = graph_of(build(expression))
-        return [client.splits(graph) for client in self._clients]
+        return [client.splits(graph) for client in self.clients]
 
 
 @pytest.fixture(scope="module")
@@ -220,3 +231,29 @@ def test_compositions(dispatchers: Dispatchers, files: pathlib.Path) -> None:
     made_up = Compositions(SEED, files)
     for number in range(PIPELINES):
         dispatchers.compare(made_up.any(2 + number % 3))
+
+
+def test_a_save_that_is_being_written(dispatchers: Dispatchers, tmp_path: pathlib.Path) -> None:
+    """What is there is given out before it is looked for more; the end, when it is said."""
+    path = tmp_path / "save"
+    write_save(path, {"chunk_1_0_1": [2], "chunk_0_0_1": [1]})
+    graph = graph_of(build(f"loaded('{path}')"))
+    tasks = [client.begin(graph).iteration_id for client in dispatchers.clients]
+
+    def take(repetition: int, most: int) -> list[bytes]:
+        theirs, ours = (
+            client.take(task, repetition, most)
+            for client, task in zip(dispatchers.clients, tasks, strict=True)
+        )
+        assert ours == theirs
+        return ours
+
+    taken = take(0, 1)
+    for name in ("chunk_10_1_1", "chunk_9_1_1", "chunk_0_1_1"):
+        write_chunk(path, name, [3])
+    taken += take(0, 4)
+    write_chunk(path, "chunk_0_2_1", [4])
+    (path / "DONE").touch()
+    taken += take(0, 3)
+    assert len(set(taken)) == 7
+    assert take(1, 9) == taken

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
+from collections import Counter
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -11,7 +14,8 @@ import tensorflow as tf
 from forebay import service
 
 from ..cluster import WorkerProcess
-from ..standbys import wait_until
+from ..pipelines.compositions import write_chunk, write_save
+from ..standbys import status, wait_until
 from ..stock import DispatcherProcess, stock_workers
 
 ELEMENTS = 300
@@ -60,3 +64,70 @@ def test_forebays_workers_and_dispatcher_die_and_the_rest_goes_on(tmp_path: path
         loaded = tf.data.Dataset.load(str(path), wait=True)
         assert sorted(loaded.as_numpy_iterator()) == list(range(ELEMENTS))
     assert (path / "DONE").exists()
+
+
+def test_a_save_is_read_by_its_own_workers_while_they_write_it(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "save"
+    with (
+        DispatcherProcess(tmp_path / "journal", reconnect_grace_ms=1_000) as dispatcher,
+        WorkerProcess(dispatcher.address, save_chunk_bytes=1),
+        service.WorkerServer(service.WorkerConfig(dispatcher.target, save_chunk_bytes=1)),
+    ):
+        service.distributed_save(
+            slow(tf.data.Dataset.range(ELEMENTS)), str(path), dispatcher.target
+        )
+        loaded = tf.data.Dataset.load(str(path), wait=True)
+        dataset_id = service.register_dataset(dispatcher.target, loaded)
+        shared = service.from_dataset_id("distributed_epoch", dispatcher.target, dataset_id)
+        elements = shared.as_numpy_iterator()
+        got = list(itertools.islice(elements, 3))
+        dispatcher.kill_and_restart()
+        got += elements
+        assert sorted(got) == list(range(ELEMENTS))
+        whole = service.read(dispatcher.target, dataset_id)  # each worker reads all of it
+        assert Counter(whole) == dict.fromkeys(range(ELEMENTS), 2)
+
+
+def test_a_worker_dies_that_loads_a_save(tmp_path: pathlib.Path) -> None:
+    """What it had leased is lost, and nothing comes twice. The save is played: one chunk a call."""
+    path = tmp_path / "save"
+    write_save(path, {})
+    written: list[int] = []
+
+    def write(chunks: int) -> None:
+        for _ in range(chunks):
+            number = len(written)
+            write_chunk(path, f"chunk_0_{number}_1", [number])
+            written.append(number)
+
+    in_order = lambda chunks: chunks.flat_map(lambda chunk: chunk)  # noqa: E731
+    with (
+        DispatcherProcess(tmp_path / "journal", reconnect_grace_ms=1_000) as dispatcher,
+        WorkerProcess(dispatcher.address) as one,
+        service.WorkerServer(service.WorkerConfig(dispatcher.target)),
+    ):
+        loaded = tf.data.Dataset.load(str(path), reader_func=in_order)
+        dataset_id = service.register_dataset(dispatcher.target, loaded)
+        elements = service.read(
+            dispatcher.target, dataset_id, processing_mode="distributed_epoch", job_name="j"
+        )
+        write(8)
+        got = [int(next(elements)) for _ in range(8)]
+        assert sorted(got) == written
+        dispatcher.kill_and_restart()
+        write(8)
+        got += [int(next(elements)) for _ in range(8)]
+        assert sorted(got) == written
+        one.kill()
+        write(20)
+        (path / "DONE").touch()
+        got += map(int, elements)
+        assert len(set(got)) == len(got)
+        found: Any = status(dispatcher)
+        (lost,) = {
+            source["lost"]
+            for job in found["jobs"]
+            for iteration in job["iterations"]
+            for source in iteration["sources"]
+        }
+        assert len(written) - len(got) <= lost

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import pathlib
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
+from google.protobuf import text_format
+from tensorflow.core.protobuf import snapshot_pb2
 from tensorflow.python.data.experimental.ops import global_shuffle_op
+from tensorflow.python.saved_model import nested_structure_coder
 
 Dataset = Any
 
@@ -46,6 +50,8 @@ SOURCES = [
     "text('{d}/a.txt').map(number)",
     "fixed('{d}/a.bin', 2).map(number)",
     "csv('{d}/a.txt', 2, ['a'], header=False, num_epochs=1).unbatch().map(lambda e: whole(e['a']))",
+    "loaded('{d}/save')",
+    "loaded('{d}/save', reader_func=lambda chunks: chunks.flat_map(lambda chunk: chunk))",
     "zipped((count({n}), slices(whole(tf.range({m}))))).map(paired)",
     "zipped((count({m}).map(lambda i: i + 1), slices(['a', 'b', 'c']))).map(lambda i, _: i)",
     "zipped((count(8).batch({n}).unbatch(), count(8).batch({n}).unbatch())).map(paired)",
@@ -193,7 +199,8 @@ class Compositions:
 
 
 def write_files(directory: pathlib.Path) -> None:
-    """What the sources read: text, records, and records of two bytes; four numbers each."""
+    """What the sources read: text, records, and records of two bytes; four numbers each. And a
+    distributed save."""
     for i, name in enumerate("ab"):
         numbers = [f"{n:02}" for n in range(10 * i, 10 * i + 4)]
         (directory / f"{name}.txt").write_text("\n".join(numbers))
@@ -201,6 +208,26 @@ def write_files(directory: pathlib.Path) -> None:
         with tf.io.TFRecordWriter(str(directory / f"{name}.rec")) as writer:
             for each in numbers:
                 writer.write(each.encode())
+    write_save(directory / "save", {"chunk_0_0_2": [0, 1], "chunk_1_0_1": [2], "chunk_0_1_1": [3]})
+    (directory / "save" / "DONE").touch()
+
+
+def write_save(path: pathlib.Path, chunks: Mapping[str, list[int]]) -> None:
+    """A distributed save's directory, that is not finished."""
+    (path / "chunks").mkdir(parents=True)
+    spec = nested_structure_coder.encode_structure(tf.TensorSpec([], tf.int64))
+    metadata = snapshot_pb2.DistributedSnapshotMetadata(element_spec=spec.SerializeToString())
+    (path / "snapshot.metadata").write_text(text_format.MessageToString(metadata))
+    for name, numbers in chunks.items():
+        write_chunk(path, name, numbers)
+
+
+def write_chunk(path: pathlib.Path, name: str, numbers: list[int]) -> None:
+    """One more file of a save's."""
+    with tf.io.TFRecordWriter(str(path / name)) as writer:
+        for each in numbers:
+            writer.write(tf.make_tensor_proto(each, tf.int64).SerializeToString())
+    (path / name).rename(path / "chunks" / name)
 
 
 def build(expression: str) -> Dataset:
@@ -222,6 +249,7 @@ def build(expression: str) -> Dataset:
         "records": tf.data.TFRecordDataset,
         "fixed": tf.data.FixedLengthRecordDataset,
         "extra": tf.data.experimental,
+        "loaded": tf.data.Dataset.load,
         "csv": tf.data.experimental.make_csv_dataset,
         "unordered": unordered,
         "global_shuffle": global_shuffle_op._global_shuffle,

@@ -20,7 +20,8 @@ from forebay.service.pipelines.definitions import nondeterministic, require_bund
 from forebay.service.pipelines.tf_data import drivers
 from forebay.service.pipelines.tf_data import pipeline as tf_data
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
-from forebay.service.pipelines.tf_data.split_sources import NotSplittable, split_sources
+from forebay.service.pipelines.tf_data.source_walk import NotSplittable
+from forebay.service.pipelines.tf_data.split_sources import split_sources
 from forebay.service.pipelines.tf_data.traces import Traces
 
 from .. import forks

@@ -13,13 +13,11 @@ from tensorflow.core.framework import graph_pb2
 
 from forebay.service.client.tf_elements import graph_of
 from forebay.service.pipelines.definitions import evaluate_in_subprocess
+from forebay.service.pipelines.tf_data.constants import TensorFacts
 from forebay.service.pipelines.tf_data.evaluate import evaluate
 from forebay.service.pipelines.tf_data.graphs import InvalidGraph, fingerprint, sanitize
-from forebay.service.pipelines.tf_data.split_sources import (
-    NotSplittable,
-    TensorFacts,
-    split_sources,
-)
+from forebay.service.pipelines.tf_data.source_walk import NotSplittable
+from forebay.service.pipelines.tf_data.split_sources import split_sources
 from forebay.service.proto import graph_pb2 as pb
 
 from .. import forks

@@ -27,11 +27,12 @@ from forebay.service.pipelines.tf_data.evaluate import evaluate
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 from forebay.service.pipelines.tf_data.split_sources import require_splittable, split_sources
 from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.saved_chunks import look
 from forebay.service.worker.leases import LeaseFeed
 from forebay.service.worker.observer import Observer
 
 from ..core.given import Given
-from .compositions import Compositions, build, write_files
+from .compositions import Compositions, build, write_files, write_save
 
 SEED = int(os.environ.get("FOREBAY_SEED", "1"))
 PIPELINES = int(os.environ.get("FOREBAY_PIPELINES", "10"))
@@ -54,7 +55,8 @@ class Cluster:
         self._given = Given()
         members = [self._given.worker(number) for number in range(workers)]
         self._given.register("made up", *self._sources)
-        self._given.iteration(dataset_id="made up")
+        self._iteration_id = self._given.iteration(dataset_id="made up").iteration_id
+        self._ledgers = self._given.state.iterations[self._iteration_id].ledgers
         self._tasks = [self._given.task_of(worker) for worker in members]
 
     def call(self, request: pb.LeaseSplitsRequest, *_: Any, **__: Any) -> pb.LeaseSplitsResponse:
@@ -62,25 +64,41 @@ class Cluster:
         with self._lock:
             pause_s = self._random.uniform(0, PAUSE_S)
         time.sleep(pause_s)
+        lease = c.LeaseSplits(
+            task_id=request.task_id,
+            source=request.source,
+            pass_number=request.pass_number,
+            want=request.want,
+            or_later=request.or_later,
+            begun=tuple(request.begun),
+        )
         with self._lock:
-            leased = self._given.when(
-                c.LeaseSplits(
-                    task_id=request.task_id,
-                    source=request.source,
-                    pass_number=request.pass_number,
-                    want=request.want,
-                    or_later=request.or_later,
-                    begun=tuple(request.begun),
-                )
-            )
+            leased = self._given.when(lease)
+            if leased is None and request.want:
+                self._find(request.source)
+                leased = self._given.when(lease)
         if leased is None:
             return pb.LeaseSplitsResponse()
+        names = self._ledgers[request.source].names
         return pb.LeaseSplitsResponse(
             lease_id=leased.lease_id,
             first=leased.first,
             count=leased.count,
             end_of_splits=not leased.count,
             pass_number=leased.pass_number,
+            names=names[leased.first : leased.first + leased.count],
+        )
+
+    def _find(self, source: int) -> None:
+        path = self._sources[source].saved_chunks.path
+        names, complete, _ = look(path, self._ledgers[source].names)
+        self._given.when(
+            c.FindSplits(
+                iteration_id=self._iteration_id,
+                source=source,
+                names=tuple(names),
+                complete=complete,
+            )
         )
 
     def read(self, most: int | None = None) -> list[list[int]]:
@@ -157,12 +175,20 @@ ENDLESS = [
     "data.choose_from_datasets([count(3).repeat(), count(3, 5).repeat()], count(2).repeat())",
     "data.random(seed=1).map(lambda i: i % 5)",
     "zipped((count(5), data.random(seed=1))).repeat().map(lambda i, _: i)",
+    "loaded('{d}/save').concatenate(once(whole(4))).repeat()",
 ]
 
 
 @pytest.mark.parametrize("expression", ENDLESS)
-def test_endless_pipelines_go_on(expression: str) -> None:
-    assert set(counted(Cluster(expression, 2).read(most=200))) == set(range(5))
+def test_endless_pipelines_go_on(files: pathlib.Path, expression: str) -> None:
+    filled = expression.format(d=files)
+    assert set(counted(Cluster(filled, 2).read(most=200))) == set(range(5))
+
+
+def test_an_empty_save_has_nothing_however_often_it_is_repeated(tmp_path: pathlib.Path) -> None:
+    write_save(tmp_path / "save", {})
+    (tmp_path / "save" / "DONE").touch()
+    assert Cluster(f"loaded('{tmp_path}/save').repeat()", 2).read() == [[], []]
 
 
 @pytest.mark.parametrize("source", ["count(2, tf.int64.max)", "count(0, tf.int64.min, -3)"])

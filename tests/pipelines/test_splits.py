@@ -28,11 +28,8 @@ from forebay.service.pipelines.tf_data.evaluate import evaluate
 from forebay.service.pipelines.tf_data.feeds import TracedGraph
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 from forebay.service.pipelines.tf_data.run import TfDataRun
-from forebay.service.pipelines.tf_data.split_sources import (
-    NotSplittable,
-    require_splittable,
-    split_sources,
-)
+from forebay.service.pipelines.tf_data.source_walk import NotSplittable
+from forebay.service.pipelines.tf_data.split_sources import require_splittable, split_sources
 from forebay.service.pipelines.tf_data.traces import Traces
 
 from .pipelines import (

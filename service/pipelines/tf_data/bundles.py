@@ -20,7 +20,8 @@ from .graphs import Graph
 from .imports import ImportedGraph, expansion, import_graph, import_part, options_of, output_specs
 from .packs import calls_functions
 from .seeds import KEY, seeded
-from .split_sources import SourceWalk, require_bundles, require_splittable
+from .source_walk import SourceWalk
+from .split_sources import require_bundles, require_splittable
 
 Tensor = Any
 

@@ -93,6 +93,7 @@ class LongRun:
 
     def __init__(self, trace: RunTrace, loaded: LoadedGraph, release: Callable[[], None]) -> None:
         self._trace = trace
+        self._loaded = loaded
         self._variant = loaded.variant
         self._release = release
         self._driver: Driver | None = None
@@ -108,6 +109,7 @@ class LongRun:
 
     def end(self, driver: Driver, *, complete: bool) -> None:
         if not complete:  # else its pipeline has ended
+            self._loaded.cancel()
             driver.end()
         self._variant = None
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import InvalidArgument
+from .constants import TensorFacts
 from .graphs import Graph, InvalidGraph
-from .split_sources import TensorFacts
 
 
 def evaluate(graph: bytes, names: Sequence[str]) -> list[TensorFacts]:

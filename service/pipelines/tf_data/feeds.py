@@ -1,8 +1,9 @@
 """A dataset graph on leased splits: its sources replaced by feeds.
 
-Python gives ranges of splits, (first, count), and C++ expands them into the splits themselves, so
-Python is touched once a lease, not once a split. Each time the pipeline opens the source again
-(`repeat`, for instance) the feed goes on to its next *opening*, which is the next pass.
+Python gives ranges of splits, (first, count), or the names of those that have some, and C++ expands
+them into the splits themselves, so Python is touched once a lease, not once a split. Each time the
+pipeline opens the source again (`repeat`, for instance) the feed goes on to its next *opening*,
+which is the next pass.
 
 A repeat without an end ends in TensorFlow when its first opening yields nothing; but here that only
 means that other workers had all splits. So it is replaced by a flat_map over an endless *gate*.
@@ -38,9 +39,11 @@ from .imports import (
     output_specs,
 )
 from .packs import calls_functions
-from .split_sources import NotSplittable, SourceNode, SourceWalk, require_splittable
+from .source_walk import CHUNKS, NotSplittable, SourceNode, SourceWalk
+from .split_sources import require_splittable
 from .state import State, state_of
 from .transformations import Traced, opened, traced, until_stopped
+from .watches import Watch, saves_in
 
 Dataset = Any
 Tensor = Any
@@ -62,6 +65,7 @@ class TracedGraph:
         """
         parsed = Graph(graph)
         walk = SourceWalk(parsed) if sources is not None else None
+        self._watched = saves_in(parsed) if sources is None else {}
         self._strands = _strands(walk.sources, sources) if walk and sources is not None else {}
         repeats = walk.endless_repeats if walk else {}
         self._repeats = list(repeats.values())
@@ -83,8 +87,8 @@ class TracedGraph:
 
         def build(first: Tensor) -> list[Tensor]:
             """`first` is the number of the run's first feed; those of its gates come last."""
-            feeds = _FedSources(list(self._strands), first, self._callbacks)
-            after = first + len(self._strands)
+            feeds = _FedSources([*self._strands, *self._watched], first, self._callbacks)
+            after = first + len(feeds.names)
             gates = {
                 GATE.format(name): _gate(after + i, self._callbacks)
                 for i, name in enumerate(repeats)
@@ -105,7 +109,10 @@ class TracedGraph:
 
     def load(self, feed: SplitFeed | None) -> LoadedGraph:
         """The dataset of one run. Raises TensorFlow's errors."""
-        return LoadedGraph(self._build, self._strands, self._repeats, feed)
+        asked: list[_Feed | _Gate | Watch] = [Watch(path) for path in self._watched.values()]
+        if feed is not None:
+            asked = [*_feeds(self._strands, feed), *[_Gate(feed, own) for own in self._repeats]]
+        return LoadedGraph(self._build, asked)
 
     def may_be_shared(self, options: tf.data.Options) -> bool:
         """Whether runs with these options have nothing in common but the graph.
@@ -129,23 +136,22 @@ class LoadedGraph:
     """A traced graph as the dataset of one run. `close` frees what it holds in TensorFlow."""
 
     def __init__(
-        self,
-        build: Callable[[Tensor], list[Tensor]],
-        strands: Mapping[str, tuple[int, bool]],
-        repeats: Sequence[list[int]],
-        feed: SplitFeed | None,
+        self, build: Callable[[Tensor], list[Tensor]], asked: Sequence[_Feed | _Gate | Watch]
     ) -> None:
         self._tables: list[Tensor] = []
-        asked: list[_Feed | _Gate] = []
-        if feed is not None:
-            asked += _feeds(strands, feed)
-            asked += [_Gate(feed, own) for own in repeats]
+        self._asked = asked
         self._numbers = _number(asked)
         try:
             self.variant, *self._tables = build(tf.constant(self._numbers.start, tf.int64))
         except BaseException:
             self.close()
             raise
+
+    def cancel(self) -> None:
+        """End what the pipeline waits for here, other than a SplitFeed. Idempotent."""
+        for asked in self._asked:
+            if isinstance(asked, Watch):
+                asked.cancelled.set()
 
     def close(self) -> None:
         """Idempotent. The pipeline may not run any more."""
@@ -158,13 +164,13 @@ class LoadedGraph:
 
 
 _asked: dict[int, Any] = {}
-"""Whom the pipelines of this process ask, _Feeds and _Gates, by numbers that are used once."""
+"""Whom the pipelines of this process ask: _Feeds, _Gates and Watches, by numbers used once."""
 
 _next_number = 0
 _numbering = threading.Lock()
 
 
-def _number(asked: Sequence[_Feed | _Gate]) -> range:
+def _number(asked: Sequence[_Feed | _Gate | Watch]) -> range:
     """Numbers for them, one after another."""
     global _next_number
     with _numbering:
@@ -275,7 +281,7 @@ class _Feed:
         self._reader = strand.add_reader()
         self._failed = threading.Event()  # and asked no more: `ignore_errors` would ask for ever
 
-    def next_range(self, opening: Any) -> tuple[int, int]:
+    def next_range(self, opening: Any) -> SplitRange:
         splits = None
         if not self._failed.is_set():
             try:
@@ -285,7 +291,7 @@ class _Feed:
                 raise
         if splits is None:
             raise StopIteration
-        return splits.first, splits.count
+        return splits
 
 
 class _Gate:
@@ -320,16 +326,16 @@ class _FedSources:
     def dataset(self, node: pb.NodeDef, operands: list[Tensor], source: Tensor) -> Tensor:
         """The variant of a dataset of a source's splits that are leased."""
         number, callbacks = self._first + self.names.index(node.name), self._callbacks
+        next_splits = _next_names if node.op == CHUNKS else _next_numbers
 
         def leases(number: Tensor) -> Dataset:
             opening = _integers(lambda n: next(_asked[int(n)].openings), 1, callbacks, number)
-            next_range = lambda n, opening: _asked[int(n)].next_range(opening)  # noqa: E731
-            return until_stopped(lambda: _integers(next_range, 2, callbacks, number, *opening))
+            return until_stopped(lambda: next_splits(callbacks, number, *opening))
 
         specs, inputs = output_specs(node), [*operands, source]
         alike = (node.op, specs, *[(t.dtype, str(t.shape)) for t in inputs])
         numbers = tf.data.Dataset.range(number, number + 1)
-        leased = self._flat_map(numbers, "leases", leases, [])
+        leased = self._flat_map(numbers, next_splits, leases, [])
         expand = expansion(node, operands, source, specs)
         return self._flat_map(leased, alike, expand, inputs)._variant_tensor
 
@@ -345,6 +351,28 @@ class _FedSources:
             self._traced[alike] = made, own
         made, own = self._traced[alike]
         return opened(dataset, made, [inputs[place] for place in own])
+
+
+def _next_numbers(callbacks: list[Callable[..., Any]], *inputs: Tensor) -> tuple[Tensor, ...]:
+    """A feed's next range, (first, count), of its number and its opening."""
+
+    def first_and_count(number: Any, opening: Any) -> tuple[int, int]:
+        splits = _asked[int(number)].next_range(opening)
+        return splits.first, splits.count
+
+    return _integers(first_and_count, 2, callbacks, *inputs)
+
+
+def _next_names(callbacks: list[Callable[..., Any]], *inputs: Tensor) -> tuple[Tensor, ...]:
+    """The same, (names,), of splits that have names."""
+
+    def names(number: Any, opening: Any) -> Any:
+        splits = _asked[int(number)].next_range(opening)
+        return np.array([name.encode() for name in splits.names], object)
+
+    callbacks.append(names)
+    found = tf.numpy_function(names, inputs, tf.string)
+    return (tf.ensure_shape(found, [None]),)
 
 
 def _integers(

@@ -13,7 +13,9 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import gen_dataset_ops
 
 from ...proto import graph_pb2 as pb
+from ...save_files import CHUNKS as CHUNKS_DIRECTORY
 from .graphs import isolate
+from .source_walk import CHUNKS
 
 Dataset = Any
 Tensor = Any
@@ -151,8 +153,13 @@ class Sources(Protocol):
 
 def expansion(
     node: pb.NodeDef, operands: list[Tensor], source: Tensor, specs: tuple[Any, ...]
-) -> Callable[[Tensor, Tensor], Dataset]:
-    """(first, count) → the dataset of these splits of the source."""
+) -> Callable[..., Dataset]:
+    """(first, count), or of splits that have names (names,) → the dataset of these splits."""
+    if node.op == CHUNKS:
+        (path,) = operands
+        return lambda names: tf.data.Dataset.from_tensor_slices(
+            (tf.strings.join([path, f"/{CHUNKS_DIRECTORY}/", names]),)
+        )
     if node.op == "RangeDataset":
         start, _, step = operands
 

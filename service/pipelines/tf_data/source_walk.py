@@ -1,0 +1,320 @@
+"""A graph's sources, and what is between them and its result, read without TensorFlow.
+
+Walking back from a graph's result, each dataset node passes on the sources of its dataset input,
+and a few have several inputs, until nodes are reached that have none: the *sources*, one split
+provider each. What they yield is said in split_sources.py.
+
+Sources that are zipped are *leased together*, so that a worker that has split n of one has split n
+of the others. Pairs then stay pairs wherever each split yields equally many elements, for which
+the inputs of a zip must treat their sources alike; where they visibly don't, the sources are
+*unleasable*, as they are below what can do nothing with a part of them. A few sources are read
+*whole* by every worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ...errors import Unimplemented
+from ...proto import graph_pb2 as pb
+from .constants import constant
+from .graphs import Graph, InvalidGraph
+
+
+class NotSplittable(Unimplemented):
+    """The dataset has a source that cannot be divided among workers."""
+
+
+@dataclass
+class SourceNode:
+    """A source in its graph: how workers come to its splits."""
+
+    node: pb.NodeDef
+    leased_with: int | None = None  # the source whose leases it shares
+    whole: bool = False  # every worker reads all of it
+    endless: bool = False  # below a repeat without an end
+    unleasable: str = ""
+    singly: bool = False  # a worker may leave it early
+    sizes_match: bool = False  # so must those that are leased together, and not only up to the less
+
+
+class _Lineage(NamedTuple):
+    """What a dataset reads: sources, those in one list together, the lists one after another; and
+    what stands between them and the dataset that changes the number or order of elements."""
+
+    sources: list[list[int]]
+    changes: tuple[Any, ...]
+    once: str = ""  # why pairs are kept only as long as nothing repeats it
+
+
+_REFUSED = {
+    "ChooseFastestDataset": "it picks one of several inputs by their speed",
+    "ExperimentalChooseFastestDataset": "it picks one of several inputs by their speed",
+    "ChooseFastestBranchDataset": "it picks one of several branches by their speed",
+    "GroupByReducerDataset": "each worker would reduce its own elements of a group",
+    "ExperimentalGroupByReducerDataset": "each worker would reduce its own elements of a group",
+    "WeightedFlatMapDataset": "it reads its inputs by index",
+    "SnapshotDataset": "Splitting is not implemented for snapshot datasets",  # TensorFlow's words
+    "SnapshotDatasetV2": "Splitting is not implemented for snapshot datasets",
+    "GeneratorDataset": "a Python generator can only be run from its start",
+}
+
+# What yields one element for each, so that pairs stay pairs (a shuffle mixes them unsharded, too).
+# A cache does not: its next repetition leases nothing.
+_ONE_TO_ONE = {
+    *("AssertCardinality", "AssertNext", "AssertPrev", "BytesProducedStats", "Finalize"),
+    *("LatencyStats", "Map", "MaxIntraOpParallelism", "Model", "Options", "Prefetch"),
+    *("PrivateThreadPool", "Scan", "SetStatsAggregator", "Shuffle"),
+}
+
+# What changes the number or order of elements by a rule that does not look at them: the places of
+# the inputs that say how (after the functions' arguments, where there are any). Elements decide
+# what all other ops let through, so those keep no pairs.
+_RULES = {
+    "Batch": (1, -1),
+    "Cache": (),
+    "FlatMap": (),  # as far as each split yields equally many, which nobody can see
+    "Interleave": (1, 2),
+    "PaddedBatch": (1, -1),
+    "Repeat": (1,),
+    "Shard": (1, 2),
+    "Skip": (1,),
+    "Take": (1,),
+    "Unbatch": (),
+    "Window": (1, 2, 3),
+}
+
+CHUNKS = "ListSnapshotChunksDataset"
+"""The source whose splits are the files of a distributed save: tf.data.Dataset.load has one."""
+
+_COUNTED = {"Repeat": 1, "ShuffleAndRepeat": 4}
+"""Where a repeat's count is among its inputs."""
+
+_AGAIN_AND_AGAIN = (("Repeat", -1),)
+
+_NO_FILE = {b"\x08\x07\x12\x00", b"\x08\x07\x12\x00B\x00"}  # TensorProtos of ""
+
+
+class SourceWalk:
+    """One pass over a graph's datasets, from its result down to the sources.
+
+    `sources` are in the order of their split providers; `repeats` are nodes; `endless_repeats` are
+    nodes that have no end, and those of the sources below each that are leased again and again;
+    `options` are those of the whole dataset, TensorFlow's message serialized. Raises NotSplittable
+    at a node that cannot pass splits on, InvalidGraph.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.sources: list[SourceNode] = []
+        self.endless_repeats: dict[str, list[int]] = {}
+        self.repeats: list[pb.NodeDef] = []  # of whatever count but 1
+        self.options = b""
+        self._graph = graph
+        self._below: list[tuple[pb.NodeDef, list[int]]] = []  # endless repeats, and their sources
+        self._walk()
+        for node, numbers in self._below:
+            leased = [n for n in numbers if not self.sources[n].whole]
+            for source in (self.sources[n] for n in leased):
+                source.endless = True
+                if node.op.startswith("ShuffleAndRepeat"):
+                    source.unleasable = (
+                        f"its {node.name!r} ({node.op}) would end for a worker that gets no split "
+                        "in a repetition: write shuffle(…).repeat() instead"
+                    )
+            if leased:
+                self.endless_repeats[node.name] = leased
+
+    def _walk(self) -> None:
+        """Depth first, with a stack of its own: TensorFlow's graphs may be of any depth."""
+        path: set[str] = set()
+        visited: set[str] = set()
+        stack: list[tuple[pb.NodeDef, Iterator[pb.NodeDef], list[_Lineage]]] = []
+
+        def enter(node: pb.NodeDef) -> None:
+            if node.name in path:
+                raise InvalidGraph(f"the graph has a cycle through node {node.name!r}")
+            if node.op in _REFUSED:
+                raise not_splittable(node, _REFUSED[node.op])
+            inputs = self._graph.dataset_inputs(node)
+            if not inputs:
+                # TensorFlow writes a tree. Were a source shared, its two readers would have to
+                # be told apart.
+                if node.name in visited:
+                    raise not_splittable(node, "it is the input of two datasets")
+                visited.add(node.name)
+            path.add(node.name)
+            stack.append((node, iter(inputs), []))
+
+        enter(self._graph.dataset)
+        while stack:
+            node, inputs, readings = stack[-1]
+            if (child := next(inputs, None)) is not None:
+                enter(child)
+                continue
+            stack.pop()
+            path.remove(node.name)
+            reading = self._reading(node, readings)
+            if stack:
+                stack[-1][2].append(reading)
+
+    def _reading(self, node: pb.NodeDef, inputs: list[_Lineage]) -> _Lineage:
+        if not inputs:
+            whole = node.op.startswith("RandomDataset") or node.attr["replicate_on_split"].b
+            self.sources.append(SourceNode(node, whole=whole))
+            return _Lineage([] if whole else [[len(self.sources) - 1]], ())
+        kind = kind_of(node)
+        if kind in _COUNTED and self._fact(node.input[_COUNTED[kind]]) != 1:
+            self.repeats.append(node)
+        if why := self._needs_whole(kind, node):
+            for reading in inputs:
+                self._refuse(reading.sources, f"{node.name!r} ({node.op}) {why}")
+        if kind == "Options":
+            self.options += node.attr["serialized_options"].s  # a message is merged into the last
+        if kind == "Zip":
+            return self._zip(node, inputs)
+        if len(inputs) > 1:
+            changes = tuple(reading.changes for reading in inputs)
+            # One that chooses between its inputs is like no other.
+            name = "" if kind == "Concatenate" else node.name
+            sources = [group for reading in inputs for group in reading.sources]
+            if node.attr["stop_on_empty_dataset"].b:  # and leaves what the others still have
+                for number in (n for group in sources for n in group):
+                    self.sources[number].singly = True
+            once = next((reading.once for reading in inputs if reading.once), "")
+            return _Lineage(sources, ((kind, name, changes),), once)
+        ((sources, changes, once),) = inputs
+        if kind in _ONE_TO_ONE and not (kind == "Scan" and changes == _AGAIN_AND_AGAIN):
+            return inputs[0]  # a scan of the same element counts: it is not the same any more
+        if once and kind in ("Repeat", "ShuffleAndRepeat"):
+            self._refuse(sources, once)
+        extent = [node.name]  # like no other
+        if kind in _RULES:
+            arguments = len(node.attr["Targuments"].list.type)
+            data = [name for name in node.input if not name.startswith("^")]
+            places = [place + arguments * (place > 0) for place in _RULES[kind]]
+            extent = [self._fact(data[place]) for place in places]
+        # What a cache has is repeated without a lease, on each worker its own.
+        if _is_endless(kind, node, self._graph) and not _has_cache(changes):
+            self._below.append((node, [n for group in sources for n in group]))
+        return _Lineage(sources, (*changes, (kind, *extent)), once)
+
+    def _needs_whole(self, kind: str, node: pb.NodeDef) -> str:
+        """Why a dataset can do nothing with a part of the splits; empty if it can."""
+        if kind == "GlobalShuffle":
+            return "reads its input by index. Write shuffle(…) instead"
+        if kind == "Cache":
+            name = self._graph.producer(node.input[1])
+            if name.op != "Const" or name.attr["value"].tensor.SerializeToString() not in _NO_FILE:
+                return (
+                    "keeps only a part of the elements in its file, those of one worker's splits, "
+                    "which whoever finds the file takes for his own. Cache in memory, or where "
+                    "you read"
+                )
+        return ""
+
+    def _fact(self, tensor: str) -> Any:
+        facts = constant(self._graph.producer(tensor))
+        return tensor if facts is None or facts.value is None else facts.value
+
+    def _refuse(self, sources: list[list[int]], why: str) -> None:
+        for group in sources:
+            for number in group:
+                self.sources[number].unleasable = why
+
+    def _zip(self, node: pb.NodeDef, inputs: list[_Lineage]) -> _Lineage:
+        leased = [reading for reading in inputs if reading.sources]
+        if len(leased) > 1:  # one tensor again and again goes with everything
+            whole = [r for r in leased if r.changes == _AGAIN_AND_AGAIN and self._is_tensor(r)]
+            leased = [reading for reading in leased if reading not in whole]
+            for number in (n for reading in whole for n in reading.sources[0]):
+                self.sources[number].whole = True
+        if not leased:
+            return _Lineage([], ())
+        first, *others = leased
+        once = next((reading.once for reading in leased if reading.once), "")
+        for other in others:
+            one, two = first.changes, other.changes
+            if one == two and len(first.sources) == len(other.sources):
+                continue
+            # Until it is repeated, a cache is only a copy.
+            copied = [tuple(change for change in c if change != ("Cache",)) for c in (one, two)]
+            repeated = any(change[0] == "Repeat" for change in one)
+            why = (
+                f"{node.name!r} ({node.op}) zips a dataset that {_said(one)} with one that "
+                f"{_said(two)}: on several workers, elements would be paired that do not belong "
+                f"together. {self._advice(first, other)}"
+            )
+            if copied[0] != copied[1] or repeated or len(first.sources) != len(other.sources):
+                for reading in leased:
+                    self._refuse(reading.sources, why)
+                return first
+            once = why
+        merged = []
+        for groups in zip(*(reading.sources for reading in leased), strict=True):
+            together = [number for group in groups for number in group]
+            for number in together[1:]:
+                self.sources[number].leased_with = together[0]
+            for number in together:
+                self.sources[number].sizes_match |= bool(first.changes)
+            merged.append(together)
+        return _Lineage(merged, first.changes, once)
+
+    def _advice(self, *zipped: _Lineage) -> str:
+        """What to write instead of a zip of these."""
+        for reading in filter(self._is_tensor, zipped):
+            match [kind for kind, *_ in reading.changes]:
+                case ["Repeat"]:
+                    return "Repeat the tensor without a count: the zip ends with its other inputs"
+                case ["Repeat", "Scan"]:  # tf.data.Dataset.counter
+                    return (
+                        "Write Dataset.range(start, tf.int64.max, step) for a counter: its numbers "
+                        "are those of the other's splits. Or enumerate(), by which each worker "
+                        "counts for itself"
+                    )
+        return "Treat its inputs alike, or do after the zip what is done before"
+
+    def _is_tensor(self, reading: _Lineage) -> bool:
+        sources = [self.sources[n].node.op for group in reading.sources for n in group]
+        return len(reading.sources) == 1 and set(sources) == {"TensorDataset"}
+
+
+def kind_of(node: pb.NodeDef) -> str:
+    """A dataset node's op without what is the same to its elements: ParallelBatchDatasetV2 is a
+    "Batch".
+    """
+    op = node.op.rstrip("0123456789").removesuffix("V").removesuffix("Dataset")
+    for prefix in ("Experimental", "Legacy", "Parallel"):
+        op = op.removeprefix(prefix)
+    return op
+
+
+def _is_endless(kind: str, node: pb.NodeDef, graph: Graph) -> bool:
+    place = _COUNTED.get(kind)
+    if place is None or place >= len(node.input):
+        return False
+    times = constant(graph.producer(node.input[place]))
+    return times is not None and times.value is not None and times.value < 0
+
+
+def _has_cache(changes: Any) -> bool:
+    return isinstance(changes, tuple) and ("Cache" in changes or any(map(_has_cache, changes)))
+
+
+def _said(changes: tuple[Any, ...]) -> str:
+    """In words, for errors: what is done to the elements of a source."""
+    done = [
+        f"{kind}({', '.join(map(str, extent))})" if extent and kind in _RULES else str(kind)
+        for kind, *extent in changes
+    ]
+    return f"does {', '.join(done)}" if done else "has an element for each split"
+
+
+def not_splittable(node: pb.NodeDef, reason: str) -> NotSplittable:
+    """Begins as TensorFlow's error does, which trainers may look for."""
+    return NotSplittable(
+        f"Cannot create split providers for dataset of type {node.op}, which is the source "
+        f"{node.name!r}: {reason}. Read it with sharding policy OFF, or start it from "
+        "Dataset.range or Dataset.from_tensor_slices, for example of file names"
+    )

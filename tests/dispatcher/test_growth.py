@@ -1,0 +1,275 @@
+"""Sources that grow: what is found in a save's directory, and told as splits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pathlib
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service import saved_chunks
+from forebay.service.core import commands as c
+from forebay.service.dispatcher import growth
+from forebay.service.dispatcher.dispatcher import Dispatcher
+from forebay.service.dispatcher.forebay_face import ForebayFace
+from forebay.service.dispatcher.tensorflow_face import TensorFlowFace, file_tensor
+from forebay.service.errors import FailedPrecondition, Unavailable
+from forebay.service.proto import forebay_pb2
+from forebay.service.proto import tf_service_pb2 as pb
+from forebay.storage import MemoryStorage, Storage
+
+from .leading import run_dispatcher, until
+
+
+class Loaded:
+    """A dispatcher with an iteration over a save at `path`, and who asks it for splits."""
+
+    def __init__(self, dispatcher: Dispatcher, path: str) -> None:
+        self.dispatcher = dispatcher
+        self.path = path
+        self.face = TensorFlowFace(dispatcher)
+        self.ours = ForebayFace(dispatcher)
+        self.iteration_id = max(dispatcher.state.iterations, default=0)
+        self.task_id = max(dispatcher.state.tasks, default=0)
+
+    async def begin(self) -> None:
+        execute = self.dispatcher.execute
+        source = ev.SplitSource(saved_chunks=ev.SavedChunks(path=self.path))
+        definition = ev.DatasetDefinition(sources=[source])
+        await execute(c.RegisterDataset(dataset_id="loaded", definition=definition))
+        await execute(c.RegisterWorker(address="w:1", uid=1))
+        job_id = await execute(c.GetOrCreateJob(dataset_id="loaded", name="", sharding=ev.DYNAMIC))
+        joined = await execute(c.JoinIteration(job_id=job_id, epoch=0))
+        self.iteration_id = joined.iteration_id
+        self.task_id = max(self.dispatcher.state.tasks)
+
+    async def split(self, repetition: int = 0) -> bytes | None:
+        answer = await self.face.get_split(
+            pb.GetSplitRequest(iteration_id=self.iteration_id, repetition=repetition)
+        )
+        return None if answer.end_of_splits else answer.split
+
+    async def splits(self, repetition: int = 0) -> list[bytes]:
+        taken = []
+        while (split := await self.split(repetition)) is not None:
+            taken.append(split)
+        return taken
+
+    async def lease(self, want: int = 10) -> forebay_pb2.LeaseSplitsResponse:
+        return await self.ours.lease_splits(
+            forebay_pb2.LeaseSplitsRequest(task_id=self.task_id, want=want)
+        )
+
+
+Steps = Callable[[Loaded], Coroutine[Any, Any, None]]
+
+
+def serve(path: pathlib.Path, steps: Steps, storage: Storage | None = None) -> None:
+    async def run(dispatcher: Dispatcher) -> None:
+        loaded = Loaded(dispatcher, str(path))
+        if not dispatcher.state.datasets:
+            await loaded.begin()
+        await steps(loaded)
+        await loaded.face.close()
+
+    run_dispatcher(MemoryStorage() if storage is None else storage, run)
+
+
+@pytest.fixture
+def save(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "save"
+    (path / "chunks").mkdir(parents=True)
+    return path
+
+
+def write(save: pathlib.Path, *names: str) -> None:
+    for name in names:
+        (save / "chunks" / name).touch()
+
+
+def files(save: pathlib.Path, *names: str) -> list[bytes]:
+    return [file_tensor(f"{save}/chunks/{name}") for name in names]
+
+
+async def ends(waiting: Awaitable[Any]) -> Any:
+    return await asyncio.wait_for(waiting, 60)
+
+
+def test_a_split_is_the_same_chunk_in_every_pass_and_after_a_restart(save: pathlib.Path) -> None:
+    storage = MemoryStorage()
+    write(save, "chunk_0_2_5", "chunk_1_1_5", "chunk_10_1_5", "chunk_9_1_-1", "chunk_0_0__1.tmp")
+    found = files(save, "chunk_1_1_5", "chunk_9_1_-1", "chunk_10_1_5", "chunk_0_2_5")
+
+    async def first(loaded: Loaded) -> None:
+        assert [await loaded.split() for _ in range(3)] == found[:3]
+
+    async def second(loaded: Loaded) -> None:
+        write(save, "chunk_0_0_5", "chunk_0_1_5")  # which are numbered behind what was found
+        assert await loaded.split() == found[3]
+        late = files(save, "chunk_0_0_5", "chunk_0_1_5")
+        assert [await loaded.split() for _ in range(2)] == late
+        (save / "DONE").touch()
+        assert await loaded.splits() == []
+        assert await loaded.splits(1) == [*found, *late]
+
+    serve(save, first, storage)
+    serve(save, second, storage)
+
+
+def test_who_asks_waits_for_the_next_chunk_and_for_the_end(
+    save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growth, "WAIT_S", 0.02)
+    looks: list[str] = []
+
+    def look(path: str, known: Any) -> Any:
+        looks.append(path)
+        return real(path, known)
+
+    real = saved_chunks.look
+    monkeypatch.setattr(saved_chunks, "look", look)
+
+    async def looked() -> None:
+        seen = len(looks)
+        await until(lambda: len(looks) > seen + 1)
+
+    async def steps(loaded: Loaded) -> None:
+        stock = asyncio.create_task(loaded.split())
+        assert (await loaded.lease()).not_yet
+        await looked()
+        assert not stock.done()
+        write(save, "chunk_0_0_1")
+        assert await ends(stock) == files(save, "chunk_0_0_1")[0]
+        write(save, "chunk_0_1_1", "chunk_0_2_1")
+        while (lease := await loaded.lease()).not_yet:
+            pass
+        assert (lease.first, lease.count) == (1, 1)
+        assert lease.names == ["chunk_0_1_1"]
+        assert (await loaded.lease()).names == ["chunk_0_2_1"]
+        stock = asyncio.create_task(loaded.split())
+        await looked()
+        (save / "DONE").touch()
+        assert await ends(stock) is None
+        assert (await loaded.lease()).end_of_splits
+
+    serve(save, steps)
+
+
+def test_a_file_system_that_hangs_holds_up_nobody_else(
+    save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, hangs = threading.Event(), threading.Event()
+
+    def look(*_: Any) -> Any:
+        hangs.set()
+        goes_on.wait(60)
+        raise FailedPrecondition("it has hung")
+
+    monkeypatch.setattr(saved_chunks, "look", look)
+
+    async def steps(loaded: Loaded) -> None:
+        waiting = [asyncio.create_task(loaded.split()) for _ in range(20)]
+        await until(hangs.is_set)
+        await ends(loaded.dispatcher.execute(c.RegisterWorker(address="w:2", uid=2)))
+        goes_on.set()
+        for one in waiting:
+            with pytest.raises(FailedPrecondition, match="it has hung"):
+                await ends(one)
+
+    serve(save, steps)
+
+
+def test_who_waits_is_told_to_ask_the_next_dispatcher(save: pathlib.Path) -> None:
+    async def steps(loaded: Loaded) -> None:
+        waiting = [asyncio.create_task(ask()) for ask in (loaded.split, loaded.lease)]
+        await asyncio.sleep(0)
+        await loaded.dispatcher.finish()
+        for one in waiting:
+            with pytest.raises(Unavailable, match="stopping"):
+                await ends(one)
+
+    serve(save, steps)
+
+
+def fail(save: pathlib.Path) -> None:
+    (save / "ERROR").write_text('code: RESOURCE_EXHAUSTED\nmessage: "the disk is full"\n')
+
+
+def fail_unreadably(save: pathlib.Path) -> None:
+    (save / "ERROR").write_bytes(b"\xffno status")
+
+
+def put_something_else(save: pathlib.Path) -> None:
+    write(save, "chunk_0_0_1", "chunk_0_0_1.bak")
+
+
+def put_a_file(save: pathlib.Path) -> None:
+    os.rmdir(save / "chunks")
+    (save / "chunks").touch()
+
+
+def remove(save: pathlib.Path) -> None:
+    os.rmdir(save / "chunks")
+    os.rmdir(save)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (
+            fail,
+            r"save at .*/save failed, and is not complete: RESOURCE_EXHAUSTED: the disk is full",
+        ),
+        (fail_unreadably, "save at .*/save failed, and is not complete: .*no status"),
+        (put_something_else, r"chunks/chunk_0_0_1\.bak is no chunk .* move away"),
+        (put_a_file, "save at .*/save cannot be read: Not a directory"),
+        (remove, "no distributed save at .*/save, as it is seen here: mount"),
+    ],
+)
+def test_what_cannot_be_loaded_says_why(
+    damage: Callable[[pathlib.Path], None],
+    said: str,
+    save: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under a code that no worker takes for a reason to ask again, or for its task's end."""
+    monkeypatch.setattr(saved_chunks, "MISSING_S", 0.0)
+    damage(save)
+
+    async def steps(loaded: Loaded) -> None:
+        for ask in (loaded.split, loaded.lease):
+            with pytest.raises(FailedPrecondition, match=said):
+                await ends(ask())
+
+    serve(save, steps)
+
+
+def test_what_was_found_before_a_save_failed_is_read(save: pathlib.Path) -> None:
+    async def steps(loaded: Loaded) -> None:
+        write(save, "chunk_0_0_1", "chunk_0_1_1")
+        assert await loaded.split() == files(save, "chunk_0_0_1")[0]
+        fail(save)
+        assert await loaded.split() == files(save, "chunk_0_1_1")[0]
+        with pytest.raises(FailedPrecondition, match="the disk is full"):
+            await loaded.split()
+
+    serve(save, steps)
+
+
+def test_many_chunks_are_found_in_several_events(
+    save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growth, "MAX_FOUND", 2)
+    names = [f"chunk_0_{number}_1" for number in range(5)]
+    write(save, *names)
+    (save / "DONE").touch()
+
+    async def steps(loaded: Loaded) -> None:
+        assert await loaded.splits() == files(save, *names)
+
+    serve(save, steps)
