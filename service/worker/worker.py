@@ -44,6 +44,7 @@ from .task_states import (
     Instruction,
     JournalSeen,
     Listed,
+    NotMade,
     Start,
     StopAsked,
     TaskStates,
@@ -233,20 +234,31 @@ class Worker:
         return instructions
 
     def _start(self, task: pb.Task) -> None:
+        # Whatever one task lacks, what else is to be done is done.
+        try:
+            runner = self._make(task)
+        except Exception:
+            log.exception("task %d cannot be made, and is tried again", task.task_id)
+            self._states.handle(NotMade(task.task_id))
+            return
+        try:
+            runner.start()
+        except Exception as error:  # no thread is to be had, or no memory
+            log.error("task %d cannot be started: %s", task.task_id, error)
+            runner.output.fail("RESOURCE_EXHAUSTED", f"the worker cannot start the task: {error}")
+            self._states.handle(Ended(task.task_id))
+
+    def _make(self, task: pb.Task) -> TaskRunner:
         # Nobody reads a shard again that was read to its end: it must have arrived.
         arrivals = Arrivals() if task.num_shards else None
         output = _output(task, self._options, arrivals)
-        runner = self._runners[task.task_id] = TaskRunner(
+        runner = TaskRunner(
             task, self._dispatcher, output, self._starting, self._pipelines, self._observer,
             self._told, arrivals,
         )  # fmt: skip
         self._blocks.add_task(task.task_id, output)
-        try:
-            runner.start()
-        except RuntimeError as error:  # no thread is to be had: what else is to be done is done
-            log.error("task %d cannot be started: %s", task.task_id, error)
-            output.fail("RESOURCE_EXHAUSTED", f"the worker cannot start the task: {error}")
-            self._states.handle(Ended(task.task_id))
+        self._runners[task.task_id] = runner
+        return runner
 
     def _told(self, runner: TaskRunner, event: HandedOut | Ended) -> list[Instruction]:
         """By a runner, of its task. One that was cancelled has no more to say: its task may be

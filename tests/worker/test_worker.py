@@ -7,23 +7,25 @@ from typing import Any
 import pytest
 
 from forebay.service.connections.dispatcher_client import DispatcherClient
-from forebay.service.delivery import ANY, Subscription, TaskFailed
+from forebay.service.delivery import ANY, Subscription, TaskFailed, TaskOutput
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import WorkerOptions
 from forebay.service.worker.saves import StreamWriter
-from forebay.service.worker.task_states import ENDED, RUNNING, Listed
+from forebay.service.worker import worker as module
+from forebay.service.worker.task_states import ABSENT, ENDED, RUNNING, Listed
 from forebay.service.worker.tasks import TaskRunner
 from forebay.service.worker.worker import Worker
 
 
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError("no room")])
 def test_a_task_without_a_thread_fails_and_holds_up_no_other(
-    monkeypatch: pytest.MonkeyPatch,
+    error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = TaskRunner.start
 
     def start_others(runner: TaskRunner) -> None:
         if runner.task.task_id == 1:
-            raise RuntimeError("can't start new thread")
+            raise error
         start(runner)
 
     monkeypatch.setattr(TaskRunner, "start", start_others)
@@ -35,7 +37,30 @@ def test_a_task_without_a_thread_fails_and_holds_up_no_other(
     opened = runner.output.open(ANY)
     assert isinstance(opened, Subscription)
     told = opened.wait(0)
-    assert isinstance(told, TaskFailed) and "can't start new thread" in told.message
+    assert isinstance(told, TaskFailed) and str(error) in told.message
+    worker.stop()
+
+
+def test_a_task_that_cannot_be_made_is_tried_again_and_can_be_let_go(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, failing = module._output, {1}
+
+    def output(task: pb.Task, *args: Any) -> TaskOutput:
+        if task.task_id in failing:
+            raise MemoryError("no room")
+        return real(task, *args)
+
+    monkeypatch.setattr(module, "_output", output)
+    worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
+    both = Listed(1, {i: pb.Task(task_id=i) for i in (1, 2)}, set(), 0)
+    worker._handle(both)
+    assert "task 1 cannot be made" in caplog.text and "no room" in caplog.text
+    assert [worker._states.state(i) for i in (1, 2)] == [ABSENT, RUNNING]
+    worker._handle(Listed(1, {2: pb.Task(task_id=2)}, set(), 0))
+    failing.clear()
+    worker._handle(both)
+    assert [worker._states.state(i) for i in (1, 2)] == [RUNNING, RUNNING]
     worker.stop()
 
 
