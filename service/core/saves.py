@@ -214,7 +214,7 @@ def _is_orphaned(state: State, save: Save, stream: Stream) -> bool:
 
 def _assign_stream(state: State, command: AssignStream) -> Decision:
     worker = state.workers.get(command.worker_id)
-    if worker is None or not state.saves:
+    if worker is None or worker.draining or not state.saves:
         return Decision([], None)
     mine = {save.save_id for save, _ in streams_of(state, worker)}
     if len(mine) >= command.most:
@@ -256,7 +256,7 @@ def _another(state: State, save: Save, worker: Worker) -> ev.Event | None:
         left = _together(save) - assigned.first
         if not left and save.streams:
             return None
-        writers = sum(not other.stock for other in state.workers.values())
+        writers = sum(not (w.stock or w.draining) for w in state.workers.values())
         # Half of the even share, so that the last streams end at about the same time; but each is a
         # pipeline of its own, and a dataset.
         least = -(-_together(save) // (STREAMS * writers))

@@ -158,6 +158,7 @@ class Worker(Struct):
     replaced_uid: int = 0  # of the process that it took the address from
     tasks: set[int] = set()  # not completed
     version: int = 1  # grows when `tasks` changes
+    draining: bool = False  # it gets nothing new, and ends soon
 
 
 class Place(Struct):

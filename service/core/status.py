@@ -45,6 +45,7 @@ def status(state: State, strangers: Iterable[Stranger] = ()) -> dict[str, Any]:
                 "worker_id": w.worker_id,
                 "address": w.address,
                 "stock": w.stock,
+                "draining": w.draining,
                 "tags": w.tags,
                 "running_tasks": len(w.tasks),
                 "place": place_of(state, w.address),

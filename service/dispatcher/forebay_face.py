@@ -252,6 +252,7 @@ class ForebayFace:
                 uid=request.uid,
                 tags=tuple(request.tags),
                 transfer_servers=tuple(request.transfer_servers),
+                draining=request.draining,
             )
         )
         worker = state.workers.get(worker_id)

@@ -270,6 +270,7 @@ class Worker:
 
     def _drain(self) -> bool:
         give_up_s = time.monotonic() + self._options.drain_timeout_ms / 1000
+        self._say_that_it_drains()
         self._streams.drain()
         instructions = self._handle(DrainAsked())
         with self._lock:
@@ -299,6 +300,19 @@ class Worker:
                     is_read=is_read, drain_timeout_ms=self._options.drain_timeout_ms,
                 )  # fmt: skip
         return delivered
+
+    def _say_that_it_drains(self) -> None:
+        """So that nothing new comes: once, and with each heartbeat from now on."""
+        self._registration.draining = True
+        if not self._states.worker_id:
+            return
+        request = pb.WorkerHeartbeatRequest()
+        request.CopyFrom(self._registration)
+        request.version = request.wait_ms = 0
+        try:
+            self._dispatcher.call(request, pb.WorkerHeartbeatResponse, timeout_s=2, patience_s=0)
+        except ForebayError as error:
+            log.info("the dispatcher hears later that this worker drains: %s", error)
 
     def _wait_for_consumers(self, done: Callable[[float], bool], give_up_s: float) -> None:
         """Until `done` (within so many seconds) is true, but for consumers that have gone."""

@@ -186,6 +186,21 @@ def test_forebays_workers_have_ranges_and_commit_chunks(given: Saves) -> None:
     assert given.complete(save, 3, 1) == ["stream_completed", "save_finished"]
 
 
+def test_a_worker_that_drains_begins_no_stream_and_leaves_its_share_to_others(
+    given: Saves,
+) -> None:
+    drains, stays = given.worker(1), given.worker(2)
+    save = given.start()
+    given.assign(drains)
+    given.worker(1, draining=True)
+    assert given.assign(drains) == [(save.save_id, 0)], "what it has"
+    given.complete(save, 0, 1)
+    assert not may_assign(given.state, given.state.workers[drains], 3)
+    assert given.assign(drains) == []
+    given.assign(stays)
+    assert save.streams[1].count == 7, "alone: all that is left"
+
+
 @pytest.mark.parametrize("stock", [True, False])
 def test_a_dataset_without_elements_is_saved(given: Saves, stock: bool) -> None:
     save = given.start(sizes=(0,))
@@ -376,10 +391,13 @@ class Histories(RuleBasedStateMachine):
             )
         )  # fmt: skip
 
-    @rule(number=st.integers(1, 4), again=st.integers(0, 1), stock=st.booleans())
-    def register(self, number: int, again: int, stock: bool) -> None:
+    @rule(
+        number=st.integers(1, 4), again=st.integers(0, 1), stock=st.booleans(),
+        draining=st.sampled_from([False, False, False, True]),
+    )  # fmt: skip
+    def register(self, number: int, again: int, stock: bool, draining: bool) -> None:
         uid = number + 10 * again
-        self.run(c.RegisterWorker(address=f"w:{number}", uid=uid, stock=stock))
+        self.run(c.RegisterWorker(address=f"w:{number}", uid=uid, stock=stock, draining=draining))
 
     @rule(n=st.integers(0, 9), left=st.booleans())
     def lose(self, n: int, left: bool) -> None:

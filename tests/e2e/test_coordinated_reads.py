@@ -89,6 +89,13 @@ class Read:
         """The next round of the worker that is furthest behind, as it counts them."""
         return min(self._next.elements())
 
+    def read_without_one(self) -> None:
+        """Until the worker that is furthest behind stays so, as it has gone."""
+        behind, unchanged = self.lowest(), 0
+        while unchanged < 12:
+            self.read(1)
+            behind, unchanged = self.lowest(), (unchanged + 1) * (self.lowest() == behind)
+
     def read_until(self, workers: int) -> None:
         """Until so many have begun."""
         while self._next.total() < workers:
@@ -176,7 +183,4 @@ def test_workers_join_and_are_killed_and_the_dispatcher_begins_anew(
             next(alone[0])
         alone.clear()
         # The one that joined is behind the others, and its turn does not come again.
-        behind, unchanged = rounds.lowest(), 0
-        while unchanged < 12:
-            rounds.read(1)
-            behind, unchanged = rounds.lowest(), (unchanged + 1) * (rounds.lowest() == behind)
+        rounds.read_without_one()

@@ -95,3 +95,22 @@ def test_a_worker_whose_dispatcher_is_gone_says_goodbye_once(
     worker._handle(Listed(1, {}, set(), 0))
     worker.stop()
     assert said == ["LeaveService"]
+
+
+def test_a_worker_that_drains_says_so_before_anything_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[Any] = []
+
+    def call(client: DispatcherClient, request: Any, response: Any, **_: Any) -> Any:
+        said.append(request)
+        return response()
+
+    monkeypatch.setattr(DispatcherClient, "call", call)
+    worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
+    worker._handle(Listed(1, {}, set(), 0))
+    worker.stop(drain=True)
+    drains, leaves = said
+    assert drains.draining and not drains.wait_ms
+    assert isinstance(leaves, pb.LeaveServiceRequest)
+    assert worker._registration.draining, "heartbeats say it, too"
