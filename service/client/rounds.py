@@ -3,9 +3,9 @@
 All consumers count rounds and visit tasks in the same order, so that in each step they have
 elements of the same round of the same task (service/core/rounds.py). A task that joins is listed
 together with its first round, before which all have been stopped. One whose worker is lost, or has
-ended it since it drains, is *held*: nothing more is taken of it, and the dispatcher is told which element would be next, and up
-to which round all have come here. From what all have said follows the round from which on they do
-without it.
+ended it since it drains, is *held*: nothing more is taken of it, and the dispatcher is told which
+element would be next, and up to which round all have come here. From what all have said follows the
+round from which on they do without it.
 """
 
 from __future__ import annotations

@@ -17,9 +17,10 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.splits import split_value
 from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
+from ..core import ranges
 from ..core.base import find_dataset
-from ..core.saves import find_save
-from ..core.state import Dataset, Worker
+from ..core.saves import completed_streams, find_save
+from ..core.state import Dataset, EndedSave, Worker
 from ..errors import (
     ForebayError,
     InvalidArgument,
@@ -36,7 +37,7 @@ from ..pipelines.definitions import (
 from ..proto import tf_service_pb2 as pb
 from .answering import Function, answering
 from .dispatcher import Dispatcher
-from .saves import split_tensor
+from .save_directory import split_tensor
 from .task_pusher import TaskPusher
 
 SERVICE = "tensorflow.data.DispatcherService"
@@ -398,9 +399,14 @@ class TensorFlowFace:
     ) -> pb.GetSnapshotStreamsResponse:
         save = find_save(self._dispatcher.state, request.path)
         states = pb.SnapshotStreamInfo
+        completed = completed_streams(save)
+        count = save.streams if isinstance(save, EndedSave) else len(save.streams)
         streams = [
-            states(index=number, state=states.DONE if stream.completed else states.ASSIGNED)
-            for number, stream in enumerate(save.streams)
+            states(
+                index=number,
+                state=states.DONE if ranges.holds(completed, number) else states.ASSIGNED,
+            )
+            for number in range(count)
         ]
         return pb.GetSnapshotStreamsResponse(streams=streams)
 

@@ -243,7 +243,7 @@ class Worker:
             return
         try:
             runner.start()
-        except Exception as error:  # no thread is to be had, or no memory
+        except (RuntimeError, MemoryError) as error:  # no thread is to be had
             log.error("task %d cannot be started: %s", task.task_id, error)
             runner.output.fail("RESOURCE_EXHAUSTED", f"the worker cannot start the task: {error}")
             self._states.handle(Ended(task.task_id))

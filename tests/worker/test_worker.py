@@ -10,8 +10,8 @@ from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.delivery import ANY, Subscription, TaskFailed, TaskOutput
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import WorkerOptions
-from forebay.service.worker.saves import StreamWriter
 from forebay.service.worker import worker as module
+from forebay.service.worker.saves import StreamWriter
 from forebay.service.worker.task_states import ABSENT, ENDED, RUNNING, Listed
 from forebay.service.worker.tasks import TaskRunner
 from forebay.service.worker.worker import Worker
