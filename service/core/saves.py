@@ -227,7 +227,7 @@ def waits_for(state: State, save: Save) -> str:
     return f"{needed}: such ones have begun it, in a format of their own"
 
 
-def size(state: State) -> int:
+def size_of_saves(state: State) -> int:
     """About how many things a snapshot has of saves that are being written."""
     return sum(
         1 + sum(len(source.runs) for source in stream.sources)

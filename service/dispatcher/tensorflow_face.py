@@ -109,11 +109,11 @@ class TensorFlowFace:
         self, request: pb.GetOrRegisterDatasetRequest
     ) -> pb.GetOrRegisterDatasetResponse:
         known = self._dispatcher.state.datasets.get(request.dataset_id)
-        lost = known is None or await self._dispatcher.is_lost(known)
+        lost = known is None or await self._dispatcher.graphs.is_lost(known)
         if not lost and self._dispatcher.state.datasets.get(request.dataset_id) is known:
             assert known is not None
             _require_same_structure(known, request.metadata)
-            await self._dispatcher.renew(known)
+            await self._dispatcher.graphs.renew(known)
             return pb.GetOrRegisterDatasetResponse(dataset_id=known.dataset_id)
         graph = await asyncio.to_thread(sanitize, request.dataset.graph)
         definition = ev.DatasetDefinition(metadata=request.metadata)
@@ -124,11 +124,11 @@ class TensorFlowFace:
             definition.unsplittable = str(error)
         else:
             definition.sources.extend(source.splits for source in sources)
-        dataset_id = await self._dispatcher.register(request.dataset_id, definition, graph)
+        dataset_id = await self._dispatcher.graphs.register(request.dataset_id, definition, graph)
         return pb.GetOrRegisterDatasetResponse(dataset_id=dataset_id)
 
     async def _dataset_def(self, dataset: Dataset) -> pb.DatasetDef:
-        return pb.DatasetDef(graph=await self._dispatcher.read_graph(dataset))
+        return pb.DatasetDef(graph=await self._dispatcher.graphs.read(dataset))
 
     async def get_dataset_def(self, request: pb.GetDatasetDefRequest) -> pb.GetDatasetDefResponse:
         dataset = find_dataset(self._dispatcher.state, request.dataset_id)

@@ -175,6 +175,7 @@ class Worker:
             if not runner.join(max(0.0, give_up_s - time.monotonic())):
                 log.warning("task %d is still in an element, and is left", runner.task.task_id)
         self._streams.join(give_up_s)
+        self._pipelines.close()
         return delivered
 
     def _data_addresses(self) -> list[tuple[str, str]]:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from forebay.service import pipelines
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.delivery import ANY, Subscription, TaskFailed, TaskOutput
+from forebay.service.errors import Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import WorkerOptions
 from forebay.service.worker import worker as module
@@ -95,6 +97,17 @@ def test_a_worker_whose_dispatcher_is_gone_says_goodbye_once(
     worker._handle(Listed(1, {}, set(), 0))
     worker.stop()
     assert said == ["LeaveService"]
+
+
+def test_a_worker_that_has_ended_keeps_no_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another server of the same process would not know of them."""
+    forgotten: list[bool] = []
+    monkeypatch.setattr(pipelines, "load", lambda libraries: None)
+    monkeypatch.setattr(pipelines, "forget_idle", lambda: forgotten.append(True))
+    worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1", dispatcher_timeout_ms=1))
+    with pytest.raises(Unavailable):
+        worker.start()
+    assert forgotten == [True]
 
 
 def test_a_worker_that_drains_says_so_before_anything_else(
