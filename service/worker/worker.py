@@ -29,6 +29,7 @@ from ..delivery import AnyOutput, CachedOutput, Listener, RoundsOutput, TaskOutp
 from ..errors import ForebayError
 from ..proto import forebay_pb2 as pb
 from ..transport import BlockServer
+from . import misdirected
 from .element_face import ElementFace
 from .observer import Observer
 from .options import WorkerOptions
@@ -106,7 +107,11 @@ class Worker:
             ThreadPoolExecutor(
                 GRPC_THREADS + tunnel.MAX_TUNNELS, thread_name_prefix="forebay-worker-grpc"
             ),
-            handlers=[self._face.handlers(), tunnel.handlers(self._blocks.serve)],
+            handlers=[
+                self._face.handlers(),
+                tunnel.handlers(self._blocks.serve),
+                *misdirected.handlers(options.dispatcher),
+            ],
             options=[*SERVER_OPTIONS, *tunnel.SERVER_OPTIONS],
         )
 

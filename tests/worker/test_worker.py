@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import pytest
 
 from forebay.service import pipelines
+from forebay.service.client.datasets import list_datasets
+from forebay.service.client.waiting import fetch_status
 from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.service.connections.grpc_server import bind
 from forebay.service.delivery import ANY, Subscription, TaskFailed, TaskOutput
-from forebay.service.errors import Unavailable
+from forebay.service.errors import InvalidArgument, Unavailable, Unimplemented
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import WorkerOptions
 from forebay.service.worker import worker as module
@@ -97,6 +102,31 @@ def test_a_worker_whose_dispatcher_is_gone_says_goodbye_once(
     worker._handle(Listed(1, {}, set(), 0))
     worker.stop()
     assert said == ["LeaveService"]
+
+
+def test_who_takes_a_worker_for_a_dispatcher_is_told() -> None:
+    worker = Worker(WorkerOptions(dispatcher="h:1"))
+    address = bind(worker._grpc, "127.0.0.1", 0)
+    worker._grpc.start()
+    client = DispatcherClient(address)
+    said = "this address is a worker's: its dispatcher is h:1"
+    with pytest.raises(InvalidArgument, match=said):
+        fetch_status(client, 20)
+    with pytest.raises(InvalidArgument, match=said):
+        list_datasets(address, timeout_s=20)
+    client.close()
+    worker.stop()
+
+
+def test_who_takes_another_service_for_a_dispatcher_is_told() -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    address = bind(server, "127.0.0.1", 0)
+    server.start()
+    client = DispatcherClient(address)
+    with pytest.raises(Unimplemented, match=f"what answers at {address} is no .*dispatcher"):
+        fetch_status(client, 20)
+    client.close()
+    server.stop(0).wait()
 
 
 def test_a_worker_that_has_ended_keeps_no_traces(monkeypatch: pytest.MonkeyPatch) -> None:
