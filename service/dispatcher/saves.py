@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 import uuid
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +53,9 @@ THREADS = 16
 READY_S = 1.0
 """How long a heartbeat waits for the file system: a stream that is not ready then comes later."""
 
+SILENT_S = 15.0
+"""After so long a new leader doubts that a stream is being written of which it has not heard."""
+
 RETRY_S = 5.0
 """How soon it is tried again to say in a directory that its save is over."""
 
@@ -84,6 +88,13 @@ class Saves:
         self._changes = 0  # events that may have given a worker another stream
         self._waiting: dict[int, str] = {}  # saves, and which kind of worker they lack
         self._ended = asyncio.Event()
+        self._began_s = time.monotonic()
+        self._unheard = {  # streams of an earlier term, of which nothing has been heard in this one
+            (save.save_id, number)
+            for save in dispatcher.state.saves.values()
+            for number, stream in enumerate(save.streams)
+            if not stream.completed
+        }
         dispatcher.subscribe(self._see)
 
     async def close(self) -> None:
@@ -229,6 +240,25 @@ class Saves:
                 )
             )
 
+    def has_given_up(self, progress: tf.SnapshotTaskProgress) -> bool:
+        """Whether one of TensorFlow's workers may have given up a stream that it still has.
+
+        It does, without a word, if it misses the dispatcher for longer than its
+        `dispatcher_timeout_ms`. If for a while nobody has asked for a split of the stream since
+        this term began, this is true for once: who is then not told to write it lets it go, and
+        begins it anew behind its last checkpoint when told again.
+        """
+        task = progress.snapshot_task
+        stream = self._dispatcher.state.save_at.get(task.base_path, 0), task.stream_index
+        if stream not in self._unheard or time.monotonic() - self._began_s < SILENT_S:
+            return False
+        self._unheard.discard(stream)
+        if progress.completed or progress.status.code:
+            return False
+        log.info("stream %d of the save at %s is begun anew by its worker: nobody has asked for a "
+                 "split of it for %g s", task.stream_index, task.base_path, SILENT_S)  # fmt: skip
+        return True
+
     async def split(self, request: tf.GetSnapshotSplitRequest) -> tf.GetSnapshotSplitResponse:
         """The next split of a stream, whose file has been written. Raises FailedPrecondition,
         NotFound, InvalidArgument, Unavailable."""
@@ -244,6 +274,7 @@ class Saves:
             )
         )
         assert isinstance(save, Save)  # else it was refused
+        self._unheard.discard((save.save_id, number))
         follow = self._once(object(), partial(self._follow, save, number))
         if not await asyncio.shield(follow):
             raise FailedPrecondition(f"the save at {save.path} is over")

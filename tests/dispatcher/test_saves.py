@@ -675,3 +675,29 @@ def test_a_storage_that_is_lost_with_its_dispatcher_is_not_enough(tmp_path: path
 
     serve(MemoryStorage(), tmp_path / "save", steps)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_stream_that_its_worker_gave_up_is_begun_anew(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, asks: bool
+) -> None:
+    """TensorFlow's do, if the dispatcher is away for long, and say nothing."""
+    storage = open_storage(str(tmp_path / "journal"))
+
+    async def begin(served: Served) -> None:
+        await served.save()
+        assert await served.beat() == [0]
+        await served.split()
+
+    async def go_on(served: Served) -> None:
+        task = pb.SnapshotTaskDef(base_path=served.path, stream_index=0)
+        assert await served.beat(snapshot_task=task) == [0]
+        if asks:
+            await served.split()
+        monkeypatch.setattr(saves, "SILENT_S", 0.0)
+        assert await served.beat(snapshot_task=task) == ([0] if asks else [])
+        for _ in range(2):
+            assert await served.beat(snapshot_task=task) == [0]
+
+    serve(storage, tmp_path / "save", begin)
+    serve(storage, tmp_path / "save", go_on)
