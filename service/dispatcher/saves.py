@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Hashable, Sequence
@@ -54,7 +55,10 @@ READY_S = 1.0
 """How long a heartbeat waits for the file system: a stream that is not ready then comes later."""
 
 SILENT_S = 15.0
-"""After so long a new leader doubts that a stream is being written of which it has not heard."""
+"""After so long a new leader doubts that a stream is being written of which it does not hear."""
+
+DOUBTED_S = 120.0
+"""For so long: then all threads of a worker have found it, or have given up."""
 
 RETRY_S = 5.0
 """How soon it is tried again to say in a directory that its save is over."""
@@ -88,9 +92,9 @@ class Saves:
         self._changes = 0  # events that may have given a worker another stream
         self._waiting: dict[int, str] = {}  # saves, and which kind of worker they lack
         self._ended = asyncio.Event()
-        self._began_s = time.monotonic()
-        self._unheard = {  # streams of an earlier term, of which nothing has been heard in this one
-            (save.save_id, number)
+        self._doubted_until_s = time.monotonic() + DOUBTED_S
+        self._heard_s = {  # of streams of an earlier term: when a split was last asked for
+            (save.save_id, number): time.monotonic()
             for save in dispatcher.state.saves.values()
             for number, stream in enumerate(save.streams)
             if not stream.completed
@@ -244,20 +248,25 @@ class Saves:
         """Whether one of TensorFlow's workers may have given up a stream that it still has.
 
         It does, without a word, if it misses the dispatcher for longer than its
-        `dispatcher_timeout_ms`. If for a while nobody has asked for a split of the stream since
-        this term began, this is true for once: who is then not told to write it lets it go, and
-        begins it anew behind its last checkpoint when told again.
+        `dispatcher_timeout_ms`: one of its threads may, when others have found the dispatcher
+        again. So if of a stream of an earlier term nobody asks for a split any more, this is true
+        for once: who is then not told to write it lets it go, and begins it anew behind its last
+        checkpoint when told again.
         """
         task = progress.snapshot_task
         stream = self._dispatcher.state.save_at.get(task.base_path, 0), task.stream_index
-        if stream not in self._unheard or time.monotonic() - self._began_s < SILENT_S:
+        if time.monotonic() - self._heard_s.get(stream, math.inf) < SILENT_S:
             return False
-        self._unheard.discard(stream)
+        del self._heard_s[stream]
         if progress.completed or progress.status.code:
             return False
         log.info("stream %d of the save at %s is begun anew by its worker: nobody has asked for a "
                  "split of it for %g s", task.stream_index, task.base_path, SILENT_S)  # fmt: skip
         return True
+
+    def _hear(self, stream: tuple[int, int]) -> None:
+        if self._heard_s.pop(stream, None) and time.monotonic() < self._doubted_until_s:
+            self._heard_s[stream] = time.monotonic()
 
     async def split(self, request: tf.GetSnapshotSplitRequest) -> tf.GetSnapshotSplitResponse:
         """The next split of a stream, whose file has been written. Raises FailedPrecondition,
@@ -274,7 +283,7 @@ class Saves:
             )
         )
         assert isinstance(save, Save)  # else it was refused
-        self._unheard.discard((save.save_id, number))
+        self._hear((save.save_id, number))
         follow = self._once(object(), partial(self._follow, save, number))
         if not await asyncio.shield(follow):
             raise FailedPrecondition(f"the save at {save.path} is over")
