@@ -9,7 +9,6 @@ and from Python is derived from that, and so is what is said about it. A field w
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -22,8 +21,9 @@ from .errors import InvalidArgument
 class Option:
     """Stands in a field's annotation: `port: Annotated[int, Option("…", least=0)] = 0`.
 
-    Values are from `least` to `most`, both included. `convert` makes a value of what has been
-    given, the command line's text among it, and raises InvalidArgument if it cannot.
+    Values are from `least` to `most`, both included; by default, to what makes any sense in that
+    unit. `convert` makes a value of what has been given, the command line's text among it, and
+    raises InvalidArgument if it cannot.
     """
 
     help: str
@@ -31,12 +31,13 @@ class Option:
     most: float | None = None
     convert: Callable[[Any], Any] | None = None
 
-    @property
-    def range(self) -> str:
-        """In words; "" if there are no bounds."""
-        if self.least is None:
-            return ""
-        return f"at least {self.least}" if self.most is None else f"{self.least} to {self.most}"
+
+_YEAR_H = 365 * 24
+MOST = {"ms": _YEAR_H * 3_600_000, "hours": 100 * _YEAR_H, "bytes": 1 << 50}
+"""Of an option, by the unit at its name's end."""
+
+MOST_THINGS = 10**9
+"""Of any other."""
 
 
 class Declared(NamedTuple):
@@ -51,6 +52,16 @@ class Declared(NamedTuple):
     def required(self) -> bool:
         return self.default is dataclasses.MISSING
 
+    @property
+    def most(self) -> float:
+        unit = self.name.rpartition("_")[2]
+        return MOST.get(unit, MOST_THINGS) if self.option.most is None else self.option.most
+
+    @property
+    def range(self) -> str:
+        """In words; "" if there are no bounds."""
+        return "" if self.option.least is None else f"{self.option.least} to {self.most}"
+
     def check(self, value: Any) -> Any:
         """The value to use; None stands for the default. Raises InvalidArgument."""
         option = self.option
@@ -61,8 +72,8 @@ class Declared(NamedTuple):
         wanted: Any = (int, float) if self.type is float else self.type
         if not isinstance(value, wanted) or (isinstance(value, bool) and self.type is not bool):
             raise InvalidArgument(f"{self.name}={value!r} must be of type {self.type.__name__}")
-        if option.least is not None and not option.least <= value <= (option.most or math.inf):
-            raise InvalidArgument(f"{self.name}={value!r} is out of range; give {option.range}")
+        if option.least is not None and not option.least <= value <= self.most:
+            raise InvalidArgument(f"{self.name}={value!r} is out of range; give {self.range}")
         return value
 
 
@@ -135,7 +146,7 @@ def described(options: type[ServerOptions], names: Mapping[str, str] = {}) -> st
         name, option = names.get(declared.name, declared.name), declared.option
         default = f"default {declared.default!r}" if declared.default else ""
         facts = ", ".join(
-            filter(None, ("required" if declared.required else default, option.range))
+            filter(None, ("required" if declared.required else default, declared.range))
         )
         lines.append(f"    {name}: {option.help}" + (f" ({facts})" if facts else ""))
     return "\n".join(lines)

@@ -137,6 +137,10 @@ class Storage(ABC):
         """The snapshot's data. Raises Missing, Corrupt."""
 
     @abstractmethod
+    def blobs(self) -> list[str]:
+        """The names of all blobs, in no order. One that is written meanwhile may be missing."""
+
+    @abstractmethod
     def read_blob(self, name: str) -> bytes:
         """The blob of that name. Raises Missing, Corrupt."""
 

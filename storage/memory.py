@@ -67,6 +67,10 @@ class MemoryStorage(Storage):
         except KeyError:
             raise Missing(f"{self.url} has no snapshot {sequence}") from None
 
+    def blobs(self) -> list[str]:
+        with self._lock:
+            return list(self._blobs)
+
     def read_blob(self, name: str) -> bytes:
         try:
             return self._blobs[name]

@@ -29,7 +29,7 @@ def main(point: str, n: str, storage: str, port: str) -> None:
         if reached >= int(n):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    append, durable = FileWriter.append, Dispatcher._durable
+    append, durable = FileWriter.append, Dispatcher.durable
 
     def crashing_append(self: FileWriter, records: Sequence[bytes]) -> int:
         reach("before-append")
@@ -42,7 +42,7 @@ def main(point: str, n: str, storage: str, port: str) -> None:
         reach("before-reply")
 
     FileWriter.append = crashing_append  # type: ignore[method-assign]
-    Dispatcher._durable = crashing_durable  # type: ignore[method-assign]
+    Dispatcher.durable = crashing_durable  # type: ignore[method-assign]
     options = DispatcherOptions(storage=storage, port=int(port))
     asyncio.run(serve(options, lambda address: print(f"grpc://{address}", flush=True)))
 

@@ -34,7 +34,7 @@ FILE_OR_DATA: Sharding
 HINT: Sharding
 
 class Event(_message.Message):
-    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_begun", "lease_returned", "lease_lost", "pass_started", "iteration_paused", "splits_found", "consumer_began", "task_proposed", "round_targeted", "consumer_blocked", "task_started", "task_removed", "iteration_summarized", "job_removed", "dataset_used", "dataset_removed", "blob_deleted", "save_started", "stream_assigned", "save_split_assigned", "chunk_committed", "stream_completed", "save_finished", "save_failed")
+    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_begun", "lease_returned", "lease_lost", "pass_started", "iteration_paused", "splits_found", "consumer_began", "task_proposed", "round_targeted", "consumer_blocked", "task_started", "task_removed", "worker_drains", "iteration_summarized", "job_removed", "dataset_used", "dataset_removed", "blob_deleted", "save_started", "stream_assigned", "save_split_assigned", "chunk_committed", "stream_completed", "save_finished", "save_failed")
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     LEADER_ELECTED_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class Event(_message.Message):
     CONSUMER_BLOCKED_FIELD_NUMBER: _ClassVar[int]
     TASK_STARTED_FIELD_NUMBER: _ClassVar[int]
     TASK_REMOVED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_DRAINS_FIELD_NUMBER: _ClassVar[int]
     ITERATION_SUMMARIZED_FIELD_NUMBER: _ClassVar[int]
     JOB_REMOVED_FIELD_NUMBER: _ClassVar[int]
     DATASET_USED_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +104,7 @@ class Event(_message.Message):
     consumer_blocked: ConsumerBlocked
     task_started: TaskStarted
     task_removed: TaskRemoved
+    worker_drains: WorkerDrains
     iteration_summarized: IterationSummarized
     job_removed: JobRemoved
     dataset_used: DatasetUsed
@@ -115,7 +117,7 @@ class Event(_message.Message):
     stream_completed: StreamCompleted
     save_finished: SaveFinished
     save_failed: SaveFailed
-    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_begun: _Optional[_Union[LeaseBegun, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., pass_started: _Optional[_Union[PassStarted, _Mapping]] = ..., iteration_paused: _Optional[_Union[IterationPaused, _Mapping]] = ..., splits_found: _Optional[_Union[SplitsFound, _Mapping]] = ..., consumer_began: _Optional[_Union[ConsumerBegan, _Mapping]] = ..., task_proposed: _Optional[_Union[TaskProposed, _Mapping]] = ..., round_targeted: _Optional[_Union[RoundTargeted, _Mapping]] = ..., consumer_blocked: _Optional[_Union[ConsumerBlocked, _Mapping]] = ..., task_started: _Optional[_Union[TaskStarted, _Mapping]] = ..., task_removed: _Optional[_Union[TaskRemoved, _Mapping]] = ..., iteration_summarized: _Optional[_Union[IterationSummarized, _Mapping]] = ..., job_removed: _Optional[_Union[JobRemoved, _Mapping]] = ..., dataset_used: _Optional[_Union[DatasetUsed, _Mapping]] = ..., dataset_removed: _Optional[_Union[DatasetRemoved, _Mapping]] = ..., blob_deleted: _Optional[_Union[BlobDeleted, _Mapping]] = ..., save_started: _Optional[_Union[SaveStarted, _Mapping]] = ..., stream_assigned: _Optional[_Union[StreamAssigned, _Mapping]] = ..., save_split_assigned: _Optional[_Union[SaveSplitAssigned, _Mapping]] = ..., chunk_committed: _Optional[_Union[ChunkCommitted, _Mapping]] = ..., stream_completed: _Optional[_Union[StreamCompleted, _Mapping]] = ..., save_finished: _Optional[_Union[SaveFinished, _Mapping]] = ..., save_failed: _Optional[_Union[SaveFailed, _Mapping]] = ...) -> None: ...
+    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_begun: _Optional[_Union[LeaseBegun, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., pass_started: _Optional[_Union[PassStarted, _Mapping]] = ..., iteration_paused: _Optional[_Union[IterationPaused, _Mapping]] = ..., splits_found: _Optional[_Union[SplitsFound, _Mapping]] = ..., consumer_began: _Optional[_Union[ConsumerBegan, _Mapping]] = ..., task_proposed: _Optional[_Union[TaskProposed, _Mapping]] = ..., round_targeted: _Optional[_Union[RoundTargeted, _Mapping]] = ..., consumer_blocked: _Optional[_Union[ConsumerBlocked, _Mapping]] = ..., task_started: _Optional[_Union[TaskStarted, _Mapping]] = ..., task_removed: _Optional[_Union[TaskRemoved, _Mapping]] = ..., worker_drains: _Optional[_Union[WorkerDrains, _Mapping]] = ..., iteration_summarized: _Optional[_Union[IterationSummarized, _Mapping]] = ..., job_removed: _Optional[_Union[JobRemoved, _Mapping]] = ..., dataset_used: _Optional[_Union[DatasetUsed, _Mapping]] = ..., dataset_removed: _Optional[_Union[DatasetRemoved, _Mapping]] = ..., blob_deleted: _Optional[_Union[BlobDeleted, _Mapping]] = ..., save_started: _Optional[_Union[SaveStarted, _Mapping]] = ..., stream_assigned: _Optional[_Union[StreamAssigned, _Mapping]] = ..., save_split_assigned: _Optional[_Union[SaveSplitAssigned, _Mapping]] = ..., chunk_committed: _Optional[_Union[ChunkCommitted, _Mapping]] = ..., stream_completed: _Optional[_Union[StreamCompleted, _Mapping]] = ..., save_finished: _Optional[_Union[SaveFinished, _Mapping]] = ..., save_failed: _Optional[_Union[SaveFailed, _Mapping]] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("caller", "number")
@@ -398,7 +400,7 @@ class TransferServer(_message.Message):
     def __init__(self, protocol: _Optional[str] = ..., address: _Optional[str] = ..., compatibility_info: _Optional[bytes] = ..., fall_back_to_grpc_at_client_creation_time: bool = ..., fall_back_to_grpc_at_get_element_time: bool = ...) -> None: ...
 
 class WorkerRegistered(_message.Message):
-    __slots__ = ("worker_id", "address", "uid", "tags", "transfer_servers", "stock", "replaced_uid", "place")
+    __slots__ = ("worker_id", "address", "uid", "tags", "transfer_servers", "stock", "replaced_uid", "place", "draining")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
@@ -407,6 +409,7 @@ class WorkerRegistered(_message.Message):
     STOCK_FIELD_NUMBER: _ClassVar[int]
     REPLACED_UID_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     address: str
     uid: int
@@ -415,7 +418,14 @@ class WorkerRegistered(_message.Message):
     stock: bool
     replaced_uid: int
     place: int
-    def __init__(self, worker_id: _Optional[int] = ..., address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[TransferServer, _Mapping]]] = ..., stock: bool = ..., replaced_uid: _Optional[int] = ..., place: _Optional[int] = ...) -> None: ...
+    draining: bool
+    def __init__(self, worker_id: _Optional[int] = ..., address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[TransferServer, _Mapping]]] = ..., stock: bool = ..., replaced_uid: _Optional[int] = ..., place: _Optional[int] = ..., draining: bool = ...) -> None: ...
+
+class WorkerDrains(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    def __init__(self, worker_id: _Optional[int] = ...) -> None: ...
 
 class WorkerLost(_message.Message):
     __slots__ = ("worker_id", "reason", "left", "for_good")

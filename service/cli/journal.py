@@ -174,7 +174,8 @@ def stats(storage: str = STORAGE, as_json: bool = JSON) -> None:
 
 
 def _datasets(storage: Any) -> dict[str, str]:
-    from ..dispatcher.dispatcher import needed_blobs, recover
+    from ..dispatcher.dispatcher import recover
+    from ..dispatcher.graphs import needed_blobs
 
     return needed_blobs(recover(storage)[0])
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import typer
 
+from ..errors import InvalidArgument
 from ..options import Declared, ServerOptions, options_of
 
 T = TypeVar("T", bound=ServerOptions)
@@ -40,13 +41,24 @@ def _parameter(declared: Declared) -> inspect.Parameter:
     option, name = declared.option, declared.name
     is_plain = declared.type in (bool, int, float, str)
     flag = f"--{name.replace('_', '-')}"
+    in_range = bool(declared.range)  # typer would say only the bound that is passed
     default = ... if declared.required else declared.default if is_plain else None
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=typer.Option(
-            default, flag, help=option.help, envvar=f"FOREBAY_{name.upper()}",
-            min=option.least, max=option.most,
+            default, flag, help=f"{option.help} ({declared.range})" if in_range else option.help,
+            envvar=f"FOREBAY_{name.upper()}", callback=_in_range(declared) if in_range else None,
         ),
         annotation=declared.type if is_plain else str | None,
     )  # fmt: skip
+
+
+def _in_range(declared: Declared) -> Callable[[Any], Any]:
+    def checked(value: Any) -> Any:
+        try:
+            return declared.check(value)
+        except InvalidArgument as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return checked

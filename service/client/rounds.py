@@ -2,10 +2,10 @@
 
 All consumers count rounds and visit tasks in the same order, so that in each step they have
 elements of the same round of the same task (service/core/rounds.py). A task that joins is listed
-together with its first round, before which all have been stopped. One whose worker is lost is
-*held*: nothing more is taken of it, and the dispatcher is told which element would be next, and up
-to which round all have come here. From what all have said follows the round from which on they do
-without it.
+together with its first round, before which all have been stopped. One whose worker is lost, or has
+ended it since it drains, is *held*: nothing more is taken of it, and the dispatcher is told which
+element would be next, and up to which round all have come here. From what all have said follows the
+round from which on they do without it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from ..block_limits import cost
 from ..blocks import Block, Component, Strings, joined, split
 from ..delivery import End, EndOfTask, Rounds, Superseded, TaskUnknown
-from ..errors import FailedPrecondition
+from ..errors import FailedPrecondition, ForebayError
 from ..proto import forebay_pb2 as pb
-from .consumer import ASK_AGAIN_S, Client, Consumer
+from .consumer import ASK_AGAIN_S, REPORT_S, Client, Consumer
 
 TOGETHER, TOGETHER_BYTES = 64, 256 << 10
 """What is taken at once of what is here: by far less than what workers send ahead, so that there is
@@ -45,6 +46,8 @@ class _Task:
         self.next_round = starting_round  # of the element that is taken next
         self.received = starting_round  # the first round whose element has not arrived
         self.lost = 0  # the worker that it was lost with; 0: it is there
+        self.ended = False  # by its worker, which drains
+        self.said = False  # that it has, once all of it was taken
         self.stop: int | None = None  # the round from which on nobody reads it, once it is removed
         self.blocks: deque[_Arrived] = deque()  # the first begins with what is taken next
 
@@ -52,7 +55,10 @@ class _Task:
         return self.stop is not None and self.next_round >= self.stop
 
     def is_held(self) -> bool:
-        return self.lost != 0 and self.stop is None
+        return (self.lost != 0 or self.is_used_up()) and self.stop is None
+
+    def is_used_up(self) -> bool:
+        return self.ended and not self.blocks
 
     def take(self) -> tuple[Block, _Arrived | None]:
         """The next element, and what it was the last one of."""
@@ -89,6 +95,7 @@ class RoundsConsumer(Consumer):
             if taken is not None:
                 yield taken
                 continue
+            self._say_what_is_used_up()
             try:
                 self._next_delivered()
             except queue.Empty:
@@ -152,6 +159,22 @@ class RoundsConsumer(Consumer):
                     ],
                 )
             )
+
+    def _say_what_is_used_up(self) -> None:
+        """The heartbeat under way may wait for long yet; the next one says it again."""
+        with self._step:
+            new = [task for task in self._tasks.values() if task.is_used_up() and not task.said]
+            for task in new:
+                task.said = True
+        if not new:
+            return
+        request = pb.ConsumerHeartbeatRequest(consumer_id=self.consumer_id)
+        self._report(request)
+        with suppress(ForebayError):
+            self._dispatcher.call(
+                request, pb.ConsumerHeartbeatResponse,
+                timeout_s=REPORT_S, patience_s=REPORT_S, closed=self._closed,
+            )  # fmt: skip
 
     def _heard(self, response: pb.ConsumerHeartbeatResponse) -> None:
         with self._step:
@@ -234,8 +257,12 @@ class RoundsConsumer(Consumer):
         if isinstance(end, TaskUnknown):
             self._ask_again.add(task_id)
             self._ask_again_at_s = time.monotonic() + ASK_AGAIN_S
-        elif not isinstance(end, EndOfTask):  # its worker leaves: it is removed
+        elif not isinstance(end, EndOfTask):
             super()._end(task_id, end)
+        else:
+            with self._step:
+                if (task := self._tasks.get(task_id)) is not None:
+                    task.ended = True
 
     def _read_again(self) -> None:
         for task_id in self._ask_again & self._listed.keys() & self._tasks.keys():

@@ -19,7 +19,7 @@ import tenacity
 from google.protobuf.message import Message
 
 from ...journal.proto import events_pb2 as ev
-from ..errors import InvalidArgument, Unavailable, error_of_status
+from ..errors import InvalidArgument, Unavailable, Unimplemented, error_of_status
 from ..proto import forebay_pb2 as pb
 from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, is_address
 
@@ -32,6 +32,8 @@ TEMPORARY = (
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.DEADLINE_EXCEEDED,
 )
+_NO_SUCH_METHOD = ("", "Method not found!")
+"""As gRPC's servers say it, in C++ and in Python."""
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 CALL_TIMEOUT_S = 10.0
 COMPLAIN_AFTER_S = 2.0  # of pauses between attempts
@@ -138,7 +140,13 @@ class DispatcherClient:
                     f"no dispatcher answers at {', '.join(self.addresses)} "
                     f"({error.code().name}: {error.details()}); is it running, and reachable?"
                 ) from error
-            raise error_of_status(error.code(), error.details() or "") from error
+            details = error.details() or ""
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED and details in _NO_SUCH_METHOD:
+                raise Unimplemented(
+                    f"what answers at {self._address} is no dispatcher of Forebay's, or an earlier "
+                    f"version's: it does not know {method}; give a dispatcher's address"
+                ) from error
+            raise error_of_status(error.code(), details) from error
 
     def call_numbered(
         self,

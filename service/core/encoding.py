@@ -12,7 +12,9 @@ from typing import Any
 
 import msgspec
 
+from . import ranges
 from .ledger import Ledger
+from .ranges import Ranges
 from .state import State, Struct
 
 MEANING = 1
@@ -88,12 +90,34 @@ def _lost_tasks_to_tasks(state: Any) -> Any:
     return state
 
 
+def _ended_saves(state: Any) -> Any:
+    """A save that had ended was kept with its streams."""
+    for save in state.get("saves", {}).values():
+        for end in ("finished", "failed", "message"):
+            save.pop(end, None)
+    for save_id, save in state.get("ended_saves", {}).items():
+        streams = save.get("streams", [])
+        completed: Ranges = []
+        for number, stream in enumerate(streams):
+            if stream.get("completed"):
+                ranges.add(completed, number, number + 1)
+        kept = ("save_id", "path", "prepared", "finished", "failed", "message")
+        state["ended_saves"][save_id] = {
+            **{name: save[name] for name in kept if name in save},
+            "streams": len(streams),
+            "completed": completed,
+            "assigned": save["assigned"] if save["stock"] else sum(s["count"] for s in streams),
+            "elements": sum(stream["elements"] for stream in streams),
+        }
+    return state
+
+
 EARLIER: dict[str, Callable[[Any], Any]] = {
     "unnamed": _providers_to_ledgers,
     "b2931630d57eaaaf": _providers_to_ledgers,
     "5bba8a9e19ddf821": _lost_tasks_to_tasks,
     "7def4e6b7414062f": _lost_tasks_to_tasks,
-    "45b342bb4307ed57": lambda state: state,
+    "45b342bb4307ed57": _ended_saves,
 }
 """Schemas of which a snapshot is read as well, and what makes a state of today's fields of it.
 

@@ -31,13 +31,13 @@ class Shared:
     """Whether consumers ask for a task whose worker is lost, until they agree to do without it."""
 
     def when_somebody_joins(self, state: State, iteration: Iteration, ids: Ids) -> list[ev.Event]:
-        """The iteration, which may be yet to begin, has a task for each worker then."""
+        """The iteration, which may be yet to begin, has a task for each worker that stays then."""
         if iteration.finished:
             return []
         having = {state.tasks[task_id].worker_id for task_id in iteration.all_tasks}
         return [
             event
-            for worker in state.workers.values()
+            for worker in map(state.workers.__getitem__, staying(state))
             if worker.worker_id not in having
             for event in self._new_task(iteration, worker, place_of(state, worker.address), ids)
         ]
@@ -57,14 +57,14 @@ class Shared:
             for task in lost
             if task.iteration_id == iteration.iteration_id and self._goes_on(iteration, task, place)
         ]
-        if not mine and iteration.consumers:  # or when somebody joins
+        if not mine and iteration.consumers and not worker.draining:  # or when somebody joins
             return self._new_task(iteration, worker, place, ids)
         return [_again(task, worker.worker_id) for task in mine]
 
     def when_a_worker_beats(
         self, state: State, iteration: Iteration, worker_id: int, ids: Ids
     ) -> list[ev.Event]:
-        """It was here before."""
+        """It was here before, and does not drain."""
         return []
 
     def when_a_task_ends(
@@ -75,7 +75,7 @@ class Shared:
         ids: Ids,
         completes: Task | None = None,
     ) -> list[ev.Event]:
-        """What follows if this task completes, or one is lost; `workers` are those that remain.
+        """What follows if this task completes, or one is lost; `workers` are those that stay.
 
         The iteration ends with its last task, unless splits were handed back that nobody is left
         to ask for: then one of `workers` gets another task, once, or, if there are none, the next
@@ -164,7 +164,7 @@ class Coordinated(Shared):
 
         tasks = [state.tasks[task_id] for task_id in iteration.tasks]
         mine = [_again(task, worker.worker_id) for task in tasks if is_there(task)]
-        if not mine and iteration.consumers:
+        if not mine and iteration.consumers and not worker.draining:
             return [_proposed(ids.new(), iteration.iteration_id, worker.worker_id)]
         return mine
 
@@ -196,6 +196,11 @@ def kind_of(job: Job) -> Shared:
     if job.num_consumers is not None:
         return COORDINATED
     return DIVIDED if job.sharding in STATIC else SHARED
+
+
+def staying(state: State) -> list[int]:
+    """The workers that may get something new: those that do not drain."""
+    return [worker.worker_id for worker in state.workers.values() if not worker.draining]
 
 
 def created(

@@ -17,7 +17,8 @@ registered, and goes to the next worker that may write another one. What has bee
   chunk belongs to the save when it is committed here, so that nothing is missing, and a worker that
   was given up and does not know it yet adds nothing. A stream goes on behind what was committed.
 
-One kind of worker writes a save: that of the worker which comes first.
+One kind of worker writes a save: the first stream's, as its event says, for they write in formats
+of their own. If no such worker is left, the save waits for one, and its status says so.
 """
 
 from __future__ import annotations
@@ -27,9 +28,13 @@ from collections.abc import Iterator
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows, source_size
 from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Unimplemented
+from . import ranges
 from .base import Apply, Command, Decide, Decision, Ids, taken
+from .kinds import staying
+from .ranges import Ranges
 from .state import (
     MAX_ENDED_SAVES,
+    EndedSave,
     Save,
     SaveSource,
     SplitRun,
@@ -128,6 +133,12 @@ def _start_save(state: State, command: StartSave) -> Decision:
             f"a dataset cannot be saved to {path!r}: give the absolute path of a directory that "
             "the dispatcher, all workers and all readers see under this name"
         )
+    for other in state.saves.values():
+        if path != other.path and (is_within(path, other.path) or is_within(other.path, path)):
+            raise InvalidArgument(
+                f"a dataset cannot be saved to {path}: the save at {other.path} is being written, "
+                "and one would lie in the directory of the other; save to another path"
+            )
     save_id = state.save_at.get(path)
     if save_id is not None and not (save_id in state.ended_saves and command.is_gone):
         raise AlreadyExists(
@@ -159,6 +170,11 @@ def is_absolute(path: str) -> bool:
     return path.startswith("/") and "\0" not in path
 
 
+def is_within(path: str, directory: str) -> bool:
+    """Whether what is there lies in the directory; both are normalized."""
+    return f"{path}/".startswith(f"{directory.rstrip('/')}/")
+
+
 def _only_by_tensorflows(why: str) -> str:
     return f"Forebay's workers write ranges of a dataset's splits, TensorFlow's write any: {why}"
 
@@ -182,12 +198,47 @@ def _save_started(state: State, event: ev.SaveStarted) -> None:
 # -- streams -------------------------------------------------------------------------------------
 
 
-def find_save(state: State, path: str) -> Save:
+def find_save(state: State, path: str) -> Save | EndedSave:
     """Being written, or one that has ended lately. Raises NotFound."""
     save_id = state.save_at.get(path)
     if save_id is None:
         raise NotFound(f"the dispatcher does not know of a save at {path!r}")
     return state.saves.get(save_id) or state.ended_saves[save_id]
+
+
+def completed_streams(save: Save | EndedSave) -> Ranges:
+    """The numbers of those that are."""
+    if isinstance(save, EndedSave):
+        return save.completed
+    found: Ranges = []
+    for number, stream in enumerate(save.streams):
+        if stream.completed:
+            ranges.add(found, number, number + 1)
+    return found
+
+
+def waits_for(state: State, save: Save) -> str:
+    """Which kind of worker is needed to go on with it, and is not there, and why; "" if one is.
+
+    Nobody has to be, of a save that any could begin.
+    """
+    stock = True if save.indivisible else save.stock
+    workers = [state.workers[worker_id] for worker_id in staying(state)]
+    if stock is None or any(worker.stock == stock for worker in workers):
+        return ""
+    needed = "a worker of TensorFlow's" if stock else "one of Forebay's workers"
+    if save.stock is None:
+        return f"{needed}: {_only_by_tensorflows(save.indivisible)}"
+    return f"{needed}: such ones have begun it, in a format of their own"
+
+
+def size_of_saves(state: State) -> int:
+    """About how many things a snapshot has of saves that are being written."""
+    return sum(
+        1 + sum(len(source.runs) for source in stream.sources)
+        for save in state.saves.values()
+        for stream in save.streams
+    )
 
 
 def is_written_by(save: Save, stream: Stream, worker: Worker) -> bool:
@@ -219,7 +270,7 @@ def _is_orphaned(state: State, save: Save, stream: Stream) -> bool:
 
 def _assign_stream(state: State, command: AssignStream) -> Decision:
     worker = state.workers.get(command.worker_id)
-    if worker is None or not state.saves:
+    if worker is None or worker.draining or not state.saves:
         return Decision([], None)
     mine = {save.save_id for save, _ in streams_of(state, worker)}
     if len(mine) >= command.most:
@@ -253,15 +304,13 @@ def _another(state: State, save: Save, worker: Worker) -> ev.Event | None:
         if any(stream.completed for stream in save.streams):
             return None  # which has seen the end of the data
     elif save.indivisible:
-        if any(other.stock for other in state.workers.values()):
-            return None
-        return failed(save, "UNIMPLEMENTED", _only_by_tensorflows(save.indivisible))
+        return None
     else:
         assigned.first = save.sources[0].next
         left = _together(save) - assigned.first
         if not left and save.streams:
             return None
-        writers = sum(not other.stock for other in state.workers.values())
+        writers = sum(not (w.stock or w.draining) for w in state.workers.values())
         # Half of the even share, so that the last streams end at about the same time; but each is a
         # pipeline of its own, and a dataset.
         least = -(-_together(save) // (STREAMS * writers))
@@ -301,7 +350,7 @@ def _tell(state: State, save: Save, stream: Stream) -> None:
 
 def _assign_split(state: State, command: AssignSplit) -> Decision:
     save = find_save(state, command.path)
-    if save.save_id in state.ended_saves or not 0 <= command.stream < len(save.streams):
+    if isinstance(save, EndedSave) or not 0 <= command.stream < len(save.streams):
         raise FailedPrecondition(
             f"the save at {command.path!r} has no stream {command.stream} that is being written"
         )
@@ -438,27 +487,37 @@ def failed(save: Save, code: str, message: str) -> ev.Event:
 
 
 def _save_finished(state: State, event: ev.SaveFinished) -> None:
-    state.saves[event.save_id].finished = True
-    _end(state, event.save_id)
+    _end(state, event.save_id).finished = True
 
 
 def _save_failed(state: State, event: ev.SaveFailed) -> None:
-    save = state.saves[event.save_id]
-    save.failed, save.message = event.code or "UNKNOWN", event.message
-    _end(state, event.save_id)
+    ended = _end(state, event.save_id)
+    ended.failed, ended.message = event.code or "UNKNOWN", event.message
 
 
-def _end(state: State, save_id: int) -> None:
+def _end(state: State, save_id: int) -> EndedSave:
     save = state.saves.pop(save_id)
-    state.ended_saves[save_id] = save
-    save.definition_bytes, save.sources, save.metadata, save.indivisible = b"", [], b"", ""
+    ended = state.ended_saves[save_id] = EndedSave(
+        save_id,
+        save.path,
+        save.prepared,
+        len(save.streams),
+        completed_streams(save),
+        given_out(save),
+        sum(stream.elements for stream in save.streams),
+    )
     for stream in save.streams:
-        stream.sources, stream.last_file = [], ""
         if not stream.completed:
             _tell(state, save, stream)
     if len(state.ended_saves) > MAX_ENDED_SAVES:
         oldest = state.ended_saves.pop(next(iter(state.ended_saves)))
         del state.save_at[oldest.path]
+    return ended
+
+
+def given_out(save: Save) -> int:
+    """How many splits were given out."""
+    return save.assigned if save.stock else sum(stream.count for stream in save.streams)
 
 
 DECIDE: Decide = {

@@ -158,6 +158,7 @@ class Worker(Struct):
     replaced_uid: int = 0  # of the process that it took the address from
     tasks: set[int] = set()  # not completed
     version: int = 1  # grows when `tasks` changes
+    draining: bool = False  # it gets nothing new, and ends soon
 
 
 class Place(Struct):
@@ -208,25 +209,37 @@ class SaveSource(Struct):
 
 
 class Save(Struct):
-    """A dataset that is written to a directory, in streams (saves.py)."""
+    """A dataset that is being written to a directory, in streams (saves.py)."""
 
     save_id: int
     path: str
     prepared: str  # the directory's name before it was renamed to `path`
-    metadata: bytes  # DistributedSnapshotMetadata of TensorFlow's, until it has ended
-    indivisible: str  # why Forebay's workers cannot write it, until then
-    definition_bytes: bytes = b""  # ev.DatasetDefinition, until it has ended
+    metadata: bytes  # DistributedSnapshotMetadata of TensorFlow's
+    indivisible: str  # why Forebay's workers cannot write it
+    definition_bytes: bytes = b""  # ev.DatasetDefinition
     sources: list[SaveSource] = []
     stock: bool | None = None  # whose workers write it; None: nobody has begun yet
     streams: list[Stream] = []
     assigned: int = 0  # splits, one by one, over all sources
-    finished: bool = False
-    failed: str = ""  # the canonical name of an error's status
-    message: str = ""  # of that error
 
     @property
     def definition(self) -> ev.DatasetDefinition:
         return ev.DatasetDefinition.FromString(self.definition_bytes)
+
+
+class EndedSave(Struct):
+    """What may yet be asked of a save that is over."""
+
+    save_id: int
+    path: str
+    prepared: str
+    streams: int = 0
+    completed: Ranges = []  # of these, by their numbers
+    assigned: int = 0  # splits
+    elements: int = 0  # of Forebay's workers, that were committed
+    finished: bool = False
+    failed: str = ""  # the canonical name of an error's status
+    message: str = ""  # of that error
 
 
 class Answer(Struct):
@@ -260,7 +273,7 @@ class State(Struct, dict=True):
     lost_tasks: dict[int, Task] = {}  # listed no more; of unfinished iterations, the latest last
     leases: dict[int, Lease] = {}
     saves: dict[int, Save] = {}  # that are being written
-    ended_saves: dict[int, Save] = {}  # the latest last
+    ended_saves: dict[int, EndedSave] = {}  # the latest last
     save_at: dict[str, int] = {}  # path → save id
     answers: dict[str, Answer] = {}  # by caller, least recently answered first
     departed_callers: list[str] = []  # whose consumers left, the latest last

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS
-from . import ranges
+from . import ranges, saves
 from .jobs import readers_of
 from .ledger import Ledger
 from .places import place_of
-from .state import Dataset, Iteration, Job, Save, State
+from .state import Dataset, EndedSave, Iteration, Job, Save, State
 
 
 class Stranger(NamedTuple):
@@ -45,6 +45,7 @@ def status(state: State, strangers: Iterable[Stranger] = ()) -> dict[str, Any]:
                 "worker_id": w.worker_id,
                 "address": w.address,
                 "stock": w.stock,
+                "draining": w.draining,
                 "tags": w.tags,
                 "running_tasks": len(w.tasks),
                 "place": place_of(state, w.address),
@@ -68,23 +69,38 @@ def status(state: State, strangers: Iterable[Stranger] = ()) -> dict[str, Any]:
             for job in state.jobs.values()
         ],
         "leases": len(state.leases),
-        "saves": [_save(save) for save in (*state.saves.values(), *state.ended_saves.values())],
+        "saves": [
+            *(_save(state, save) for save in state.saves.values()),
+            *map(_ended_save, state.ended_saves.values()),
+        ],
     }
 
 
-def _save(save: Save) -> dict[str, Any]:
-    if save.failed:
-        error = f"{save.failed}: {save.message}"
-        return {"path": save.path, "state": "failed", "error": error}
+def _save(state: State, save: Save) -> dict[str, Any]:
     sizes = [source.size for source in save.sources]
     return {
         "path": save.path,
-        "state": "finished" if save.finished else "being written",
+        "state": "being written",
+        "waits_for": saves.waits_for(state, save) or None,
         "streams": len(save.streams),
-        "completed_streams": sum(stream.completed for stream in save.streams),
+        "completed_streams": ranges.total(saves.completed_streams(save)),
         "splits": [None if size == ENDLESS else size for size in sizes],
-        "assigned": save.assigned if save.stock else sum(s.count for s in save.streams),
+        "assigned": saves.given_out(save),
         "elements": sum(stream.elements for stream in save.streams),
+    }
+
+
+def _ended_save(save: EndedSave) -> dict[str, Any]:
+    if save.failed:
+        error = f"{save.failed}: {save.message}"
+        return {"path": save.path, "state": "failed", "error": error}
+    return {
+        "path": save.path,
+        "state": "finished",
+        "streams": save.streams,
+        "completed_streams": ranges.total(save.completed),
+        "assigned": save.assigned,
+        "elements": save.elements,
     }
 
 

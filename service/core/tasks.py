@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ...journal.proto import events_pb2 as ev
 from .base import Apply, Command, Decide, Decision, Ids, find_task, taken
-from .kinds import COORDINATED, kind_of
+from .kinds import COORDINATED, kind_of, staying
 from .splits import lease_begun, ledger_of
 from .state import MAX_LOST_TASKS, Iteration, Orphan, State, Task, Worker, lease_caller
 
@@ -30,7 +30,7 @@ def _complete_task(state: State, command: CompleteTask) -> Decision:
         return Decision([], None)
     events = [lease_begun(lease_id) for lease_id in task.leases]
     events.append(ev.Event(task_completed=ev.TaskCompleted(task_id=task.task_id)))
-    events += kind.when_a_task_ends(state, iteration, list(state.workers), Ids(state), task)
+    events += kind.when_a_task_ends(state, iteration, staying(state), Ids(state), task)
     return Decision(events, None)
 
 

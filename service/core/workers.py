@@ -6,7 +6,7 @@ from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument
 from . import tasks
 from .base import Apply, Command, Decide, Decision, Ids, taken
-from .kinds import kind_of
+from .kinds import kind_of, staying
 from .places import find_place
 from .splits import lost_leases
 from .state import MAX_DEPARTED, State, Worker
@@ -17,7 +17,8 @@ class RegisterWorker(Command, frozen=True, kw_only=True):
 
     It gets a task of each iteration that somebody reads, and those that it had before it was lost,
     as the iteration's kind has it (kinds.py). Answers the worker's id. A worker that is registered
-    stays as it is, but for coordinated reads that it has no task of: TaskProposed.
+    stays as it is, but for coordinated reads that it has no task of: TaskProposed. One that drains
+    gets nothing that it has not had before: WorkerDrains, once.
     """
 
     address: str
@@ -25,6 +26,7 @@ class RegisterWorker(Command, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     transfer_servers: tuple[ev.TransferServer, ...] = ()
     stock: bool = False
+    draining: bool = False
 
 
 class LoseWorker(Command, frozen=True, kw_only=True):
@@ -48,6 +50,11 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
     known = state.workers.get(state.worker_at.get(command.address, 0))
     if known is not None:
         if known.uid == command.uid:
+            if known.draining:
+                return Decision([], known.worker_id)
+            if command.draining:
+                drains = ev.WorkerDrains(worker_id=known.worker_id)
+                return Decision([ev.Event(worker_drains=drains)], known.worker_id)
             for iteration in state.iterations.values():
                 if not iteration.finished:
                     kind = kind_of(state.jobs[iteration.job_id])
@@ -71,6 +78,7 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
         stock=command.stock,
         replaced_uid=known.uid if known is not None else 0,
         place=place,
+        draining=command.draining,
     )
     events.append(ev.Event(worker_registered=registered))
     lost = [task for task in state.lost_tasks.values() if task.lost_with == command.uid]
@@ -91,6 +99,7 @@ def _worker_registered(state: State, event: ev.WorkerRegistered) -> None:
         [server.SerializeToString() for server in event.transfer_servers],
         event.stock,
         event.replaced_uid,
+        draining=event.draining,
     )
     state.worker_at[event.address] = worker_id
     if event.HasField("place"):
@@ -111,12 +120,16 @@ def _lost(
 ) -> list[ev.Event]:
     lost = ev.WorkerLost(worker_id=worker.worker_id, reason=reason, left=left)
     events = [*lost_leases(state, sorted(worker.tasks)), ev.Event(worker_lost=lost)]
-    others = [w for w in state.workers if w != worker.worker_id]
+    others = [w for w in staying(state) if w != worker.worker_id]
     for task_id in sorted(worker.tasks):
         iteration = state.iterations[state.tasks[task_id].iteration_id]
         kind = kind_of(state.jobs[iteration.job_id])
         events += kind.when_a_task_ends(state, iteration, others, ids)
     return events
+
+
+def _worker_drains(state: State, event: ev.WorkerDrains) -> None:
+    state.workers[event.worker_id].draining = True
 
 
 def _worker_lost(state: State, event: ev.WorkerLost) -> None:
@@ -130,4 +143,8 @@ def _worker_lost(state: State, event: ev.WorkerLost) -> None:
 
 
 DECIDE: Decide = {RegisterWorker: _register_worker, LoseWorker: _lose_worker}
-APPLY: Apply = {"worker_registered": _worker_registered, "worker_lost": _worker_lost}
+APPLY: Apply = {
+    "worker_registered": _worker_registered,
+    "worker_drains": _worker_drains,
+    "worker_lost": _worker_lost,
+}

@@ -111,7 +111,7 @@ class Attendance:
     @contextmanager
     def poll(self, member_id: int) -> Iterator[None]:
         """Around a heartbeat that waits, and its answer: a sign of life, and one of death if it
-        breaks and the member does not come back.
+        breaks, or could not be answered, and the member does not come back.
         """
         self.saw(member_id)
         member = self._present(member_id)
@@ -120,7 +120,7 @@ class Attendance:
         broken = False
         try:
             yield
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, Unavailable):  # who is told to, asks again at once
             broken = True
             raise
         finally:
@@ -198,7 +198,7 @@ class Attendance:
                     if await self._collect_idle_iterations() or await self._remove_unused():
                         continue  # with the others in the next turn
                     next_gc = time.monotonic() + gc_s
-                    await self._dispatcher.delete_unused_blobs()
+                    await self._dispatcher.graphs.delete_unused()
             except Unavailable:
                 if self._dispatcher.stopped.is_set():
                     return
@@ -222,9 +222,9 @@ class Attendance:
             for i, member in self._members.items()
             if i in state.workers or i in state.consumers
         }
-        for member_id in (*state.workers, *state.consumers):
-            if time.monotonic() > self._present(member_id).until_s:
-                await self._lose(member_id)
+        now = time.monotonic()
+        members = (*state.workers, *state.consumers)
+        await _at_once(self._lose(i) for i in members if now > self._present(i).until_s)
 
     async def _lose(self, member_id: int) -> None:
         worker, member = self._worker(member_id), self._members[member_id]

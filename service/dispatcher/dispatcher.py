@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import math
 import time
@@ -24,19 +23,18 @@ from typing import Any
 from ...journal import Journal, Retention, replay
 from ...journal.journal import FLUSH_S
 from ...journal.proto import events_pb2 as ev
-from ...storage import Corrupt, Fenced, Missing, Storage, StorageError, Writer
+from ...storage import Corrupt, Fenced, Storage, StorageError, Writer
 from ..core import commands as c
-from ..core.base import find_dataset
-from ..core.datasets import fingerprint
 from ..core.encoding import decode_state, encode_state
 from ..core.lifecycles import WrongTransition
 from ..core.machine import apply, decide
-from ..core.state import Consumer, Dataset, State
+from ..core.saves import size_of_saves
+from ..core.state import Consumer, State
 from ..core.status import Stranger
-from ..errors import AnotherJournal, ForebayError, NotFound, Unavailable
-from ..pipelines import definitions
+from ..errors import AnotherJournal, NotFound, Unavailable
 from ..proto import forebay_pb2 as pb
 from .attendance import Attendance
+from .graphs import Graphs
 from .growth import Growth
 from .leadership import Leadership
 from .options import DispatcherOptions
@@ -55,9 +53,6 @@ _QUIET = frozenset(
 
 REFUSAL_PAUSE_MS = 1_000
 MAX_STRANGERS = 10_000
-USED_MS = 60_000
-"""How old it may be what is known of a dataset's last use, when it is registered again."""
-
 MAX_LEFT = 10_000
 STRANGER_MS = 60_000
 """Who has not asked again for so long has gone, or has begun anew."""
@@ -82,18 +77,19 @@ class Dispatcher:
         self._journal = Journal(storage, writer, retention=Retention(options.retention_hours))
         self._subscribers: list[Callable[[ev.Event], None]] = []
         self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
-        self._snapshot_sequence = state.sequence
+        self._snapshot_due = self._next_snapshot()  # the event after which there is one
         self._snapshot_task: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._journal.on_failure = self._journal_failed
         self._strangers: dict[str, Stranger] = {}  # by who, the latest last
-        self._marks = (f"{writer.term}-{number}" for number in itertools.count(1))
         self.left: dict[int, str] = {}  # why, of consumers that left lately, the latest last
         self._condemning: asyncio.Task[None] | None = None
         self.leadership = Leadership(writer, on_lost=self._journal_failed)
         self.attendance = Attendance(self)
         self._keeper: asyncio.Task[None] | None = None
         self.removals = TaskRemovals(self)
+        self.graphs = Graphs(self, storage, writer)
+        self._collector: asyncio.Task[None] | None = None
         self.saves = Saves(self)
         self.growth = Growth(self)
         self._saver: asyncio.Task[None] | None = None
@@ -134,6 +130,8 @@ class Dispatcher:
         self._watcher.add_done_callback(self.task_ended)
         self._saver = asyncio.create_task(self.saves.follow(), name="forebay-saves")
         self._saver.add_done_callback(self.task_ended)
+        self._collector = asyncio.create_task(self.graphs.collect(), name="forebay-graphs")
+        self._collector.add_done_callback(self.task_ended)
         return self
 
     async def finish(self) -> None:
@@ -143,13 +141,15 @@ class Dispatcher:
         self.stopped.set()
         self.wake_all()
         with contextlib.suppress(Unavailable, TimeoutError):
-            await asyncio.wait_for(self._durable(), FLUSH_S)
+            await asyncio.wait_for(self.durable(), FLUSH_S)
 
     async def close(self) -> None:
         """Flush and give up the journal. Call it when no request is being served any more."""
         self.stopped.set()
         self.wake_all()
-        for task in (self._watcher, self._saver, self._snapshot_task, self._keeper):
+        for task in (
+            self._watcher, self._saver, self._collector, self._snapshot_task, self._keeper,
+        ):  # fmt: skip
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -183,7 +183,7 @@ class Dispatcher:
                 self.wake_all()
                 raise
             sent_s = time.monotonic()
-            await self._durable()
+            await self.durable()
             self.leadership.led(sent_s)
         return answer
 
@@ -194,13 +194,13 @@ class Dispatcher:
         """
         if self._broken:
             raise self._unavailable()
-        await self._durable()
+        await self.durable()
         try:
             await self.leadership.prove(since_s)
         except StorageError as error:
             raise self._unavailable() from error
 
-    async def _durable(self) -> None:
+    async def durable(self) -> None:
         """Wait until everything decided so far is durable. Raises Unavailable."""
         try:
             await self._journal.wait_durable(self._journal.sequence)
@@ -258,120 +258,6 @@ class Dispatcher:
                 f"Unknown iteration client id, or consumer: id {consumer_id} not found: {why}"
             )
         return consumer
-
-    # -- blobs -------------------------------------------------------------------------------
-
-    async def register(
-        self, dataset_id: str, definition: ev.DatasetDefinition, graph: bytes
-    ) -> str:
-        """Register a dataset of this graph, unless it is known; return its id.
-
-        Without a `dataset_id`, an equal one is known that was registered without one, too: who
-        chooses an id has it for himself. If the graph of the one that is known cannot be read,
-        this one takes its place. Raises what RegisterDataset does, InvalidGraph, Unavailable.
-        """
-        if not dataset_id:
-            print_ = await asyncio.to_thread(definitions.fingerprint, graph)
-            definition.tf_data_graph.fingerprint = print_
-        while True:
-            known = self._known(dataset_id, definition)
-            lost = known is not None and await self.is_lost(known)
-            if known is None or lost:
-                return await self._register_anew(dataset_id, definition, graph, known)
-            if self._known(dataset_id, definition) is known:  # and was not removed meanwhile
-                return await self._register_known(known, dataset_id, definition)
-
-    def _known(self, dataset_id: str, definition: ev.DatasetDefinition) -> Dataset | None:
-        state = self.state
-        equal = dataset_id or state.dataset_by_fingerprint.get(fingerprint(definition), "")
-        return state.datasets.get(equal)
-
-    async def _register_known(
-        self, known: Dataset, dataset_id: str, definition: ev.DatasetDefinition
-    ) -> str:
-        renews = time.time_ns() // 1_000_000 - known.used_ms > USED_MS
-        answer: str = await self.execute(
-            c.RegisterDataset(dataset_id=dataset_id, definition=definition, renews=renews)
-        )
-        return answer
-
-    async def _register_anew(
-        self, dataset_id: str, definition: ev.DatasetDefinition, graph: bytes, lost: Dataset | None
-    ) -> str:
-        """Store the graph first; `lost` is the dataset that has lost its own, if there is one.
-
-        No graph has the name that another one ever had. So a dispatcher that was displaced as it
-        was about to delete the graph of a dataset that had been removed can take it from nobody.
-        """
-        try:
-            blob = await asyncio.to_thread(self._writer.write_blob, graph, next(self._marks))
-        except StorageError as error:
-            raise Unavailable(f"the dataset could not be stored: {error}") from error
-        definition.tf_data_graph.blob = blob
-        if lost is not None and self.state.datasets.get(lost.dataset_id) is not lost:
-            lost = None  # it was removed, or was restored, meanwhile
-        register = c.RegisterDataset(
-            dataset_id=dataset_id if lost is None else lost.dataset_id,
-            definition=definition,
-            restores=lost is not None,
-            graph_bytes=len(graph),
-        )
-        try:
-            answer: str = await self.execute(register)
-        except ForebayError:
-            await self._delete_blob(blob)
-            raise
-        registered = self.state.datasets.get(answer)
-        if registered is None or registered.definition.tf_data_graph.blob != blob:
-            await self._delete_blob(blob)  # somebody has registered an equal one meanwhile
-        return answer
-
-    async def renew(self, known: Dataset) -> None:
-        """Somebody is given the id of this dataset."""
-        await self._register_known(known, known.dataset_id, known.definition)
-
-    async def _delete_blob(self, name: str) -> None:
-        """One of this term's, of which no event says anything."""
-        if not self.stopped.is_set():  # else who knows what the journal says
-            with contextlib.suppress(StorageError):  # then it stays, and nobody knows it
-                await asyncio.to_thread(self._writer.delete_blob, name)
-
-    async def delete_unused_blobs(self) -> None:
-        """Of datasets that were removed. Raises Unavailable; what could not be deleted stays."""
-        await self._durable()  # or they might be back after a crash
-        for blob in list(self.state.unused_blobs):
-            try:
-                await asyncio.to_thread(self._writer.delete_blob, blob)
-            except StorageError as error:
-                log.error("the graph %s, which no dataset has, cannot be deleted: %s", blob, error)
-            else:
-                await self.execute(c.ForgetBlob(blob=blob))
-
-    async def is_lost(self, known: Dataset) -> bool:
-        """Whether the dataset's graph cannot be read. Not, if that is removed meanwhile."""
-        try:
-            await self.read_blob(known.definition.tf_data_graph.blob)
-        except (Corrupt, Missing) as error:
-            if self.state.datasets.get(known.dataset_id) is not known:
-                return False
-            log.error("dataset %s has lost its graph: %s", known.dataset_id, error)
-            return True
-        return False
-
-    async def read_graph(self, dataset: Dataset) -> bytes:
-        """The dataset's graph. Raises NotFound if that is removed meanwhile, Missing, Corrupt."""
-        try:
-            return await self.read_blob(dataset.definition.tf_data_graph.blob)
-        except Missing:
-            if find_dataset(self.state, dataset.dataset_id) is dataset:
-                raise
-            raise NotFound(
-                f"dataset {dataset.dataset_id} was replaced as it was being read; ask again"
-            ) from None
-
-    async def read_blob(self, name: str) -> bytes:
-        """A stored graph."""
-        return await asyncio.to_thread(self._storage.read_blob, name)
 
     # -- history -----------------------------------------------------------------------------
 
@@ -445,17 +331,21 @@ class Dispatcher:
 
     def _snapshot_if_due(self) -> None:
         state = self.state
-        live = len(state.tasks) + len(state.leases) + len(state.iterations)
-        due = max(self.options.snapshot_events, 2 * live)  # so that its cost an event is bounded
-        if state.sequence - self._snapshot_sequence < due:
+        if state.sequence < self._snapshot_due:
             return
         if self._snapshot_task is None or self._snapshot_task.done():
-            self._snapshot_sequence = state.sequence
+            self._snapshot_due = self._next_snapshot()
             self._snapshot_task = asyncio.create_task(
                 self._snapshot(state.sequence, encode_state(state), state.time_ms),
                 name="forebay-snapshot",
             )
             self._snapshot_task.add_done_callback(self.task_ended)
+
+    def _next_snapshot(self) -> int:
+        """So far away that what snapshots cost an event is bounded: one adds one thing to them."""
+        state = self.state
+        live = len(state.tasks) + len(state.leases) + len(state.iterations) + size_of_saves(state)
+        return state.sequence + max(self.options.snapshot_events, 2 * live)
 
     async def _snapshot(self, sequence: int, state: bytes, time_ms: int) -> None:
         try:
@@ -494,11 +384,6 @@ class Dispatcher:
         if self.stopped.is_set():
             return Unavailable("the dispatcher is stopping")
         return Unavailable("the journal cannot be reached, so nobody knows whether this one leads")
-
-
-def needed_blobs(state: State) -> dict[str, str]:
-    """The names of what its datasets are kept as, by their ids."""
-    return {name: known.definition.tf_data_graph.blob for name, known in state.datasets.items()}
 
 
 def continues(state: State, journal_id: str) -> bool:

@@ -103,7 +103,7 @@ class ForebayFace:
             structure=request.structure,
             compression=request.compression,
         )
-        dataset_id = await self._dispatcher.register(request.dataset_id, definition, graph)
+        dataset_id = await self._dispatcher.graphs.register(request.dataset_id, definition, graph)
         return pb.RegisterDatasetResponse(dataset_id=dataset_id)
 
     async def get_dataset(self, request: pb.GetDatasetRequest) -> pb.GetDatasetResponse:
@@ -111,7 +111,7 @@ class ForebayFace:
         definition = dataset.definition
         graph = b""
         if request.with_graph:
-            graph = await self._dispatcher.read_graph(dataset)
+            graph = await self._dispatcher.graphs.read(dataset)
         if compresses(definition):
             # Readers and workers must agree, so the first of them decides, as TensorFlow's do.
             undecided = c.DecideCompression(dataset_id=dataset.dataset_id, disable=False)
@@ -131,7 +131,7 @@ class ForebayFace:
                 force=request.force,
             )
         )
-        await self._dispatcher.delete_unused_blobs()
+        await self._dispatcher.graphs.delete_unused()
         return pb.RemoveDatasetResponse(jobs=removed.jobs)
 
     async def get_or_create_job(
@@ -252,6 +252,7 @@ class ForebayFace:
                 uid=request.uid,
                 tags=tuple(request.tags),
                 transfer_servers=tuple(request.transfer_servers),
+                draining=request.draining,
             )
         )
         worker = state.workers.get(worker_id)

@@ -12,28 +12,24 @@ what cannot be written is refused, and whoever finds the directory finds all tha
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import logging
-import os
-import shutil
-import struct
+import math
+import time
 import uuid
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS, source_size, split_value
-from ...storage.tfrecord import frame
 from ..core import commands as c
-from ..core.saves import CODES, find_save, is_absolute, may_assign, streams_of
-from ..core.state import Save, Stream, Worker
+from ..core.saves import find_save, is_absolute, may_assign, streams_of, waits_for
+from ..core.state import EndedSave, Save, Worker
 from ..errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -44,18 +40,7 @@ from ..errors import (
 )
 from ..pipelines import definitions
 from ..proto import tf_service_pb2 as tf
-from ..save_files import (
-    CHUNKS,
-    DONE,
-    ERROR,
-    IDENTITY,
-    METADATA,
-    SPEC,
-    graph_file,
-    split_directory,
-    stream_directory,
-    write_whole,
-)
+from . import save_directory as directory
 
 if TYPE_CHECKING:
     from .dispatcher import Dispatcher
@@ -69,40 +54,24 @@ THREADS = 16
 READY_S = 1.0
 """How long a heartbeat waits for the file system: a stream that is not ready then comes later."""
 
+SILENT_S = 15.0
+"""After so long a new leader doubts that a stream is being written of which it does not hear."""
+
+DOUBTED_S = 120.0
+"""For so long: then all threads of a worker have found it, or have given up."""
+
 RETRY_S = 5.0
 """How soon it is tried again to say in a directory that its save is over."""
 
 _MAY_FREE = frozenset(
     {
         *("save_started", "stream_assigned", "stream_completed", "save_finished", "save_failed"),
-        *("worker_registered", "worker_lost"),
+        *("worker_registered", "worker_drains", "worker_lost"),
     }
 )
 """Events without which no worker may write another stream than before."""
 
-_CODES = {
-    errno.ENOSPC: "RESOURCE_EXHAUSTED",
-    errno.EDQUOT: "RESOURCE_EXHAUSTED",
-    errno.EACCES: "PERMISSION_DENIED",
-    errno.EPERM: "PERMISSION_DENIED",
-    errno.EROFS: "PERMISSION_DENIED",
-}
 _CODE_NAMES = {number: name for name, number in tf.Code.items()}
-
-# A split is a scalar int64 TensorProto: dtype 9, an empty shape, 8 bytes of tensor_content.
-_split = struct.Struct("<6sq").pack
-_SCALAR_INT64 = b"\x08\x09\x12\x00\x22\x08"
-
-
-def split_tensor(value: int) -> bytes:
-    """A split as TensorFlow's workers have it: a serialized TensorProto."""
-    return _split(_SCALAR_INT64, value)
-
-
-class _SplitFile(NamedTuple):
-    directory: str
-    name: str
-    value: int
 
 
 class Saves:
@@ -121,7 +90,15 @@ class Saves:
         self._written: dict[tuple[int, int], list[int]] = {}  # how many splits of each source
         self._sealed: set[int] = set()  # those whose directories say that they are over
         self._changes = 0  # events that may have given a worker another stream
+        self._waiting: dict[int, str] = {}  # saves, and which kind of worker they lack
         self._ended = asyncio.Event()
+        self._doubted_until_s = time.monotonic() + DOUBTED_S
+        self._heard_s = {  # of streams of an earlier term: when a split was last asked for
+            (save.save_id, number): time.monotonic()
+            for save in dispatcher.state.saves.values()
+            for number, stream in enumerate(save.streams)
+            if not stream.completed
+        }
         dispatcher.subscribe(self._see)
 
     async def close(self) -> None:
@@ -165,7 +142,7 @@ class Saves:
         metadata: tf.DistributedSnapshotMetadata,
         request: tuple[str, int] | None,
     ) -> None:
-        path, is_gone = await self._in_thread(_look_at, path)
+        path, is_gone = await self._in_thread(directory.look_at, path)
         state = self._dispatcher.state
         # A retry finds what another dispatcher has prepared.
         unique = uuid.uuid4().hex if request is None else _digest(request)
@@ -188,19 +165,21 @@ class Saves:
             )
         else:
             try:
-                await self._in_thread(_prepare, command.prepared, metadata, graph)
+                await self._in_thread(directory.prepare, command.prepared, metadata, graph)
                 started = await self._dispatcher.execute(command)
             except OSError as error:
-                raise _cannot_write(path, error) from error
+                raise directory.cannot_write(path, error) from error
             finally:
                 begun = state.saves.get(state.save_at.get(path, 0))
                 unused = begun is None or begun.prepared != command.prepared
                 # Once this one has stopped, it may be another dispatcher's.
                 if unused and not self._dispatcher.stopped.is_set():
-                    await self._in_thread(_remove, command.prepared)
+                    await self._in_thread(directory.remove, command.prepared)
         save = state.saves.get(started.save_id)
-        if save is not None and not await self._follow(save) and save.failed:
-            raise FailedPrecondition(save.message)
+        if save is not None and not await self._follow(save):
+            ended = state.ended_saves.get(started.save_id)
+            if ended is not None and ended.failed:
+                raise FailedPrecondition(ended.message)
 
     async def write(self, worker_id: int) -> tuple[list[tuple[Save, int]], bool]:
         """What a worker shall write, perhaps a stream more than before: saves and the numbers of
@@ -265,6 +244,30 @@ class Saves:
                 )
             )
 
+    def has_given_up(self, progress: tf.SnapshotTaskProgress) -> bool:
+        """Whether one of TensorFlow's workers may have given up a stream that it still has.
+
+        It does, without a word, if it misses the dispatcher for longer than its
+        `dispatcher_timeout_ms`: one of its threads may, when others have found the dispatcher
+        again. So if of a stream of an earlier term nobody asks for a split any more, this is true
+        for once: who is then not told to write it lets it go, and begins it anew behind its last
+        checkpoint when told again.
+        """
+        task = progress.snapshot_task
+        stream = self._dispatcher.state.save_at.get(task.base_path, 0), task.stream_index
+        if time.monotonic() - self._heard_s.get(stream, math.inf) < SILENT_S:
+            return False
+        del self._heard_s[stream]
+        if progress.completed or progress.status.code:
+            return False
+        log.info("stream %d of the save at %s is begun anew by its worker: nobody has asked for a "
+                 "split of it for %g s", task.stream_index, task.base_path, SILENT_S)  # fmt: skip
+        return True
+
+    def _hear(self, stream: tuple[int, int]) -> None:
+        if self._heard_s.pop(stream, None) and time.monotonic() < self._doubted_until_s:
+            self._heard_s[stream] = time.monotonic()
+
     async def split(self, request: tf.GetSnapshotSplitRequest) -> tf.GetSnapshotSplitResponse:
         """The next split of a stream, whose file has been written. Raises FailedPrecondition,
         NotFound, InvalidArgument, Unavailable."""
@@ -279,6 +282,8 @@ class Saves:
                 worker_address=request.worker_address,
             )
         )
+        assert isinstance(save, Save)  # else it was refused
+        self._hear((save.save_id, number))
         follow = self._once(object(), partial(self._follow, save, number))
         if not await asyncio.shield(follow):
             raise FailedPrecondition(f"the save at {save.path} is over")
@@ -287,7 +292,7 @@ class Saves:
             response.end_of_splits = True
         else:
             source = save.definition.sources[event.source]
-            response.split = split_tensor(split_value(source, event.number))
+            response.split = directory.split_tensor(split_value(source, event.number))
         return response
 
     async def follow(self) -> None:
@@ -308,9 +313,19 @@ class Saves:
                 continue
 
     def _see(self, event: ev.Event) -> None:
-        self._changes += event.WhichOneof("event") in _MAY_FREE
+        if event.WhichOneof("event") in _MAY_FREE:
+            self._changes += 1
+            self._say_who_is_lacking()
         if event.HasField("save_finished") or event.HasField("save_failed"):
             self._ended.set()
+
+    def _say_who_is_lacking(self) -> None:
+        state, before = self._dispatcher.state, self._waiting
+        found = {save.save_id: waits_for(state, save) for save in state.saves.values()}
+        self._waiting = {save_id: what for save_id, what in found.items() if what}
+        for save_id in self._waiting.keys() - before.keys():
+            path, what = state.saves[save_id].path, self._waiting[save_id]
+            log.warning("the save at %s waits for %s; start one", path, what)
 
     async def _seal_all(self) -> bool:
         """Whether some directory could not be written."""
@@ -325,10 +340,10 @@ class Saves:
             await asyncio.wait(tasks, timeout=READY_S)
         return not self._sealed >= ended.keys()
 
-    async def _seal(self, save: Save) -> None:
+    async def _seal(self, save: EndedSave) -> None:
         async with self._lock(save):
             try:
-                await self._in_thread(_seal, save)
+                await self._in_thread(directory.seal, save)
             except OSError as error:
                 log.error("that the save at %s is over cannot be said there: %s", save.path, error)
                 return
@@ -349,32 +364,36 @@ class Saves:
         """
         state, save_id = self._dispatcher.state, save.save_id
         async with self._lock(save):
-            owner, files, counts = ("", 0), [], []
+            owner: tuple[str, int] = ("", 0)
+            files: list[directory.SplitFile] = []
+            counts: list[int] = []
             if number is not None and save_id in state.saves:
                 stream, owner = save.streams[number], _owner(save, number)
                 if save.stock and not stream.completed:
-                    files = self._lacking(save, number, stream)
+                    written = self._written.get((save_id, number), [0] * len(stream.sources))
+                    files = directory.split_files(save, number, written)
                     counts = [source.assigned for source in stream.sources]
             # Nothing may be in the directory that the journal does not have.
             await self._dispatcher.settled()
             if save_id not in state.saves:
                 return False
             try:
-                await self._in_thread(_place, save.prepared, save.path)
+                await self._in_thread(directory.place, save.prepared, save.path)
                 if number is not None:
                     key, address = (save_id, number), owner[0]
                     if counts and self._owners.get(key) != owner:
-                        await self._in_thread(_own, save.path, number, len(counts), address)
-                    await self._in_thread(_write_splits, files)
+                        own = directory.own
+                        await self._in_thread(own, save.path, number, len(counts), address)
+                    await self._in_thread(directory.write_splits, files)
                     self._owners[key], self._written[key] = owner, counts
                 return True
             except OSError as error:
-                reason = str(_cannot_write(save.path, error))
-                code = _CODES.get(error.errno or 0, "FAILED_PRECONDITION")
+                reason = str(directory.cannot_write(save.path, error))
+                code = directory.code_of(error)
         await self._dispatcher.execute(c.FailSave(save_id=save_id, code=code, message=reason))
         return False
 
-    def _lock(self, save: Save) -> asyncio.Lock:
+    def _lock(self, save: Save | EndedSave) -> asyncio.Lock:
         return self._locks.setdefault(save.save_id, asyncio.Lock())
 
     def _once(
@@ -394,27 +413,6 @@ class Saves:
 
     async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
-
-    def _lacking(self, save: Save, number: int, stream: Stream) -> list[_SplitFile]:
-        """The files of splits that this dispatcher has not written, or looked at, yet."""
-        written = self._written.get((save.save_id, number), [0] * len(stream.sources))
-        if written == [source.assigned for source in stream.sources]:
-            return []
-        sources = save.definition.sources
-        found = []
-        for index, (source, local) in enumerate(zip(stream.sources, written, strict=True)):
-            stop = source.assigned
-            for run in reversed(source.runs):
-                start = stop - run.count
-                for at in range(max(start, local), stop):
-                    directory = split_directory(save.path, number, index, run.pass_number)
-                    name = f"split_{at}_{run.place + at - start}"
-                    value = split_value(sources[index], run.first + at - start)
-                    found.append(_SplitFile(directory, name, value))
-                if start <= local:
-                    break
-                stop = start
-        return found
 
 
 def _owner(save: Save, number: int) -> tuple[str, int]:
@@ -450,89 +448,3 @@ def _indivisible(graph: bytes, sources: Sequence[ev.SplitSource]) -> str:
     if doubts := definitions.nondeterministic(graph):  # else whoever goes on with one skips wrongly
         return f"its elements may be others each time: {doubts[0]}"
     return ""
-
-
-def _cannot_write(path: str, error: OSError) -> FailedPrecondition:
-    return FailedPrecondition(
-        f"a dataset cannot be saved to {path}: {error.strerror or error} "
-        f"({error.filename or path}); give a path on a file system with enough space that the "
-        "dispatcher and all workers may write to"
-    )
-
-
-# -- in threads ----------------------------------------------------------------------------------
-
-
-def _look_at(path: str) -> tuple[str, bool]:
-    """The path as it is known, and whether nothing is there."""
-    if not is_absolute(path):
-        return path, False
-    path = os.path.normpath(path)
-    return path, not os.path.lexists(path)
-
-
-def _prepare(path: str, metadata: tf.DistributedSnapshotMetadata, graph: bytes) -> None:
-    """A directory with all that a save has before its first stream."""
-    os.makedirs(f"{path}/{CHUNKS}", exist_ok=True)
-    os.makedirs(f"{path}/streams", exist_ok=True)
-    write_whole(f"{path}/{IDENTITY}", path.encode())
-    write_whole(f"{path}/{METADATA}", text_format.MessageToString(metadata).encode())
-    write_whole(f"{path}/{SPEC}", metadata.element_spec)
-    write_whole(graph_file(path), tf.DatasetDef(graph=graph).SerializeToString())
-
-
-def _remove(path: str) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-
-
-def _place(prepared: str, path: str) -> None:
-    if _has(path, prepared):
-        return
-    if not os.path.lexists(prepared):
-        gone = "the save's directory is gone, or another one is there now"
-        raise FileNotFoundError(errno.ENOENT, gone, path)
-    os.rename(prepared, path)
-
-
-def _has(path: str, prepared: str) -> bool:
-    """Whether the save that was prepared there is at the path, and not somebody else's files."""
-    try:
-        with open(f"{path}/{IDENTITY}", "rb") as file:
-            return file.read() == prepared.encode()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-
-
-def _own(path: str, stream: int, sources: int, address: str) -> None:
-    for source in range(sources):
-        os.makedirs(split_directory(path, stream, source, 0), exist_ok=True)
-    write_whole(f"{stream_directory(path, stream)}/owner_worker", address.encode(), durable=False)
-
-
-def _write_splits(files: list[_SplitFile]) -> None:
-    """Those that are not there, whole."""
-    for directory, name, value in files:
-        path, data = f"{directory}/{name}", frame(split_tensor(value))
-        try:
-            if os.stat(path).st_size == len(data):
-                continue
-        except FileNotFoundError:
-            os.makedirs(directory, exist_ok=True)
-        write_whole(path, data, durable=False)
-
-
-def _seal(save: Save) -> None:
-    path = save.path
-    if os.path.lexists(save.prepared):
-        _remove(save.prepared)
-    if not _has(path, save.prepared):
-        if os.path.lexists(path):
-            log.warning("what is at %s now is not the save that has ended, and is left alone", path)
-    elif save.finished:
-        if not os.path.exists(f"{path}/{DONE}"):
-            write_whole(f"{path}/{DONE}", b"")
-    # After a repair, the journal may lack the end of a save that had been finished, and said so.
-    elif not os.path.exists(f"{path}/{DONE}") and not os.path.exists(f"{path}/{ERROR}"):
-        code = save.failed if save.failed in CODES else "UNKNOWN"
-        status = tf.StatusProto(code=code, message=save.message)
-        write_whole(f"{path}/{ERROR}", text_format.MessageToString(status).encode())

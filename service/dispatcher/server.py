@@ -14,6 +14,7 @@ from collections.abc import Callable
 from ...storage import open_storage
 from ..connections.grpc_server import told_address
 from ..errors import InvalidArgument
+from ..pipelines.definitions import check_op_libraries
 from .candidate import Candidate, place_of
 from .forebay_face import ForebayFace
 from .listener import Listener, StandbyHandler
@@ -71,6 +72,7 @@ def _check(options: DispatcherOptions) -> None:
             "a standby shares its storage with the leader, and memory: cannot be shared: give "
             "--storage a directory or a Redis"
         )
+    check_op_libraries(options.load_op_library)
 
 
 async def _lead(listener: Listener, candidate: Candidate, ready: Callable[[], None]) -> None:

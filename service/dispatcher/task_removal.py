@@ -111,14 +111,15 @@ class TaskRemovals:
         return removed
 
     async def hold(self, mine: pb.HeldTask, consumer_index: int) -> None:
-        """A consumer stops before a round, if the task's worker is lost. Once all have, it goes.
+        """A consumer stops before a round, if the task's worker is lost or has ended it. Once all
+        have, it goes.
 
         Raises InvalidArgument, Unavailable, and FailedPrecondition if some have passed a round of
         which others lack their element.
         """
         state = self._dispatcher.state
         task = state.tasks.get(mine.task_id)
-        if task is None or task.orphan is None or task.worker_id != mine.lost:
+        if task is None or mine.lost != (task.worker_id if task.orphan is not None else 0):
             return
         num_consumers = self._check(task, consumer_index)
         self._held = {k: v for k, v in self._held.items() if k[0] in state.tasks}
@@ -129,7 +130,8 @@ class TaskRemovals:
         last = max(one.round for one in held.values())
         all_have = min(one.received for one in held.values())
         if last > all_have:
-            raise FailedPrecondition(_torn(task.orphan.address, last))
+            address = task.orphan.address if task.orphan is not None else f"of task {task.task_id}"
+            raise FailedPrecondition(_torn(address, last))
         await self._dispatcher.execute(c.RemoveTask(task_id=mine.task_id, round=all_have))
 
     def _check(self, task: Task, consumer_index: int) -> int:

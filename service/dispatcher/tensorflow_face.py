@@ -17,9 +17,10 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows, split_value
 from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
+from ..core import ranges
 from ..core.base import find_dataset
-from ..core.saves import find_save
-from ..core.state import Dataset, Worker
+from ..core.saves import completed_streams, find_save
+from ..core.state import Dataset, EndedSave, Worker
 from ..errors import (
     ForebayError,
     InvalidArgument,
@@ -37,7 +38,7 @@ from ..proto import tf_service_pb2 as pb
 from ..saved_chunks import chunk_path
 from .answering import Function, answering
 from .dispatcher import Dispatcher
-from .saves import split_tensor
+from .save_directory import split_tensor
 from .task_pusher import TaskPusher
 
 SERVICE = "tensorflow.data.DispatcherService"
@@ -109,11 +110,11 @@ class TensorFlowFace:
         self, request: pb.GetOrRegisterDatasetRequest
     ) -> pb.GetOrRegisterDatasetResponse:
         known = self._dispatcher.state.datasets.get(request.dataset_id)
-        lost = known is None or await self._dispatcher.is_lost(known)
+        lost = known is None or await self._dispatcher.graphs.is_lost(known)
         if not lost and self._dispatcher.state.datasets.get(request.dataset_id) is known:
             assert known is not None
             _require_same_structure(known, request.metadata)
-            await self._dispatcher.renew(known)
+            await self._dispatcher.graphs.renew(known)
             return pb.GetOrRegisterDatasetResponse(dataset_id=known.dataset_id)
         graph = await asyncio.to_thread(sanitize, request.dataset.graph)
         definition = ev.DatasetDefinition(metadata=request.metadata)
@@ -124,11 +125,11 @@ class TensorFlowFace:
             definition.unsplittable = str(error)
         else:
             definition.sources.extend(source.splits for source in sources)
-        dataset_id = await self._dispatcher.register(request.dataset_id, definition, graph)
+        dataset_id = await self._dispatcher.graphs.register(request.dataset_id, definition, graph)
         return pb.GetOrRegisterDatasetResponse(dataset_id=dataset_id)
 
     async def _dataset_def(self, dataset: Dataset) -> pb.DatasetDef:
-        return pb.DatasetDef(graph=await self._dispatcher.read_graph(dataset))
+        return pb.DatasetDef(graph=await self._dispatcher.graphs.read(dataset))
 
     async def get_dataset_def(self, request: pb.GetDatasetDefRequest) -> pb.GetDatasetDefResponse:
         dataset = find_dataset(self._dispatcher.state, request.dataset_id)
@@ -269,6 +270,11 @@ class TensorFlowFace:
         for path, progress in request.snapshot_task_progress.items():
             await saves.report(request.worker_address, path, progress)
         streams, _ = await saves.write(worker_id)
+        given_up = {
+            (path, progress.snapshot_task.stream_index)
+            for path, progress in request.snapshot_task_progress.items()
+            if saves.has_given_up(progress)
+        }
         worker = self._dispatcher.state.workers.get(worker_id)
         if worker is None:
             raise Unavailable(f"worker {request.worker_address} was replaced; beat again")
@@ -286,6 +292,7 @@ class TensorFlowFace:
                     metadata=save.metadata,
                 )
                 for save, number in streams
+                if (save.path, number) not in given_up
             ],
         )
 
@@ -407,9 +414,14 @@ class TensorFlowFace:
     ) -> pb.GetSnapshotStreamsResponse:
         save = find_save(self._dispatcher.state, request.path)
         states = pb.SnapshotStreamInfo
+        completed = completed_streams(save)
+        count = save.streams if isinstance(save, EndedSave) else len(save.streams)
         streams = [
-            states(index=number, state=states.DONE if stream.completed else states.ASSIGNED)
-            for number, stream in enumerate(save.streams)
+            states(
+                index=number,
+                state=states.DONE if ranges.holds(completed, number) else states.ASSIGNED,
+            )
+            for number in range(count)
         ]
         return pb.GetSnapshotStreamsResponse(streams=streams)
 

@@ -24,6 +24,7 @@ __all__ = [
     "SplitFeed",
     "SplitRange",
     "chunk_opener",
+    "forget_idle",
     "load",
     "open_pipeline",
     "open_saved",
@@ -110,6 +111,14 @@ def load(op_libraries: Iterable[str] = ()) -> None:
 
     libraries.number_functions_apart()
     libraries.load_op_libraries(op_libraries)
+
+
+def forget_idle() -> None:
+    """Free what is kept in this process for pipelines that may be opened again. To be called after
+    `load`; pipelines that are open are not concerned."""
+    from .tf_data import pipeline
+
+    pipeline.TRACES.forget_idle()
 
 
 def open_pipeline(

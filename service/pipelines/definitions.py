@@ -20,6 +20,7 @@ from .tf_data.split_sources import Evaluate, require_splittable, split_sources
 
 __all__ = [
     "Evaluate",
+    "check_op_libraries",
     "compresses",
     "evaluate_in_subprocess",
     "fingerprint",
@@ -30,6 +31,27 @@ __all__ = [
     "split_sources",
     "without_compression",
 ]
+
+
+_MAGIC = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
+"""What shared objects begin with: Linux', macOS', macOS' for several machines."""
+
+
+def check_op_libraries(paths: Iterable[str]) -> None:
+    """Raises InvalidArgument, naming the path, for what cannot be a library of custom ops. That
+    TensorFlow loads it turns out when a graph is evaluated."""
+    for path in paths:
+        try:
+            with open(path, "rb") as file:
+                why = "" if file.read(4) in _MAGIC else "it is no shared object"
+        except OSError as error:
+            why = error.strerror or str(error)
+        if why:
+            raise InvalidArgument(
+                f"the library of custom ops {path!r} cannot be loaded: {why}; give "
+                "--load-op-library the path of a shared object that was built for the workers' "
+                "TensorFlow"
+            )
 
 
 def metadata_of(data: bytes) -> tf.DataServiceMetadata:

@@ -237,7 +237,7 @@ class LeaveIterationResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerHeartbeatRequest(_message.Message):
-    __slots__ = ("address", "uid", "tags", "transfer_servers", "version", "wait_ms", "known")
+    __slots__ = ("address", "uid", "tags", "transfer_servers", "version", "wait_ms", "known", "draining")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     TAGS_FIELD_NUMBER: _ClassVar[int]
@@ -245,6 +245,7 @@ class WorkerHeartbeatRequest(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     address: str
     uid: int
     tags: _containers.RepeatedScalarFieldContainer[str]
@@ -252,7 +253,8 @@ class WorkerHeartbeatRequest(_message.Message):
     version: int
     wait_ms: int
     known: JournalPosition
-    def __init__(self, address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+    draining: bool
+    def __init__(self, address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., draining: bool = ...) -> None: ...
 
 class WorkerHeartbeatResponse(_message.Message):
     __slots__ = ("worker_id", "version", "tasks", "journal", "streams")

@@ -69,7 +69,7 @@ class WorkerOptions(ServerOptions):
         ),
     ] = ()
     heartbeat_interval_ms: Annotated[
-        int, Option("The longest that a heartbeat waits for a change.", least=1)
+        int, Option("The longest that a heartbeat waits for a change.", least=1, most=3_600_000)
     ] = 5_000
     dispatcher_timeout_ms: Annotated[
         int, Option("How long to look for the dispatcher at the start.", least=1)

@@ -32,6 +32,7 @@ Table = dict[str, dict[str, str]]
 
 TASK: Table = {
     "listed": {ABSENT: RUNNING},
+    "not made": {RUNNING: ABSENT},
     "unlisted": {RUNNING: ABSENT, DRAINING: ABSENT, ENDED: ABSENT, HANDED_OUT: KEPT},
     "drained": {RUNNING: DRAINING},
     "handed out": {RUNNING: HANDED_OUT, DRAINING: ENDED},
@@ -58,6 +59,12 @@ class Listed(NamedTuple):
     now_s: float
 
 
+class NotMade(NamedTuple):
+    """What the task needs to be started is not to be had: the next list starts it."""
+
+    task_id: int
+
+
 class DrainAsked(NamedTuple):
     """Begin nothing more, and deliver what was begun."""
 
@@ -78,7 +85,7 @@ class Ended(NamedTuple):
     task_id: int
 
 
-Event = JournalSeen | Listed | DrainAsked | StopAsked | HandedOut | Ended
+Event = JournalSeen | Listed | NotMade | DrainAsked | StopAsked | HandedOut | Ended
 
 
 class Start(NamedTuple):
@@ -142,6 +149,9 @@ class TaskStates:
                 return [BeginAnew(before, journal_id), *self._let_go(list(self._states))]
             case Listed():
                 return self._listed(event)
+            case NotMade(task_id):
+                self._move("not made", task_id)
+                return []
             case DrainAsked():
                 self._draining = True
                 return [Drain(i) for i in self.unfinished() if self._move("drained", i) == DRAINING]

@@ -20,18 +20,26 @@ from .task_states import Complete, Ended, HandedOut, Instruction
 class Pipelines:
     """Where a worker has its tasks' pipelines from: here, from what was registered."""
 
+    _loaded = False
+
     def load(self, op_libraries: Sequence[str]) -> None:
         """Import what pipelines need, so that the first task does not wait for it.
 
         Raises InvalidArgument.
         """
         pipelines.load(op_libraries)
+        self._loaded = True
 
     def open(self, task: pb.Task, definition: ev.DatasetDefinition, graph: bytes) -> Pipeline:
         """A task's dataset, or its shard of it. Raises as `pipelines.open_pipeline`."""
         is_shard = task.num_shards > 0
         shard = Shard(task.sharding, task.shard, task.num_shards) if is_shard else None
         return pipelines.open_pipeline(definition, graph, shard)
+
+    def close(self) -> None:
+        """No further task comes. Idempotent."""
+        if self._loaded:
+            pipelines.forget_idle()
 
 
 class Arrivals:

@@ -29,6 +29,7 @@ from ..delivery import AnyOutput, CachedOutput, Listener, RoundsOutput, TaskOutp
 from ..errors import ForebayError
 from ..proto import forebay_pb2 as pb
 from ..transport import BlockServer
+from . import misdirected
 from .element_face import ElementFace
 from .observer import Observer
 from .options import WorkerOptions
@@ -44,6 +45,7 @@ from .task_states import (
     Instruction,
     JournalSeen,
     Listed,
+    NotMade,
     Start,
     StopAsked,
     TaskStates,
@@ -105,7 +107,11 @@ class Worker:
             ThreadPoolExecutor(
                 GRPC_THREADS + tunnel.MAX_TUNNELS, thread_name_prefix="forebay-worker-grpc"
             ),
-            handlers=[self._face.handlers(), tunnel.handlers(self._blocks.serve)],
+            handlers=[
+                self._face.handlers(),
+                tunnel.handlers(self._blocks.serve),
+                *misdirected.handlers(options.dispatcher),
+            ],
             options=[*SERVER_OPTIONS, *tunnel.SERVER_OPTIONS],
         )
 
@@ -174,6 +180,7 @@ class Worker:
             if not runner.join(max(0.0, give_up_s - time.monotonic())):
                 log.warning("task %d is still in an element, and is left", runner.task.task_id)
         self._streams.join(give_up_s)
+        self._pipelines.close()
         return delivered
 
     def _data_addresses(self) -> list[tuple[str, str]]:
@@ -233,20 +240,31 @@ class Worker:
         return instructions
 
     def _start(self, task: pb.Task) -> None:
+        # Whatever one task lacks, what else is to be done is done.
+        try:
+            runner = self._make(task)
+        except Exception:
+            log.exception("task %d cannot be made, and is tried again", task.task_id)
+            self._states.handle(NotMade(task.task_id))
+            return
+        try:
+            runner.start()
+        except (RuntimeError, MemoryError) as error:  # no thread is to be had
+            log.error("task %d cannot be started: %s", task.task_id, error)
+            runner.output.fail("RESOURCE_EXHAUSTED", f"the worker cannot start the task: {error}")
+            self._states.handle(Ended(task.task_id))
+
+    def _make(self, task: pb.Task) -> TaskRunner:
         # Nobody reads a shard again that was read to its end: it must have arrived.
         arrivals = Arrivals() if task.num_shards else None
         output = _output(task, self._options, arrivals)
-        runner = self._runners[task.task_id] = TaskRunner(
+        runner = TaskRunner(
             task, self._dispatcher, output, self._starting, self._pipelines, self._observer,
             self._told, arrivals,
         )  # fmt: skip
         self._blocks.add_task(task.task_id, output)
-        try:
-            runner.start()
-        except RuntimeError as error:  # no thread is to be had: what else is to be done is done
-            log.error("task %d cannot be started: %s", task.task_id, error)
-            output.fail("RESOURCE_EXHAUSTED", f"the worker cannot start the task: {error}")
-            self._states.handle(Ended(task.task_id))
+        self._runners[task.task_id] = runner
+        return runner
 
     def _told(self, runner: TaskRunner, event: HandedOut | Ended) -> list[Instruction]:
         """By a runner, of its task. One that was cancelled has no more to say: its task may be
@@ -258,6 +276,7 @@ class Worker:
 
     def _drain(self) -> bool:
         give_up_s = time.monotonic() + self._options.drain_timeout_ms / 1000
+        self._say_that_it_drains()
         self._streams.drain()
         instructions = self._handle(DrainAsked())
         with self._lock:
@@ -287,6 +306,19 @@ class Worker:
                     is_read=is_read, drain_timeout_ms=self._options.drain_timeout_ms,
                 )  # fmt: skip
         return delivered
+
+    def _say_that_it_drains(self) -> None:
+        """So that nothing new comes: once, and with each heartbeat from now on."""
+        self._registration.draining = True
+        if not self._states.worker_id:
+            return
+        request = pb.WorkerHeartbeatRequest()
+        request.CopyFrom(self._registration)
+        request.version = request.wait_ms = 0
+        try:
+            self._dispatcher.call(request, pb.WorkerHeartbeatResponse, timeout_s=2, patience_s=0)
+        except ForebayError as error:
+            log.info("the dispatcher hears later that this worker drains: %s", error)
 
     def _wait_for_consumers(self, done: Callable[[float], bool], give_up_s: float) -> None:
         """Until `done` (within so many seconds) is true, but for consumers that have gone."""

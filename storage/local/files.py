@@ -117,6 +117,10 @@ class FileStorage(Storage):
             raise Corrupt(f"{path}: byte 0: the snapshot's checksum does not match", str(path))
         return data
 
+    def blobs(self) -> list[str]:
+        self._layout.read_format()
+        return [path.name for path in self._layout.list_blobs()]
+
     def read_blob(self, name: str) -> bytes:
         self._layout.read_format()
         path = self._layout.blob(name)

@@ -78,6 +78,10 @@ class RedisStorage(Storage):
             raise Corrupt(f"{where}: the snapshot's checksum does not match")
         return data
 
+    def blobs(self) -> list[str]:
+        self._meta()  # NewerFormat
+        return [name.decode() for name in self._client.run("HKEYS", self._keys.blobs)]
+
     def read_blob(self, name: str) -> bytes:
         where = f"{self.url}: {self._keys.blobs}: {name}"
         data: bytes | None = self._client.run("HGET", self._keys.blobs, name)

@@ -35,8 +35,10 @@ class Given:
         joined: ev.ConsumerJoined = self.when(c.JoinIteration(job_id=job_id, epoch=0))
         return joined
 
-    def worker(self, number: int, stock: bool = False) -> int:
-        registered = c.RegisterWorker(address=f"w:{number}", uid=number, stock=stock)
+    def worker(self, number: int, stock: bool = False, draining: bool = False) -> int:
+        registered = c.RegisterWorker(
+            address=f"w:{number}", uid=number, stock=stock, draining=draining
+        )
         worker_id: int = self.when(registered)
         return worker_id
 

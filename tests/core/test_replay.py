@@ -79,6 +79,7 @@ class Dispatcher(RuleBasedStateMachine):
         epoch_of = {i.iteration_id: (i.job_id, i.epoch) for i in self.live.iterations.values()}
         for event in decision.events:
             expected = transitions(self.live, event)
+            self.is_for_one_that_stays(event)
             apply(self.live, event)
             assert_arrived(self.live, expected)
             apply(self.twin, ev.Event.FromString(event.SerializeToString()))
@@ -97,6 +98,14 @@ class Dispatcher(RuleBasedStateMachine):
                 self.uncount(event.lease_returned)
         self.last = (command, decision.answer)
         return decision.answer
+
+    def is_for_one_that_stays(self, event: ev.Event) -> None:
+        """A task that is new, or is proposed."""
+        kind = event.WhichOneof("event")
+        if kind in ("task_created", "task_proposed"):
+            task = getattr(event, kind)
+            had = task.task_id in self.live.tasks.keys() | self.live.lost_tasks.keys()
+            assert had or not self.live.workers[task.worker_id].draining
 
     def count(self, leased: ev.SplitsLeased) -> None:
         for number in range(leased.first, leased.first + leased.count):
@@ -246,10 +255,14 @@ class Dispatcher(RuleBasedStateMachine):
         consumer_id = self.pick(self.live.consumers, consumer)
         self.run(c.LeaveIteration(consumer_id=consumer_id, reason="r"))
 
-    @rule(address=st.sampled_from(["w:1", "w:2", "w:3", ""]), uid=st.integers(1, 3))
-    def worker(self, address: str, uid: int) -> None:
+    @rule(
+        address=st.sampled_from(["w:1", "w:2", "w:3", ""]),
+        uid=st.integers(1, 3),
+        draining=st.sampled_from([False, False, False, True]),
+    )
+    def worker(self, address: str, uid: int, draining: bool = False) -> None:
         places = {w: place_of(self.live, w) for w in self.live.worker_at if w != address}
-        self.run(c.RegisterWorker(address=address, uid=uid, stock=uid != 2))
+        self.run(c.RegisterWorker(address=address, uid=uid, stock=uid != 2, draining=draining))
         assert {w: place_of(self.live, w) for w in places} == places, "a place was taken away"
 
     @rule(worker=st.integers(0, 50))

@@ -35,8 +35,8 @@ class Rounds(Given):
             )
         )
 
-    def worker(self, number: int, stock: bool = True) -> int:
-        return super().worker(number, stock)
+    def worker(self, number: int, stock: bool = True, draining: bool = False) -> int:
+        return super().worker(number, stock, draining)
 
     def join(self, stock: bool = False) -> int:
         join = c.JoinIteration(job_id=self.job_id, epoch=0, stock=stock)
@@ -494,3 +494,18 @@ class Clients(RuleBasedStateMachine):
 
 TestClients = Clients.TestCase
 TestClients.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+def test_a_worker_that_drains_joins_no_round_again() -> None:
+    rounds = Rounds(num_consumers=1)
+    drains, stays = rounds.worker(1, stock=False), rounds.worker(2, stock=False)
+    consumer = rounds.join()
+    rounds.worker(1, stock=False, draining=True)
+    rounds.when(c.RemoveTask(task_id=rounds.task_of(drains), round=9))
+    rounds.worker(1, stock=False, draining=True)
+    assert rounds.then == []
+    rounds.worker(2, stock=False)
+    rounds.when(c.RemoveTask(task_id=rounds.task_of(stays), round=9))
+    rounds.worker(2, stock=False)
+    assert rounds.then == ["task_proposed"]
+    assert rounds.report(consumer, 0) == ["consumer_began", "round_targeted"]

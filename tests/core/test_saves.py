@@ -38,25 +38,49 @@ def test_what_is_no_canonical_status_is_unknown(code: str) -> None:
     given = Saves()
     save = given.start()
     given.when(c.FailSave(save_id=save.save_id, code=code, message="boom"))
-    assert (save.failed, save.message) == ("UNKNOWN", f"{code}: boom")
+    ended = given.state.ended_saves[save.save_id]
+    assert (ended.failed, ended.message) == ("UNKNOWN", f"{code}: boom")
     assert status(given.state)["saves"][0]["state"] == "failed"
 
 
-def test_of_a_save_that_has_ended_little_is_kept() -> None:
+@pytest.mark.parametrize("stock", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_of_a_save_that_has_ended_little_is_kept(stock: bool, fails: bool) -> None:
+    """However many streams it had, and workers that took turns."""
     given = Saves()
-    save, worker = given.start(metadata=b"m" * 10_000, indivisible=""), given.worker(1)
-    given.assign(worker)
-    file = "f" * 10_000
-    given.when(
-        c.CommitChunk(
-            save_id=save.save_id, stream=0, worker_uid=1, chunk=0, elements=5, file=file
-        )
-    )  # fmt: skip
-    given.complete(save, 0, 1)
-    assert save.finished
-    assert len(encode_state(given.state)) < 5_000
+    save = given.start(metadata=b"m" * 10_000, sizes=(1_000,))
+    workers = [given.worker(number, stock) for number in range(100)]
+    for number, worker in enumerate(workers):
+        given.assign(worker)
+        if stock:
+            given.split(number, number)
+        else:
+            given.commit(save, number, 0, number, "f" * 1_000)
+    before = len(encode_state(given.state))
+    for number in range(100 - fails):
+        given.complete(save, number, number)
+        while not stock and given.then == ["stream_completed"] and not fails:
+            mine = [n for _, n in given.assign(workers[number])]
+            if not mine:
+                break
+            given.complete(save, mine[0], number)
+    if fails:
+        given.when(c.FailSave(save_id=save.save_id, code="INTERNAL", message="why"))
+    assert not given.state.saves
+    for worker_id in workers:
+        given.lose(worker_id)
+    empty = len(encode_state(Saves().state))
+    assert before > 10_000 and len(encode_state(given.state)) - empty < 400
+    ended = given.state.ended_saves[save.save_id]
+    assert [number for first, stop in ended.completed for number in range(first, stop)] == [
+        *range(ended.streams - fails)
+    ]
     (shown,) = status(given.state)["saves"]
-    assert (shown["streams"], shown["completed_streams"], shown["elements"]) == (1, 1, 5)
+    if fails:
+        assert shown["error"] == "INTERNAL: why"
+    else:
+        assert (shown["streams"], shown["completed_streams"]) == (ended.streams, ended.streams)
+        assert (shown["assigned"], shown["elements"]) == ((100, 0) if stock else (1_000, 500))
 
 
 class Saves(Given):
@@ -100,6 +124,10 @@ class Saves(Given):
 
     def lose(self, worker_id: int) -> None:
         self.when(c.LoseWorker(worker_id=worker_id, reason="r"))
+
+    def waits_for(self, save: Save) -> str:
+        (shown,) = (s for s in status(self.state)["saves"] if s["path"] == save.path)
+        return shown["waits_for"] or ""
 
 
 @pytest.fixture
@@ -186,6 +214,21 @@ def test_forebays_workers_have_ranges_and_commit_chunks(given: Saves) -> None:
     assert given.complete(save, 3, 1) == ["stream_completed", "save_finished"]
 
 
+def test_a_worker_that_drains_begins_no_stream_and_leaves_its_share_to_others(
+    given: Saves,
+) -> None:
+    drains, stays = given.worker(1), given.worker(2)
+    save = given.start()
+    given.assign(drains)
+    given.worker(1, draining=True)
+    assert given.assign(drains) == [(save.save_id, 0)], "what it has"
+    given.complete(save, 0, 1)
+    assert not may_assign(given.state, given.state.workers[drains], 3)
+    assert given.assign(drains) == []
+    given.assign(stays)
+    assert save.streams[1].count == 7, "alone: all that is left"
+
+
 @pytest.mark.parametrize("stock", [True, False])
 def test_a_dataset_without_elements_is_saved(given: Saves, stock: bool) -> None:
     save = given.start(sizes=(0,))
@@ -225,18 +268,55 @@ def test_one_kind_of_worker_writes_a_save(given: Saves) -> None:
         given.split(0, 1)
 
 
-def test_what_forebays_workers_cannot_write_waits_for_tensorflows(given: Saves) -> None:
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_what_forebays_workers_cannot_write_waits_for_tensorflows(
+    given: Saves, ours_first: bool
+) -> None:
+    """Whoever comes first."""
     save = given.start(indivisible="node x")
-    ours, stock = given.worker(1), given.worker(2, stock=True)
+    if not ours_first:
+        given.lose(given.worker(2, stock=True))
+    ours = given.worker(1)
     assert given.assign(ours) == []
-    given.lose(stock)
-    given.assign(ours)
-    assert given.then == ["save_failed"]
-    assert "node x" in given.state.ended_saves[save.save_id].message
+    assert given.then == []
+    assert "a worker of TensorFlow's" in given.waits_for(save)
+    assert "node x" in given.waits_for(save)
     with pytest.raises(Unimplemented, match="node x"):
         given.start("/other", indivisible="node x")
-    given.worker(2, stock=True)
+    stock = given.worker(2, stock=True)
+    assert given.waits_for(save) == ""
+    assert given.assign(stock) == [(save.save_id, 0)]
     given.start("/other", indivisible="node x")
+
+
+@pytest.mark.parametrize("stock", [True, False])
+def test_a_save_that_one_kind_of_workers_has_begun_waits_for_them_and_says_so(
+    given: Saves, stock: bool
+) -> None:
+    save = given.start()
+    assert given.waits_for(save) == "", "for any"
+    begins = given.worker(1, stock=stock)
+    given.assign(begins)
+    other = given.worker(2, stock=not stock)
+    assert given.waits_for(save) == ""
+    given.lose(begins)
+    assert given.assign(other) == []
+    needed = "a worker of TensorFlow's" if stock else "one of Forebay's workers"
+    assert given.waits_for(save) == f"{needed}: such ones have begun it, in a format of their own"
+    again = given.worker(3, stock=stock)
+    assert given.waits_for(save) == ""
+    assert given.assign(again) == [(save.save_id, 0)]
+    assert given.waits_for(save) == ""
+
+
+def test_a_save_within_another_is_refused(given: Saves) -> None:
+    save = given.start("/a/b")
+    for path in ("/a/b/c", "/a/b/c/d", "/a", "/"):
+        with pytest.raises(InvalidArgument, match=r"the save at /a/b is being written"):
+            given.start(path)
+    given.start("/a/bc")
+    given.when(c.FailSave(save_id=save.save_id, code="UNKNOWN", message=""))
+    given.start("/a/b/c", is_gone=True)
 
 
 def test_the_first_error_of_who_writes_it_ends_a_save(given: Saves) -> None:
@@ -249,7 +329,7 @@ def test_the_first_error_of_who_writes_it_ends_a_save(given: Saves) -> None:
     given.when(c.FailSave(**fail, stream=1, worker_address="w:2"))  # type: ignore[arg-type]
     assert given.then == ["save_failed"]
     ended = given.state.ended_saves[save.save_id]
-    assert (ended.failed, ended.message, ended.definition_bytes) == ("INTERNAL", "why", b"")
+    assert (ended.failed, ended.message) == ("INTERNAL", "why")
     assert given.assign(one) == []
     given.when(c.FailSave(**fail))  # type: ignore[arg-type]
     assert given.then == []
@@ -307,7 +387,7 @@ def test_the_status_says_how_far_saves_are(given: Saves) -> None:
     given.when(c.FailSave(save_id=given.state.save_at["/failed"], code="INTERNAL", message="why"))
     assert status(given.state)["saves"] == [
         {"path": "/s", "state": "being written", "streams": 1, "completed_streams": 0,
-         "splits": [10], "assigned": 10, "elements": 5},
+         "splits": [10], "assigned": 10, "elements": 5, "waits_for": None},
         {"path": "/failed", "state": "failed", "error": "INTERNAL: why"},
     ]  # fmt: skip
 
@@ -351,9 +431,9 @@ class Histories(RuleBasedStateMachine):
     def finished(self, save_id: int) -> None:
         save = self.live.ended_saves[save_id]
         assert save.streams
-        assert all(stream.completed for stream in save.streams)
-        if not save.stock:
-            parts = sorted(part for key, part in self.ranges.items() if key[0] == save_id)
+        assert save.completed == [(0, save.streams)]
+        parts = sorted(part for key, part in self.ranges.items() if key[0] == save_id)
+        if parts:  # by Forebay's workers
             covered = [n for first, count in parts for n in range(first, first + count)]
             assert covered == list(range(10)), "each split is in one stream"
 
@@ -376,10 +456,13 @@ class Histories(RuleBasedStateMachine):
             )
         )  # fmt: skip
 
-    @rule(number=st.integers(1, 4), again=st.integers(0, 1), stock=st.booleans())
-    def register(self, number: int, again: int, stock: bool) -> None:
+    @rule(
+        number=st.integers(1, 4), again=st.integers(0, 1), stock=st.booleans(),
+        draining=st.sampled_from([False, False, False, True]),
+    )  # fmt: skip
+    def register(self, number: int, again: int, stock: bool, draining: bool) -> None:
         uid = number + 10 * again
-        self.run(c.RegisterWorker(address=f"w:{number}", uid=uid, stock=stock))
+        self.run(c.RegisterWorker(address=f"w:{number}", uid=uid, stock=stock, draining=draining))
 
     @rule(n=st.integers(0, 9), left=st.booleans())
     def lose(self, n: int, left: bool) -> None:

@@ -31,8 +31,26 @@ STATES = sorted(GOLDEN.glob("*.state"))
 @pytest.mark.parametrize("path", STATES, ids=lambda path: path.stem)
 def test_a_golden_state_decodes(path: Path) -> None:
     state = decode_state(path.read_bytes())
-    expect_all(described(state), json.loads(path.with_suffix(".json").read_text()))
+    expect_all(described(state), expected(path.with_suffix(".json")))
     assert decode_state(encode_state(state)) == state
+
+
+def expected(path: Path) -> Any:
+    """In the words of today: an early version kept a save that had ended with its streams."""
+    state = json.loads(path.read_text())
+    for save in state.get("saves", {}).values():
+        for end in ("finished", "failed", "message"):
+            save.pop(end, None)
+    for save in state.get("ended_saves", {}).values():
+        if isinstance(streams := save["streams"], list):
+            save["streams"] = len(streams)
+            save["elements"] = sum(stream["elements"] for stream in streams)
+            save["assigned"] = (
+                save["assigned"] if save["stock"] else sum(stream["count"] for stream in streams)
+            )
+            for gone in ("metadata", "indivisible", "definition_bytes", "sources", "stock"):
+                del save[gone]
+    return state
 
 
 def expect_all(found: Any, expected: Any) -> None:
@@ -67,7 +85,7 @@ def test_a_golden_journal_leads_to_its_state(path: Path, snapshot: bool, tmp_pat
         (journal / "snapshots").mkdir()
     state, replayed = recover(FileStorage(journal))
     assert (replayed < state.sequence) == snapshot
-    expect_all(described(state), json.loads((path / "state.json").read_text()))
+    expect_all(described(state), expected(path / "state.json"))
 
 
 def test_the_golden_journals_hold_what_a_cluster_decides() -> None:

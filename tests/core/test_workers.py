@@ -10,6 +10,7 @@ from forebay.service.core import workers
 from forebay.service.core.kinds import SHARED, Shared
 from forebay.service.core.machine import apply
 from forebay.service.core.state import Job, lease_caller
+from forebay.service.core.status import status
 from forebay.service.errors import FailedPrecondition, Unavailable
 
 from .given import Given, dataset
@@ -162,3 +163,53 @@ def test_lost_tasks_are_not_remembered_without_a_bound(monkeypatch: pytest.Monke
     for number in range(5):
         given.when(c.LoseWorker(worker_id=given.worker(number), reason="no sign of life"))
     assert [task.lost_with for task in given.state.lost_tasks.values()] == [2, 3, 4]
+
+
+def test_a_worker_that_drains_gets_nothing_new() -> None:
+    given = Given()
+    worker_id = given.worker(1)
+    given.iteration("before")
+    task_id = given.task_of(worker_id)
+    given.worker(1, draining=True)
+    assert given.then == ["worker_drains"]
+    given.worker(1)  # it was on its way
+    given.worker(1, draining=True)
+    assert given.then == []
+    assert [worker["draining"] for worker in status(given.state)["workers"]] == [True]
+    given.iteration("after")
+    assert "task_created" not in given.then
+    assert given.lease(task_id, 3), "what it has goes on"
+    given.worker(2)
+    assert given.then.count("task_created") == 2, "who comes gets a task of both"
+
+
+def test_what_a_draining_worker_hands_back_is_not_for_one_that_drains() -> None:
+    given = Given()
+    first, second = given.worker(1), given.worker(2)
+    given.iteration()
+    given.worker(1, draining=True), given.worker(2, draining=True)
+    lease = given.lease(given.task_of(first), 100)
+    assert lease is not None
+    given.when(c.CompleteTask(task_id=given.task_of(second)))
+    given.hand_back(lease, lease.count)
+    given.when(c.LoseWorker(worker_id=first, reason="it said goodbye", left=True))
+    assert given.then == ["worker_lost"]
+    given.worker(3)
+    assert given.then == ["worker_registered", "task_created"]
+
+
+def test_a_worker_that_is_given_up_as_it_drains_goes_on_with_that() -> None:
+    given = Given()
+    given.iteration("has a task")
+    worker_id = given.worker(1, draining=True)
+    assert given.then == ["worker_registered"], "nothing new"
+    given.when(c.LoseWorker(worker_id=worker_id, reason="r"))
+    worker_id = given.worker(1)
+    task_id = given.task_of(worker_id)
+    given.worker(1, draining=True)
+    given.when(c.LoseWorker(worker_id=worker_id, reason="r"))
+    given.iteration("another")
+    again = given.worker(1, draining=True)
+    assert given.then == ["worker_registered", "task_created"]
+    assert given.state.workers[again].tasks == {task_id}
+    assert given.state.workers[again].draining

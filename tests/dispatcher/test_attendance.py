@@ -135,6 +135,26 @@ def test_also_if_it_breaks_while_the_answer_is_on_its_way_to_the_journal(
     run(scene, reconnect_grace_ms=100)
 
 
+def test_also_if_its_last_heartbeat_could_not_be_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would have asked again at once."""
+
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        version = (await beat(face)).version
+
+        async def settled() -> None:
+            raise Unavailable("the journal is away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(dispatcher, "settled", settled)
+            with pytest.raises(Unavailable, match="is away"):
+                await beat(face, version + 1)
+        await until(lambda: not dispatcher.state.workers)
+
+    run(scene, reconnect_grace_ms=100)
+
+
 def test_who_has_come_back_is_not_given_up_for_an_older_poll() -> None:
     async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
         older = await poll(dispatcher, face)

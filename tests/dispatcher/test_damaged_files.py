@@ -26,7 +26,8 @@ from forebay.service.cli.journal import app
 from forebay.service.core.encoding import encode_state
 from forebay.service.core.state import State
 from forebay.service.dispatcher.candidate import Candidate
-from forebay.service.dispatcher.dispatcher import needed_blobs, recover
+from forebay.service.dispatcher.dispatcher import recover
+from forebay.service.dispatcher.graphs import needed_blobs
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.storage import Corrupt, FileStorage, Locked, Storage, StorageError, Writer
 from forebay.storage.local.layout import Layout
@@ -375,9 +376,9 @@ def register(path: Path, dataset_id: str, graph: bytes) -> tuple[str, bytes]:
         dispatcher = await candidate.take_over()
         try:
             definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=9)])
-            known = await dispatcher.register(dataset_id, definition, graph)
+            known = await dispatcher.graphs.register(dataset_id, definition, graph)
             registered = dispatcher.state.datasets[known].definition
-            return known, await dispatcher.read_blob(registered.tf_data_graph.blob)
+            return known, await dispatcher.graphs._read_blob(registered.tf_data_graph.blob)
         finally:
             await dispatcher.close()
 

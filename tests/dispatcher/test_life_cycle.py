@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from forebay.journal import verify
+from forebay.journal import FORMAT, encode, verify
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
-from forebay.service.dispatcher import attendance, tensorflow_face
+from forebay.service.dispatcher import attendance, save_directory, tensorflow_face
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.forebay_face import ForebayFace
 from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
@@ -22,6 +23,7 @@ from forebay.service.pipelines import definitions
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import tf_service_pb2 as tf
 from forebay.storage import FileStorage, MemoryStorage, Storage, StorageError
+from forebay.storage.base import blob_name
 
 from .leading import run_dispatcher, until
 
@@ -44,7 +46,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
 
 async def register(dispatcher: Dispatcher, dataset_id: str = "", count: int = 9) -> str:
     definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=count)])
-    return await dispatcher.register(dataset_id, definition, GRAPH)
+    return await dispatcher.graphs.register(dataset_id, definition, GRAPH)
 
 
 async def remove(dispatcher: Dispatcher, dataset_id: str) -> None:
@@ -53,7 +55,7 @@ async def remove(dispatcher: Dispatcher, dataset_id: str) -> None:
 
 
 async def graph_of(dispatcher: Dispatcher, dataset_id: str) -> bytes:
-    return await dispatcher.read_graph(dispatcher.state.datasets[dataset_id])
+    return await dispatcher.graphs.read(dispatcher.state.datasets[dataset_id])
 
 
 async def join(dispatcher: Dispatcher, dataset_id: str, name: str = "n") -> ev.ConsumerJoined:
@@ -83,12 +85,74 @@ def test_a_removed_dataset_leaves_nothing_in_the_storage(storage: Storage) -> No
             assert storage.holdings().blobs == 0
             assert not dispatcher.state.unused_blobs
             with pytest.raises(NotFound, match=f"{dataset_id} not found: it was removed"):
-                await dispatcher.read_graph(dataset)
+                await dispatcher.graphs.read(dataset)
         assert verify(storage).problems == []
 
     for _ in range(2):  # who was displaced may delete late what it was about to
         run_dispatcher(storage, scene, **NEVER)
     assert len(set(names)) == 4, "a name was used twice"
+
+
+@pytest.mark.parametrize("repaired", [False, True])
+def test_a_graph_whose_dispatcher_died_before_it_was_registered_is_removed_by_the_next(
+    storage: Storage, repaired: bool
+) -> None:
+    """And none that is registered, or is about to be; nor what a repair may have cut off."""
+
+    async def dies(dispatcher: Dispatcher) -> None:
+        await register(dispatcher, "stays")
+        writer = dispatcher._writer
+        writer.write_blob(b"never registered", f"{writer.term}-9")
+        writer.write_blob(b"an early version's")
+
+    async def scene(dispatcher: Dispatcher) -> None:
+        begins = dispatcher._writer.write_blob(b"is about to be", f"{dispatcher._writer.term}-9")
+        assert dispatcher._collector is not None
+        await dispatcher._collector
+        kept = {"stays": dispatcher.state.datasets["stays"].definition.tf_data_graph.blob}
+        found = set(storage.blobs())
+        assert {*kept.values(), begins, blob_name(b"an early version's")} <= found
+        assert len(found) == 3 + repaired
+
+    run_dispatcher(storage, dies, **NEVER)
+    if repaired:
+        writer = storage.open_writer("repair", lease_ms=0)
+        cut = ev.LeaderElected(term=writer.term, format=FORMAT, journal_id="cut", after_repair=True)
+        writer.append([encode(ev.Event(time_ms=1, leader_elected=cut))])
+        writer.close()
+    run_dispatcher(storage, scene, **NEVER)
+
+
+def test_snapshots_are_rarer_while_large_saves_are_written(tmp_path: Path) -> None:
+    """What one costs follows the splits that stock workers were given in turn."""
+    storage, path = MemoryStorage(), str(tmp_path / "save")
+    save_directory.prepare(f"{path}.p", tf.DistributedSnapshotMetadata(), b"")
+
+    async def scene(dispatcher: Dispatcher) -> None:
+        started = c.StartSave(
+            path=path, prepared=f"{path}.p", metadata=b"",
+            definition=ev.DatasetDefinition(sources=[ev.SplitSource(count=1_000)]),
+        )  # fmt: skip
+        await dispatcher.execute(started)
+        for uid in (1, 2):
+            worker = c.RegisterWorker(address=f"w:{uid}", uid=uid, stock=True)
+            worker_id = await dispatcher.execute(worker)
+            await dispatcher.execute(c.AssignStream(worker_id=worker_id, most=1))
+        for number in range(300):
+            split = c.AssignSplit(
+                path=path, stream=number % 2, source=0, pass_number=0,
+                worker_address=f"w:{1 + number % 2}",
+            )  # fmt: skip
+            await dispatcher.execute(split)
+            if dispatcher._snapshot_task is not None:
+                await dispatcher._snapshot_task
+                written.add(max(storage.snapshots()))
+
+    written: set[int] = set()
+    run_dispatcher(storage, scene, snapshot_events=10, **NEVER)
+    assert 2 <= len(written) <= 8
+    distances = [b - a for a, b in itertools.pairwise(sorted(written))]
+    assert distances == sorted(distances), "further and further apart"
 
 
 class Stubborn(MemoryStorage):
@@ -134,7 +198,7 @@ def test_who_registers_a_dataset_while_it_is_removed_is_given_one_that_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scene(dispatcher: Dispatcher) -> None:
-        is_lost, face = dispatcher.is_lost, TensorFlowFace(dispatcher)
+        is_lost, face = dispatcher.graphs.is_lost, TensorFlowFace(dispatcher)
 
         async def remove_meanwhile(known: Any) -> bool:
             found = await is_lost(known)
@@ -145,12 +209,12 @@ def test_who_registers_a_dataset_while_it_is_removed_is_given_one_that_is_there(
         for chosen in ("", "chosen"):
             await register(dispatcher, chosen)
             with monkeypatch.context() as patch:
-                patch.setattr(dispatcher, "is_lost", remove_meanwhile)
+                patch.setattr(dispatcher.graphs, "is_lost", remove_meanwhile)
                 again = await register(dispatcher, chosen)
             assert await graph_of(dispatcher, again) == GRAPH
         request = tf.GetOrRegisterDatasetRequest(dataset_id="chosen")
         with monkeypatch.context() as patch:
-            patch.setattr(dispatcher, "is_lost", remove_meanwhile)
+            patch.setattr(dispatcher.graphs, "is_lost", remove_meanwhile)
             answer = await face.get_or_register_dataset(request)
         assert answer.dataset_id in dispatcher.state.datasets
         assert await graph_of(dispatcher, answer.dataset_id) == GRAPH
@@ -434,7 +498,7 @@ def test_an_id_that_another_dataset_gets_yields_that_ones_splits() -> None:
         face, first = TensorFlowFace(dispatcher), []
         for source in (ev.SplitSource(count=5), ev.SplitSource(arithmetic=STEPS)):
             definition = ev.DatasetDefinition(sources=[source])
-            dataset_id = await dispatcher.register("chosen", definition, GRAPH)
+            dataset_id = await dispatcher.graphs.register("chosen", definition, GRAPH)
             job = c.GetOrCreateJob(dataset_id=dataset_id, name="n", sharding=ev.DYNAMIC)
             joined = await dispatcher.execute(
                 c.JoinIteration(job_id=await dispatcher.execute(job), epoch=0)

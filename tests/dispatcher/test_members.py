@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -62,6 +63,27 @@ def test_members_of_a_restarted_dispatcher_have_time_to_find_it_whatever_the_tim
 
     run_dispatcher(storage, before)
     run_dispatcher(storage, after, worker_timeout_ms=200, client_timeout_ms=200)
+
+
+def test_members_that_are_given_up_together_share_a_commit() -> None:
+    async def scene(dispatcher: Dispatcher) -> None:
+        for uid in range(100):
+            await dispatcher.execute(c.RegisterWorker(address=f"w:{uid}", uid=uid))
+        commits: list[int] = []
+        append = dispatcher._writer.append
+
+        def counted(records: Sequence[bytes]) -> int:
+            commits.append(len(records))
+            return append(records)
+
+        dispatcher._writer.append = counted  # type: ignore[method-assign]
+        for worker_id in dispatcher.state.workers:
+            dispatcher.attendance._present(worker_id).until_s = 0
+        await until(lambda: not dispatcher.state.workers)
+        await dispatcher.settled()
+        assert sum(commits) == 100 and len(commits) <= 2
+
+    run_dispatcher(MemoryStorage(), scene)
 
 
 @pytest.mark.parametrize("stock", [True, False])
@@ -125,7 +147,7 @@ def test_a_stock_worker_may_be_lost_while_it_is_told_of_coordinated_reads(
             await face._pusher.wait_until_pushed(dispatcher.state.tasks)
         assert not any(pusher.done() for pusher in face._pusher._pushers)
         await read_in_rounds(dispatcher, "c")
-        monkeypatch.setattr(dispatcher, "read_blob", lose_its_worker)
+        monkeypatch.setattr(dispatcher.graphs, "_read_blob", lose_its_worker)
         assert not (await face.worker_heartbeat(beat)).tasks_to_delete
         assert all(task.orphan for task in dispatcher.state.tasks.values())
         await face.close()

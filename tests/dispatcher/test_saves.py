@@ -21,8 +21,8 @@ from google.protobuf import text_format
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.core.saves import may_assign
-from forebay.service.core.state import Save
-from forebay.service.dispatcher import saves
+from forebay.service.core.state import EndedSave
+from forebay.service.dispatcher import save_directory, saves
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.forebay_face import ForebayFace
 from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
@@ -134,7 +134,7 @@ def test_the_directory_is_tensorflows(tmp_path: pathlib.Path) -> None:
         assert (await served.beat(), await served.beat(2)) == ([0], [1])
         assert (path / "streams/stream_1/owner_worker").read_text() == "w:2"
         got = [await served.split(), await served.split(2, 1), await served.split(2, 1)]
-        values = [saves.split_tensor(value) for value in range(3)]
+        values = [save_directory.split_tensor(value) for value in range(3)]
         assert got == [(0, values[0]), (0, values[1]), (1, values[2])]
         assert await served.split(pass_number=1) == (1, values[0])
         assert splits_in(path) == {
@@ -157,7 +157,7 @@ def test_the_directory_is_tensorflows(tmp_path: pathlib.Path) -> None:
     serve(open_storage(str(tmp_path / "journal")), path, steps)
 
 
-DEATHS = ["_place", "_own", "_write_splits", "_seal"]
+DEATHS = ["place", "own", "write_splits", "seal"]
 
 
 @pytest.mark.parametrize("step", DEATHS)
@@ -178,18 +178,18 @@ def test_the_next_dispatcher_makes_up_for_what_was_decided(
         await served.complete()
         await until(lambda: (path / "DONE").exists() or bool(dead))
 
-    real = getattr(saves, step)
+    real = getattr(save_directory, step)
 
     def dies(*args: Any) -> None:
-        if step != "_write_splits" or (args[0] and "split_2" in args[0][-1].name):
+        if step != "write_splits" or (args[0] and "split_2" in args[0][-1].name):
             dead.append(step)
             raise Died
         real(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(saves, step, dies)
+        patched.setattr(save_directory, step, dies)
         # What says that a save is over is nobody's request.
-        with contextlib.nullcontext() if step == "_seal" else pytest.raises(Died):
+        with contextlib.nullcontext() if step == "seal" else pytest.raises(Died):
             serve(storage, path, whole)
     assert not (path / "DONE").exists()
 
@@ -201,7 +201,7 @@ def test_the_next_dispatcher_makes_up_for_what_was_decided(
     serve(storage, path, rest)
     assert not list(tmp_path.glob("*.preparing"))
     files = splits_in(path)
-    assert list(files.values()) == [saves.split_tensor(value) for value in range(SIZE)]
+    assert list(files.values()) == [save_directory.split_tensor(value) for value in range(SIZE)]
     names = [name.rpartition("/")[2] for name in files]
     assert names == [f"split_{n}_{n}" for n in range(SIZE)]
     # A worker that missed an answer reads the split from its file: it sees that the index jumps.
@@ -219,7 +219,7 @@ def test_a_torn_split_file_is_written_again(tmp_path: pathlib.Path) -> None:
 
     async def again(served: Served) -> None:
         assert await served.beat() == [0]
-        assert await served.split() == (3, saves.split_tensor(3))
+        assert await served.split() == (3, save_directory.split_tensor(3))
 
     serve(storage, path, steps)
     written = splits_in(path)
@@ -230,7 +230,7 @@ def test_a_torn_split_file_is_written_again(tmp_path: pathlib.Path) -> None:
     assert {name: data for name, data in splits_in(path).items() if name in written} == written
 
 
-@pytest.mark.parametrize("step", ["_own", "_write_splits"])
+@pytest.mark.parametrize("step", ["own", "write_splits"])
 def test_a_full_disk_ends_the_save_and_nothing_else(
     step: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,9 +238,9 @@ def test_a_full_disk_ends_the_save_and_nothing_else(
 
     async def steps(served: Served) -> None:
         await served.save()
-        monkeypatch.setattr(saves, step, full)
-        assert await served.beat() == ([] if step == "_own" else [0])
-        if step == "_write_splits":
+        monkeypatch.setattr(save_directory, step, full)
+        assert await served.beat() == ([] if step == "own" else [0])
+        if step == "write_splits":
             with pytest.raises(FailedPrecondition, match="is over"):
                 await served.split()
         await until((path / "ERROR").exists)
@@ -278,10 +278,10 @@ def test_an_error_of_a_worker_ends_the_save(tmp_path: pathlib.Path) -> None:
     serve(open_storage(str(tmp_path / "journal")), path, steps)
 
 
-def ended(path: pathlib.Path, **how: Any) -> Save:
+def ended(path: pathlib.Path, **how: Any) -> EndedSave:
     """One whose directory is at the path."""
-    save = Save(1, str(path), f"{path}.p", b"", "", **how)
-    saves._prepare(save.prepared, METADATA, b"")
+    save = EndedSave(1, str(path), f"{path}.p", **how)
+    save_directory.prepare(save.prepared, METADATA, b"")
     os.rename(save.prepared, path)
     return save
 
@@ -292,14 +292,49 @@ def test_what_took_the_place_of_an_ended_save_is_left_alone(
 ) -> None:
     path = tmp_path / "save"
     save = ended(path, **how)
-    saves._remove(save.path)
-    saves._seal(save)
+    save_directory.remove(save.path)
+    save_directory.seal(save)
     assert not caplog.records
-    saves._prepare(f"{path}.other", METADATA, b"")
+    save_directory.prepare(f"{path}.other", METADATA, b"")
     os.rename(f"{path}.other", path)
-    saves._seal(save)
+    save_directory.seal(save)
     assert not {"DONE", "ERROR"} & set(os.listdir(path))
     assert f"what is at {path} now is not the save" in caplog.text
+
+
+def test_within_what_was_saved_nothing_is_saved(tmp_path: pathlib.Path) -> None:
+    outer = tmp_path / "save"
+
+    async def steps(served: Served) -> None:
+        await served.save()
+        save_id = served.dispatcher.state.save_at[served.path]
+        for _ in range(2):  # as it is being written, and afterwards
+            with pytest.raises(InvalidArgument, match=f"another one was saved to {outer}, and"):
+                await served.save(str(outer / "new" / "inner" / "x" / ".."))
+            assert not (outer / "new").exists()
+            await served.dispatcher.execute(c.FailSave(save_id=save_id, code="X", message=""))
+        await served.save(f"{outer}er")
+
+    serve(open_storage(str(tmp_path / "journal")), outer, steps)
+
+
+def test_who_runs_the_service_is_told_which_kind_of_worker_a_save_lacks(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "save"
+
+    async def steps(served: Served) -> None:
+        await served.save()
+        await served.beat()
+        (worker_id,) = served.dispatcher.state.workers
+        said = f"the save at {path} waits for a worker of TensorFlow's"
+        assert said not in caplog.text
+        await served.dispatcher.execute(c.LoseWorker(worker_id=worker_id, reason="r"))
+        for uid in (2, 3):
+            await served.dispatcher.execute(c.RegisterWorker(address=f"w:{uid}", uid=uid))
+        assert caplog.text.count(said) == 1
+
+    serve(open_storage(str(tmp_path / "journal")), path, steps)
 
 
 def test_another_directory_in_a_saves_place_ends_it(tmp_path: pathlib.Path) -> None:
@@ -308,7 +343,7 @@ def test_another_directory_in_a_saves_place_ends_it(tmp_path: pathlib.Path) -> N
     async def steps(served: Served) -> None:
         await served.save()
         assert await served.beat() == [0]
-        saves._remove(str(path))
+        save_directory.remove(str(path))
         path.mkdir()
         assert await served.beat() == []
         (save,) = served.dispatcher.state.ended_saves.values()
@@ -321,9 +356,9 @@ def test_another_directory_in_a_saves_place_ends_it(tmp_path: pathlib.Path) -> N
 def test_a_repair_does_not_spoil_a_save_that_was_finished(tmp_path: pathlib.Path) -> None:
     """Its end is in the directory, and no longer in the journal."""
     save = ended(tmp_path / "save", finished=True)
-    saves._seal(save)
+    save_directory.seal(save)
     save.finished, save.failed = False, "DATA_LOSS"
-    saves._seal(save)
+    save_directory.seal(save)
     listed = os.listdir(save.path)
     assert "DONE" in listed
     assert "ERROR" not in listed
@@ -334,7 +369,7 @@ def test_a_save_that_a_journal_ends_with_an_unknown_status_is_sealed(
     code: str, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "save"
-    saves._seal(ended(path, failed=code, message="boom"))
+    save_directory.seal(ended(path, failed=code, message="boom"))
     status = text_format.Parse((path / "ERROR").read_text(), pb.StatusProto())
     assert status == pb.StatusProto(code=pb.UNKNOWN, message="boom")
 
@@ -358,14 +393,14 @@ def test_what_goes_wrong_with_one_save_stops_nothing(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "save"
-    real = saves._seal
+    real = save_directory.seal
 
-    def seal(save: Save, *more: Any) -> None:
+    def seal(save: EndedSave, *more: Any) -> None:
         if save.path == f"{path}":
             raise ValueError
         real(save, *more)
 
-    monkeypatch.setattr(saves, "_seal", seal)
+    monkeypatch.setattr(save_directory, "seal", seal)
 
     async def steps(served: Served) -> None:
         for at in (str(path), f"{path}2"):
@@ -386,8 +421,8 @@ class Hanging:
         self.goes_on = threading.Event()
         self.hangs = threading.Event()
         self.threads: list[str] = []
-        self._real, self._path = getattr(saves, step), path
-        monkeypatch.setattr(saves, step, self._work)
+        self._real, self._path = getattr(save_directory, step), path
+        monkeypatch.setattr(save_directory, step, self._work)
         monkeypatch.setattr(saves, "READY_S", 0.01, raising=False)
 
     def _work(self, *args: Any) -> None:
@@ -406,7 +441,7 @@ def test_a_directory_that_hangs_holds_up_its_own_stream_alone(
     async def steps(served: Served) -> None:
         for path in paths:
             await served.save(path)
-        hanging = Hanging("_own", paths[0], monkeypatch)
+        hanging = Hanging("own", paths[0], monkeypatch)
         request = pb.WorkerHeartbeatRequest(worker_address="w:1", worker_uid=1)
 
         async def beat() -> list[str]:
@@ -432,7 +467,7 @@ def test_a_directory_that_hangs_holds_up_the_end_of_no_other_save(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, fast = tmp_path / "slow", tmp_path / "fast"
-    hanging = Hanging("_seal", str(slow), monkeypatch)
+    hanging = Hanging("seal", str(slow), monkeypatch)
 
     async def steps(served: Served) -> None:
         try:
@@ -465,7 +500,7 @@ def test_who_goes_away_before_a_save_has_begun_leaves_nothing_half_done(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "save"
-    real = saves._prepare
+    real = save_directory.prepare
     prepares, goes_on = threading.Event(), threading.Event()
 
     def prepare(*args: Any) -> None:
@@ -473,7 +508,7 @@ def test_who_goes_away_before_a_save_has_begun_leaves_nothing_half_done(
         assert goes_on.wait(60)
         real(*args)
 
-    monkeypatch.setattr(saves, "_prepare", prepare)
+    monkeypatch.setattr(save_directory, "prepare", prepare)
 
     async def steps(served: Served) -> None:
         asking = asyncio.create_task(ForebayFace(served.dispatcher).start_save(ours(path)))
@@ -492,7 +527,7 @@ def test_a_retry_takes_what_a_killed_dispatcher_had_prepared(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, storage = tmp_path / "save", open_storage(str(tmp_path / "journal"))
-    real = saves._prepare
+    real = save_directory.prepare
 
     def dies(*args: Any) -> None:
         real(*args)
@@ -502,8 +537,8 @@ def test_a_retry_takes_what_a_killed_dispatcher_had_prepared(
         await ForebayFace(served.dispatcher).start_save(ours(path))
 
     with monkeypatch.context() as patched:
-        patched.setattr(saves, "_prepare", dies)
-        patched.setattr(saves, "_remove", lambda _: None)
+        patched.setattr(save_directory, "prepare", dies)
+        patched.setattr(save_directory, "remove", lambda _: None)
         with pytest.raises(Died):
             serve(storage, path, steps)
     assert list(tmp_path.glob("*.preparing"))
@@ -640,3 +675,36 @@ def test_a_storage_that_is_lost_with_its_dispatcher_is_not_enough(tmp_path: path
 
     serve(MemoryStorage(), tmp_path / "save", steps)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_stream_that_its_worker_gave_up_is_begun_anew(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorFlow's do, if the dispatcher is away for long, and say nothing."""
+    storage = open_storage(str(tmp_path / "journal"))
+
+    async def begin(served: Served) -> None:
+        await served.save()
+        assert await served.beat() == [0]
+        await served.split()
+
+    async def gives_up(served: Served) -> None:
+        task = pb.SnapshotTaskDef(base_path=served.path, stream_index=0)
+        assert await served.beat(snapshot_task=task) == [0]
+        await served.split()  # by a thread that has not given up
+        assert await served.beat(snapshot_task=task) == [0]
+        monkeypatch.setattr(saves, "SILENT_S", 0.0)
+        assert await served.beat(snapshot_task=task) == []
+        for _ in range(2):
+            assert await served.beat(snapshot_task=task) == [0]
+
+    async def goes_on(served: Served) -> None:
+        await served.split()
+        task = pb.SnapshotTaskDef(base_path=served.path, stream_index=0)
+        for _ in range(2):
+            assert await served.beat(snapshot_task=task) == [0]
+
+    serve(storage, tmp_path / "save", begin)
+    serve(storage, tmp_path / "save", gives_up)
+    monkeypatch.setattr(saves, "DOUBTED_S", 0.0)
+    serve(storage, tmp_path / "save", goes_on)

@@ -37,14 +37,14 @@ def test_whose_patience_ends_while_a_removal_is_being_journaled_is_told_of_it(
 ) -> None:
     async def slow(dispatcher: Dispatcher) -> None:
         task_id = await begin(dispatcher)
-        removals, durable = dispatcher.removals, dispatcher._durable
+        removals, durable = dispatcher.removals, dispatcher.durable
 
         async def durable_later() -> None:
             await asyncio.sleep(0.5)
             await durable()
 
         monkeypatch.setattr(task_removal, "PATIENCE_S", 0.1)
-        monkeypatch.setattr(dispatcher, "_durable", durable_later)
+        monkeypatch.setattr(dispatcher, "durable", durable_later)
         asked = [removals.ask(task_id, index, 7) for index in range(2)]
         assert await asyncio.gather(*asked) == [True, True]
 

@@ -89,20 +89,40 @@ class Read:
         """The next round of the worker that is furthest behind, as it counts them."""
         return min(self._next.elements())
 
+    def read_without_one(self) -> None:
+        """Until the worker that is furthest behind stays so, as it has gone."""
+        behind, unchanged = self.lowest(), 0
+        while unchanged < 12:
+            self.read(1)
+            behind, unchanged = self.lowest(), (unchanged + 1) * (self.lowest() == behind)
+
     def read_until(self, workers: int) -> None:
         """Until so many have begun."""
         while self._next.total() < workers:
             self.read(1)
 
 
-def all_have_what_one_has_taken(number: int) -> bool:
-    """Of each task of the read of so many consumers."""
+def consumers_of(number: int) -> list[RoundsConsumer]:
+    """Those of the read of so many."""
     consumers = [
         consumer
         for consumer in _open
         if isinstance(consumer, RoundsConsumer) and consumer._reading.num_consumers == number
     ]
     assert len(consumers) == number
+    return consumers
+
+
+def all_have_heard_of_a_loss(number: int) -> bool:
+    return all(
+        any(task.lost or task.stop is not None for task in list(consumer._tasks.values()))
+        for consumer in consumers_of(number)
+    )
+
+
+def all_have_what_one_has_taken(number: int) -> bool:
+    """Of each task."""
+    consumers = consumers_of(number)
     tasks = {task_id for consumer in consumers for task_id in consumer._tasks}
     return all(
         max(consumer._tasks[task_id].next_round for consumer in consumers)
@@ -170,13 +190,12 @@ def test_workers_join_and_are_killed_and_the_dispatcher_begins_anew(
         begun = 0
         while begun < 3:
             begun += int(next(alone[0])) == 0
-        wait_until(all_have_what_one_has_taken, 2)  # or to do without it would leave a round torn
+        # Or who reads on before it has heard could pass a round that the other one lacks.
+        wait_until(all_have_what_one_has_taken, 2)
         joins.kill()
+        wait_until(all_have_heard_of_a_loss, 2)
         for _ in range(50):  # a single consumer is within no round with another
             next(alone[0])
         alone.clear()
         # The one that joined is behind the others, and its turn does not come again.
-        behind, unchanged = rounds.lowest(), 0
-        while unchanged < 12:
-            rounds.read(1)
-            behind, unchanged = rounds.lowest(), (unchanged + 1) * (rounds.lowest() == behind)
+        rounds.read_without_one()

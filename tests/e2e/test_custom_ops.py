@@ -3,6 +3,7 @@ which the dispatcher computes how many splits there are."""
 
 from __future__ import annotations
 
+import asyncio
 import pathlib
 import subprocess
 from typing import Any
@@ -12,6 +13,8 @@ import tensorflow as tf
 from tensorflow.data.experimental import service as stock
 
 from forebay import service
+from forebay.service.dispatcher.options import DispatcherOptions
+from forebay.service.dispatcher.server import serve
 from forebay.service.errors import InvalidArgument, PipelineError
 from forebay.service.pipelines.definitions import evaluate_in_subprocess
 from forebay.service.pipelines.tf_data.graphs import InvalidGraph
@@ -95,6 +98,11 @@ def test_a_library_that_cannot_be_loaded(tmp_path: pathlib.Path) -> None:
         config = service.WorkerConfig("127.0.0.1:1", load_op_library=[path])
         with pytest.raises(InvalidArgument, match=rf"{name}.*({why}).*--load-op-library"):
             service.WorkerServer(config)
+        # Which loads it only when it has to look into a graph, in another process.
+        options = DispatcherOptions(load_op_library=(path,))
+        why = "No such file|is no shared object"
+        with pytest.raises(InvalidArgument, match=rf"{name}.*({why}).*--load-op-library"):
+            asyncio.run(serve(options, print))
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["in a function", "outside"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
+import threading
 import time
 from typing import Any
 
@@ -15,6 +17,7 @@ from ..cluster import WorkerProcess
 from ..forks import Fork
 from ..standbys import status, wait_until
 from ..stock import DispatcherProcess
+from .test_coordinated_reads import Read
 
 ELEMENTS = 200  # of a megabyte
 CREDIT = 32  # of them, that a trainer takes in advance
@@ -101,3 +104,35 @@ def test_a_trainer_that_takes_everything_in_time_is_no_failure() -> None:
         with service.read(dispatcher.target, dataset_id, processing_mode="distributed_epoch") as it:
             next(it)
             assert worker.stop() == 0
+
+
+def test_who_drains_for_long_holds_up_nobody_but_who_reads_there(tmp_path: pathlib.Path) -> None:
+    """Rounds that were begun go on without it, and rounds and saves that begin never ask it."""
+    path = str(tmp_path / "save")
+    with (
+        DispatcherProcess(tmp_path / "journal") as dispatcher,
+        WorkerProcess(dispatcher.address, drain_timeout_ms=3_600_000) as drains,
+    ):
+        target = dispatcher.target
+        dataset_id = service.register_dataset(target, megabytes())
+        with service.read(target, dataset_id, processing_mode="distributed_epoch") as slow:
+            next(slow)
+            wait_until(lambda: begun(dispatcher) > CREDIT)
+            with Read(target, 2) as before, WorkerProcess(dispatcher.address):
+                before.read_until(workers=2)
+                told = threading.Thread(target=drains.stop)
+                told.start()
+                wait_until(lambda: are_draining(dispatcher) == [True, False])
+                before.read_without_one()
+                with Read(target, 2) as after:
+                    after.read(20)
+                service.distributed_save(tf.data.Dataset.range(99), path, target)
+                loaded = tf.data.Dataset.load(path, wait=True)
+                assert sorted(loaded.as_numpy_iterator()) == list(range(99))
+                assert told.is_alive() and are_draining(dispatcher) == [True, False]
+        told.join()
+
+
+def are_draining(dispatcher: DispatcherProcess) -> list[bool]:
+    workers: Any = status(dispatcher)["workers"]
+    return [worker["draining"] for worker in workers]

@@ -10,6 +10,7 @@ import itertools
 import re
 import textwrap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -133,6 +134,59 @@ def test_concurrent_trainers(names: dict[str, Any]) -> None:
     other = run(block, names).as_numpy_iterator()
     while to_come:
         to_come -= set(itertools.islice(other, 100))
+
+
+CONSUMERS = 2
+
+
+def test_coordinated_reads_of_sequences_by_their_lengths(names: dict[str, Any]) -> None:
+    """Rounds of as many batches of similar lengths as there are consumers, as it is described."""
+    for name, said in (
+        ("module", "Coordinated reads"),
+        ("distribute", "rounds of `num_consumers` consecutive similar-sized batches"),
+        ("distribute", "by adding `.repeat()` at the end"),
+    ):
+        assert said in " ".join(text_of(name).split()), "TensorFlow describes it otherwise now"
+    sequences = tf.data.Dataset.range(1, 400).map(lambda x: tf.fill([1 + x * 7 % 30], x))
+    batches = sequences.bucket_by_sequence_length(
+        lambda sequence: tf.shape(sequence)[0],
+        bucket_boundaries=[10, 20],
+        bucket_batch_sizes=[4, 4, 4],
+        drop_remainder=True,
+    )
+    rounds = batches.group_by_window(
+        lambda batch: bucket(tf.shape(batch)[1]),
+        lambda _, window: window,
+        window_size=CONSUMERS,
+    ).repeat()
+    address = names["FLAGS"].tf_data_service_address
+    consumers = [
+        iter(
+            rounds.apply(
+                service.distribute(
+                    service.ShardingPolicy.OFF,
+                    address,
+                    job_name="by length",
+                    consumer_index=index,
+                    num_consumers=CONSUMERS,
+                )
+            )
+        )
+        for index in range(CONSUMERS)
+    ]
+    found = set()
+    with ThreadPoolExecutor(CONSUMERS) as pool:
+        for _ in range(30):
+            step = [batch.numpy() for batch in pool.map(next, consumers)]
+            assert len({int(bucket(batch.shape[1])) for batch in step}) == 1, "of one length"
+            assert len({batch.tobytes() for batch in step}) == CONSUMERS, "and each its own"
+            found.add(int(bucket(step[0].shape[1])))
+    assert found == {0, 1, 2}
+
+
+def bucket(length: Any) -> Any:
+    """Of sequences padded to this length, which is that of the longest."""
+    return tf.cast(length >= 10, tf.int64) + tf.cast(length >= 20, tf.int64)
 
 
 def test_one_name_for_a_job(names: dict[str, Any]) -> None:

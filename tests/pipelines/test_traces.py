@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from forebay.journal.proto import events_pb2 as ev
+from forebay.service import pipelines
 from forebay.service.blocks import Strings
 from forebay.service.client.tf_elements import graph_of
 from forebay.service.errors import PipelineError
@@ -320,6 +321,22 @@ def test_dropped_traces_are_freed_and_made_again(
     del in_use
     gc.collect()
     assert sum(trace() is not None for trace in made) <= 1
+
+
+def test_idle_traces_are_forgotten_when_nobody_will_ask_for_them(traces: Traces) -> None:
+    run, other = (runs_of(count(9).map(lambda i, by=by: i + by)) for by in (1, 2))
+    in_use, idle = run(Splits(0)), other(Splits(0))
+    assert values(idle) == [2, 3, 4, 5, 6]
+    wait_for_steps()
+    pipelines.forget_idle()
+    assert len(traces._entries) == 1, "of the run that is not over"
+    assert values(in_use) == [1, 2, 3, 4, 5]
+    wait_for_steps()
+    pipelines.forget_idle()
+    assert not traces._entries
+    del in_use, idle
+    gc.collect()
+    assert not any(trace() is not None for trace in made)
 
 
 def test_what_cannot_be_traced_is_not_kept(traces: Traces) -> None:

@@ -37,7 +37,7 @@ def answers_before_durable() -> AbstractContextManager[None]:
 
     async def durable(self: Dispatcher) -> None: ...
 
-    return replaced(Dispatcher, _durable=durable)
+    return replaced(Dispatcher, durable=durable)
 
 
 def answers_unproven() -> AbstractContextManager[None]:

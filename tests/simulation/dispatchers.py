@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from forebay.service.dispatcher import server as product
-from forebay.service.dispatcher.dispatcher import Dispatcher, needed_blobs, recover
+from forebay.service.dispatcher.dispatcher import Dispatcher, recover
 from forebay.service.dispatcher.forebay_face import ForebayFace
+from forebay.service.dispatcher.graphs import needed_blobs
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.errors import ForebayError
 from forebay.storage import FileStorage, Storage

@@ -178,6 +178,9 @@ class RemoteStorage(Storage):
     def read_snapshot(self, sequence: int) -> bytes:
         return self.ask(lambda: _find(self.server.snapshots, sequence))
 
+    def blobs(self) -> list[str]:
+        return self.ask(lambda: list(self.server.blobs))
+
     def read_blob(self, digest: str) -> bytes:
         return self.ask(lambda: _find(self.server.blobs, digest))
 

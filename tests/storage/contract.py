@@ -292,6 +292,7 @@ class StorageContract(ABC):
         names = [writer.write_blob(b"x", mark) for mark in ("", "1-0", "1-1")]
         assert names == [blob_name(b"x"), blob_name(b"x", "1-0"), blob_name(b"x", "1-1")]
         reader = self.reopen(storage)
+        assert sorted(reader.blobs()) == sorted(names)
         for kept, name in zip((2, 1, 0), reversed(names), strict=True):
             assert reader.read_blob(name) == b"x"
             writer.delete_blob(name)

@@ -22,7 +22,7 @@ from forebay.service import malloc, pipelines
 from forebay.service.client.tf_elements import graph_of
 from forebay.service.core import commands as c
 from forebay.service.core.saves import streams_of
-from forebay.service.dispatcher import saves as dispatcher_saves
+from forebay.service.dispatcher import save_directory
 from forebay.service.dispatcher.forebay_face import _stream
 from forebay.service.errors import FailedPrecondition
 from forebay.service.pipelines import chunk_opener
@@ -55,8 +55,8 @@ class Cluster(Given):
             element_spec=encode_element_spec(dataset.element_spec), compression=compression
         )
         prepared = f"{path}.preparing"
-        dispatcher_saves._prepare(prepared, metadata, graph(dataset))
-        dispatcher_saves._place(prepared, self.path)
+        save_directory.prepare(prepared, metadata, graph(dataset))
+        save_directory.place(prepared, self.path)
         started: ev.SaveStarted = self.when(
             c.StartSave(
                 path=self.path,
@@ -109,7 +109,7 @@ class Cluster(Given):
 
     def loaded(self) -> list[Any]:
         """What the save has once it is over."""
-        dispatcher_saves._seal(self.state.ended_saves[self.save_id])
+        save_directory.seal(self.state.ended_saves[self.save_id])
         return list(tf.data.Dataset.load(self.path).as_numpy_iterator())
 
 

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import pytest
 
+from forebay.service import pipelines
+from forebay.service.client.datasets import list_datasets
+from forebay.service.client.waiting import fetch_status
 from forebay.service.connections.dispatcher_client import DispatcherClient
-from forebay.service.delivery import ANY, Subscription, TaskFailed
+from forebay.service.connections.grpc_server import bind
+from forebay.service.delivery import ANY, Subscription, TaskFailed, TaskOutput
+from forebay.service.errors import InvalidArgument, Unavailable, Unimplemented
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import WorkerOptions
+from forebay.service.worker import worker as module
 from forebay.service.worker.saves import StreamWriter
-from forebay.service.worker.task_states import ENDED, RUNNING, Listed
+from forebay.service.worker.task_states import ABSENT, ENDED, RUNNING, Listed
 from forebay.service.worker.tasks import TaskRunner
 from forebay.service.worker.worker import Worker
 
 
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError("no room")])
 def test_a_task_without_a_thread_fails_and_holds_up_no_other(
-    monkeypatch: pytest.MonkeyPatch,
+    error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = TaskRunner.start
 
     def start_others(runner: TaskRunner) -> None:
         if runner.task.task_id == 1:
-            raise RuntimeError("can't start new thread")
+            raise error
         start(runner)
 
     monkeypatch.setattr(TaskRunner, "start", start_others)
@@ -35,7 +44,30 @@ def test_a_task_without_a_thread_fails_and_holds_up_no_other(
     opened = runner.output.open(ANY)
     assert isinstance(opened, Subscription)
     told = opened.wait(0)
-    assert isinstance(told, TaskFailed) and "can't start new thread" in told.message
+    assert isinstance(told, TaskFailed) and str(error) in told.message
+    worker.stop()
+
+
+def test_a_task_that_cannot_be_made_is_tried_again_and_can_be_let_go(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, failing = module._output, {1}
+
+    def output(task: pb.Task, *args: Any) -> TaskOutput:
+        if task.task_id in failing:
+            raise MemoryError("no room")
+        return real(task, *args)
+
+    monkeypatch.setattr(module, "_output", output)
+    worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
+    both = Listed(1, {i: pb.Task(task_id=i) for i in (1, 2)}, set(), 0)
+    worker._handle(both)
+    assert "task 1 cannot be made" in caplog.text and "no room" in caplog.text
+    assert [worker._states.state(i) for i in (1, 2)] == [ABSENT, RUNNING]
+    worker._handle(Listed(1, {2: pb.Task(task_id=2)}, set(), 0))
+    failing.clear()
+    worker._handle(both)
+    assert [worker._states.state(i) for i in (1, 2)] == [RUNNING, RUNNING]
     worker.stop()
 
 
@@ -70,3 +102,58 @@ def test_a_worker_whose_dispatcher_is_gone_says_goodbye_once(
     worker._handle(Listed(1, {}, set(), 0))
     worker.stop()
     assert said == ["LeaveService"]
+
+
+def test_who_takes_a_worker_for_a_dispatcher_is_told() -> None:
+    worker = Worker(WorkerOptions(dispatcher="h:1"))
+    address = bind(worker._grpc, "127.0.0.1", 0)
+    worker._grpc.start()
+    client = DispatcherClient(address)
+    said = "this address is a worker's: its dispatcher is h:1"
+    with pytest.raises(InvalidArgument, match=said):
+        fetch_status(client, 20)
+    with pytest.raises(InvalidArgument, match=said):
+        list_datasets(address, timeout_s=20)
+    client.close()
+    worker.stop()
+
+
+def test_who_takes_another_service_for_a_dispatcher_is_told() -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    address = bind(server, "127.0.0.1", 0)
+    server.start()
+    client = DispatcherClient(address)
+    with pytest.raises(Unimplemented, match=f"what answers at {address} is no .*dispatcher"):
+        fetch_status(client, 20)
+    client.close()
+    server.stop(0).wait()
+
+
+def test_a_worker_that_has_ended_keeps_no_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another server of the same process would not know of them."""
+    forgotten: list[bool] = []
+    monkeypatch.setattr(pipelines, "load", lambda libraries: None)
+    monkeypatch.setattr(pipelines, "forget_idle", lambda: forgotten.append(True))
+    worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1", dispatcher_timeout_ms=1))
+    with pytest.raises(Unavailable):
+        worker.start()
+    assert forgotten == [True]
+
+
+def test_a_worker_that_drains_says_so_before_anything_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[Any] = []
+
+    def call(client: DispatcherClient, request: Any, response: Any, **_: Any) -> Any:
+        said.append(request)
+        return response()
+
+    monkeypatch.setattr(DispatcherClient, "call", call)
+    worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
+    worker._handle(Listed(1, {}, set(), 0))
+    worker.stop(drain=True)
+    drains, leaves = said
+    assert drains.draining and not drains.wait_ms
+    assert isinstance(leaves, pb.LeaveServiceRequest)
+    assert worker._registration.draining, "heartbeats say it, too"

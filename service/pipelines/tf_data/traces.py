@@ -12,7 +12,7 @@ import functools
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 import tensorflow as tf
@@ -353,6 +353,13 @@ class Traces:
             raise
         return trace, loaded, release
 
+    def forget_idle(self) -> None:
+        """Free those that nobody uses."""
+        with self._lock:
+            idle = [key for key, entry in self._entries.items() if not entry.users]
+            dropped = [self._entries.pop(key) for key in idle]
+        _close(dropped)
+
     def _release(self, key: Hashable, entry: _Entry) -> None:
         with self._lock:
             entry.users -= 1
@@ -364,6 +371,10 @@ class Traces:
                 if own.trace is None or count > self._most or size > self._most_bytes:
                     count, size = count - 1, size - own.size
                     dropped.append(self._entries.pop(name))
-        for own in dropped:
-            if own.trace is not None:
-                own.trace.close()
+        _close(dropped)
+
+
+def _close(entries: Iterable[_Entry]) -> None:
+    for own in entries:
+        if own.trace is not None:
+            own.trace.close()

@@ -1,0 +1,185 @@
+"""A save's directory, as TensorFlow's workers and readers have it: the work on its files.
+
+All of it blocks, is called by threads of the dispatcher's (saves.py), and may be done again.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import struct
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import NamedTuple
+
+from google.protobuf import text_format
+
+from ...journal.splits import split_value
+from ...storage.tfrecord import frame
+from ..core.saves import CODES, is_absolute
+from ..core.state import EndedSave, Save
+from ..errors import FailedPrecondition, InvalidArgument
+from ..proto import tf_service_pb2 as tf
+from ..save_files import (
+    CHUNKS,
+    DONE,
+    ERROR,
+    IDENTITY,
+    METADATA,
+    SPEC,
+    graph_file,
+    split_directory,
+    stream_directory,
+    write_whole,
+)
+
+log = logging.getLogger(__name__)
+
+_CODES = {
+    errno.ENOSPC: "RESOURCE_EXHAUSTED",
+    errno.EDQUOT: "RESOURCE_EXHAUSTED",
+    errno.EACCES: "PERMISSION_DENIED",
+    errno.EPERM: "PERMISSION_DENIED",
+    errno.EROFS: "PERMISSION_DENIED",
+}
+
+# A split is a scalar int64 TensorProto: dtype 9, an empty shape, 8 bytes of tensor_content.
+_split = struct.Struct("<6sq").pack
+_SCALAR_INT64 = b"\x08\x09\x12\x00\x22\x08"
+
+
+def split_tensor(value: int) -> bytes:
+    """A split as TensorFlow's workers have it: a serialized TensorProto."""
+    return _split(_SCALAR_INT64, value)
+
+
+class SplitFile(NamedTuple):
+    directory: str
+    name: str
+    value: int
+
+
+def split_files(save: Save, number: int, written: Sequence[int]) -> list[SplitFile]:
+    """Those of a stream's splits behind the first `written` of each source."""
+    stream = save.streams[number]
+    if list(written) == [source.assigned for source in stream.sources]:
+        return []
+    sources = save.definition.sources
+    found = []
+    for index, (source, local) in enumerate(zip(stream.sources, written, strict=True)):
+        stop = source.assigned
+        for run in reversed(source.runs):
+            start = stop - run.count
+            for at in range(max(start, local), stop):
+                directory = split_directory(save.path, number, index, run.pass_number)
+                name = f"split_{at}_{run.place + at - start}"
+                value = split_value(sources[index], run.first + at - start)
+                found.append(SplitFile(directory, name, value))
+            if start <= local:
+                break
+            stop = start
+    return found
+
+
+def look_at(path: str) -> tuple[str, bool]:
+    """The path as it is known, and whether nothing is there.
+
+    Raises InvalidArgument if it lies within a directory that a dataset was saved to.
+    """
+    if not is_absolute(path):
+        return path, False
+    path = os.path.normpath(path)
+    for parent in map(str, PurePath(path).parents):
+        if os.path.exists(f"{parent.rstrip('/')}/{METADATA}"):
+            raise InvalidArgument(
+                f"a dataset cannot be saved to {path}: another one was saved to {parent}, and this "
+                "would lie among its files; save to another path"
+            )
+    return path, not os.path.lexists(path)
+
+
+def prepare(path: str, metadata: tf.DistributedSnapshotMetadata, graph: bytes) -> None:
+    """A directory with all that a save has before its first stream."""
+    os.makedirs(f"{path}/{CHUNKS}", exist_ok=True)
+    os.makedirs(f"{path}/streams", exist_ok=True)
+    write_whole(f"{path}/{IDENTITY}", path.encode())
+    write_whole(f"{path}/{METADATA}", text_format.MessageToString(metadata).encode())
+    write_whole(f"{path}/{SPEC}", metadata.element_spec)
+    write_whole(graph_file(path), tf.DatasetDef(graph=graph).SerializeToString())
+
+
+def remove(path: str) -> None:
+    """The directory, if it is there."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def place(prepared: str, path: str) -> None:
+    """Rename what was prepared, unless that is done. Raises OSError, too, if neither is there."""
+    if _has(path, prepared):
+        return
+    if not os.path.lexists(prepared):
+        gone = "the save's directory is gone, or another one is there now"
+        raise FileNotFoundError(errno.ENOENT, gone, path)
+    os.rename(prepared, path)
+
+
+def _has(path: str, prepared: str) -> bool:
+    """Whether the save that was prepared there is at the path, and not somebody else's files."""
+    try:
+        with open(f"{path}/{IDENTITY}", "rb") as file:
+            return file.read() == prepared.encode()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def own(path: str, stream: int, sources: int, address: str) -> None:
+    """What a worker finds of a stream that it shall write."""
+    for source in range(sources):
+        os.makedirs(split_directory(path, stream, source, 0), exist_ok=True)
+    write_whole(f"{stream_directory(path, stream)}/owner_worker", address.encode(), durable=False)
+
+
+def write_splits(files: list[SplitFile]) -> None:
+    """Those that are not there, whole."""
+    for directory, name, value in files:
+        path, data = f"{directory}/{name}", frame(split_tensor(value))
+        try:
+            if os.stat(path).st_size == len(data):
+                continue
+        except FileNotFoundError:
+            os.makedirs(directory, exist_ok=True)
+        write_whole(path, data, durable=False)
+
+
+def seal(save: EndedSave) -> None:
+    """Say how it has ended, if what is at its path is that save."""
+    path = save.path
+    if os.path.lexists(save.prepared):
+        remove(save.prepared)
+    if not _has(path, save.prepared):
+        if os.path.lexists(path):
+            log.warning("what is at %s now is not the save that has ended, and is left alone", path)
+    elif save.finished:
+        if not os.path.exists(f"{path}/{DONE}"):
+            write_whole(f"{path}/{DONE}", b"")
+    # After a repair, the journal may lack the end of a save that had been finished, and said so.
+    elif not os.path.exists(f"{path}/{DONE}") and not os.path.exists(f"{path}/{ERROR}"):
+        code = save.failed if save.failed in CODES else "UNKNOWN"
+        status = tf.StatusProto(code=code, message=save.message)
+        write_whole(f"{path}/{ERROR}", text_format.MessageToString(status).encode())
+
+
+def cannot_write(path: str, error: OSError) -> FailedPrecondition:
+    """The error that this was, as whoever saves is told."""
+    return FailedPrecondition(
+        f"a dataset cannot be saved to {path}: {error.strerror or error} "
+        f"({error.filename or path}); give a path on a file system with enough space that the "
+        "dispatcher and all workers may write to"
+    )
+
+
+def code_of(error: OSError) -> str:
+    """The canonical status that a save ends with for it."""
+    return _CODES.get(error.errno or 0, "FAILED_PRECONDITION")
