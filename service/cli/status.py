@@ -77,6 +77,7 @@ def render(summary: dict[str, Any]) -> Any:
     )
     for w in summary["workers"]:
         kind = "tf.data service" if w["stock"] else "forebay"
+        kind += ", draining" if w.get("draining") else ""
         workers.add_row(w["address"], kind, str(w["running_tasks"]), ",".join(w["tags"]))
     jobs = Table(title="jobs", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     longest = max((len(_name(job)) for job in summary["jobs"]), default=0)
@@ -103,15 +104,22 @@ def render(summary: dict[str, Any]) -> Any:
                     f"{it['completed_tasks']} of {it['completed_tasks'] + it['running_tasks']}",
                     " | ".join(map(_progress, it["sources"])) or "–",
                 )
+    parts: list[Any] = [head, workers, jobs]
+    if written := [s for s in summary.get("saves", []) if s["state"] == "being written"]:
+        saves = Table("save", "streams", "waits for", title="saves", title_justify="left")
+        for save in written:
+            streams = f"{save['completed_streams']} of {save['streams']}"
+            saves.add_row(save["path"], streams, save.get("waits_for") or "")
+        parts.append(saves)
     if not summary.get("strangers"):
-        return Group(head, workers, jobs)
+        return Group(*parts)
     strangers = Table(
         "who", "knows journal", "up to event",
         title="refused, since they know another journal", title_justify="left",
     )  # fmt: skip
     for stranger in summary["strangers"]:
         strangers.add_row(stranger["who"], stranger["journal_id"], str(stranger["sequence"]))
-    return Group(head, workers, jobs, strangers)
+    return Group(*parts, strangers)
 
 
 def _name(job: dict[str, Any]) -> str:

@@ -338,8 +338,8 @@ class TestStatus:
     """What is shown of a state, on a narrow terminal."""
 
     @staticmethod
-    def shown(*jobs: dict[str, Any]) -> list[str]:
-        summary = {**STATUS, "jobs": list(jobs)}
+    def shown(*jobs: dict[str, Any], **others: Any) -> list[str]:
+        summary = {**STATUS, "jobs": list(jobs), **others}
         console = Console(width=80, file=io.StringIO(), color_system=None)
         console.print(render(summary))
         assert isinstance(console.file, io.StringIO)
@@ -354,6 +354,21 @@ class TestStatus:
         rows = [line.split()[0] for line in text if "DYNAMIC" in line]
         assert rows[0] == "imagenet-training"
         assert rows[1:] == ["dataset_id=/7/other", "bare-name", "5"]
+
+    def test_a_save_that_lacks_a_kind_of_worker_says_so(self) -> None:
+        waits = {"path": "/a", "state": "being written", "streams": 3, "completed_streams": 2}
+        goes_on, ended = {**waits, "path": "/b"}, {**waits, "path": "/c", "state": "finished"}
+        saves = [{**waits, "waits_for": "one of Forebay's workers: because"}, goes_on, ended]
+        text = self.shown(saves=saves)
+        rows = [[cell.strip() for cell in line.split("│")] for line in text if "of 3" in line]
+        assert [row[1:3] for row in rows] == [["/a", "2 of 3"], ["/b", "2 of 3"]]
+        assert [row[3] for row in rows] == ["one of Forebay's workers: because", ""]
+
+    def test_a_worker_that_drains_is_said_to(self) -> None:
+        worker = {"address": "w:1", "stock": False, "running_tasks": 1, "tags": []}
+        workers = [worker, {**worker, "draining": True}]
+        rows = [line for line in self.shown(workers=workers) if "w:1" in line]
+        assert ["draining" in row for row in rows] == [False, True]
 
     def test_a_cached_job_is_said_to_be_cached(self) -> None:
         cached = job("j", iteration(1)) | {"cross_trainer_cache": True}
