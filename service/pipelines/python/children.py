@@ -1,0 +1,202 @@
+"""A Python dataset's child processes, as the worker has them: started, watched, reused, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import socket
+import threading
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from ...blocks import Block
+from ...errors import PipelineError
+from ...processes import Child, forebay
+from ...shared import Borrower, new_slab
+from .child import MESSAGE_BYTES
+from .columns import read
+
+
+class Place(NamedTuple):
+    """An element: its split, and its number within that."""
+
+    split: int
+    element: int
+
+
+class Received(NamedTuple):
+    """Elements, and the place behind them."""
+
+    block: Block
+    behind: Place
+
+
+class Ended(NamedTuple):
+    """What was to be run is."""
+
+
+class Failed(NamedTuple):
+    """The function has, at this place; (−1, −1): before it was called."""
+
+    code: str
+    text: str
+    at: Place
+
+
+class Died(NamedTuple):
+    """The process has ended, or was told to, at this place; what it had not sent is lost."""
+
+    how: str
+    at: Place
+
+
+Event = Received | Ended | Failed | Died
+
+
+class PythonChild:
+    """A process with the function of one dataset. For one thread at a time."""
+
+    def __init__(self, definition: bytes, structure: str) -> None:
+        """It starts in a thread of its own, which the kernel ends it with. Raises PipelineError."""
+        try:
+            self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            stored, memory = new_slab(max(1, len(definition)))
+            progress, shared = new_slab(16)
+        except OSError as error:
+            raise PipelineError("RESOURCE_EXHAUSTED", f"no process can be started: {error}") from error
+        self._at = shared.view(np.int64)
+        memory[: len(definition)] = np.frombuffer(definition, np.uint8)
+        self._borrower = Borrower("a dataset's process")
+        self._process: Child | None = None
+        self._how = ""
+        self._send(["setup", structure, len(definition)], [stored, progress])
+        os.close(stored)
+        os.close(progress)
+        self._keeper = threading.Thread(
+            target=self._keep, args=(theirs,), name="forebay-python", daemon=True
+        )
+        self._started = threading.Event()
+        self._keeper.start()
+
+    def _keep(self, theirs: socket.socket) -> None:
+        try:
+            number = theirs.fileno()
+            command = forebay("pipelines.python.child", str(number))
+            self._process = Child(command, None, descriptors=[number])
+        except OSError as error:
+            self._how = f"it cannot be started: {error}"
+        finally:
+            theirs.close()
+            self._started.set()
+        if self._process is not None:
+            code = self._process.finish()
+            self._how = f"exit code {code}"
+            if code < 0:
+                self._how = f"it was killed by {signal.Signals(-code).name}"
+                if code == -signal.SIGKILL:
+                    self._how += ", perhaps because memory was short"
+        with contextlib.suppress(OSError):  # what it has forked may have the other end, too
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def fileno(self) -> int:
+        """Readable when `receive` has something."""
+        return self._connection.fileno()
+
+    @property
+    def lives(self) -> bool:
+        """Whether its process has not ended, as far as is known."""
+        return self._keeper.is_alive()
+
+    @property
+    def at(self) -> Place:
+        """Where it is, as it says."""
+        return Place(*self._at.tolist())
+
+    def run(self, first: int, count: int, start: int, seed: str | None) -> None:
+        """Begin these splits, from element `start` on; `receive` until it has Ended, or is over."""
+        self._send(["run", first, count, start, seed])
+
+    def take(self, blocks: int = 1) -> None:
+        """So many blocks that were received are with whoever wanted them."""
+        self._send(["free", *self._borrower.released(), blocks])
+
+    def receive(self) -> Event:
+        """What it says next; waits for it."""
+        data, descriptors, _, _ = socket.recv_fds(self._connection, MESSAGE_BYTES, 1)
+        match msgspec.msgpack.decode(data) if data else None:
+            case ["block", count, size, header, slab, behind]:
+                block = read(count, header, self._payload(size, slab, descriptors))
+                return Received(block, Place(*behind))
+            case ["end"]:
+                return Ended()
+            case ["failed", code, text, split, element]:
+                return Failed(code, text, Place(split, element))
+        self._keeper.join()
+        return Died(self._how, self.at)
+
+    def _payload(self, size: int, slab: int | None, descriptors: list[int]) -> Any:
+        try:
+            if slab is None:
+                return np.frombuffer(mmap.mmap(descriptors[0], size), np.uint8)
+            if descriptors:
+                self._borrower.learn(slab, descriptors[0])
+            return self._borrower.borrow(slab, size)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def kill(self) -> None:
+        """End it, with what it has forked; wait until it is gone. Idempotent."""
+        self._started.wait()
+        if self._process is not None and self._keeper.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._keeper.join()
+        self._connection.close()
+
+    def _send(self, message: list[Any], descriptors: list[int] = []) -> None:  # noqa: B006
+        with contextlib.suppress(OSError):  # it has ended, which is received
+            socket.send_fds(self._connection, [msgspec.msgpack.encode(message)], descriptors)
+
+
+class Children:
+    """The processes of one dataset. Thread-safe."""
+
+    def __init__(self, definition: bytes, structure: str, most_idle: int) -> None:
+        self._definition = definition
+        self._structure = structure
+        self._most_idle = most_idle
+        self._lock = threading.Lock()
+        self._idle: list[PythonChild] = []
+        self._closed = False
+
+    def take(self) -> PythonChild:
+        """One that has nothing to do. Raises PipelineError."""
+        while True:
+            with self._lock:
+                found = self._idle.pop() if self._idle else None
+            if found is None:
+                return PythonChild(self._definition, self._structure)
+            if found.lives:
+                return found
+            found.kill()
+
+    def give_back(self, child: PythonChild) -> None:
+        """One that has ended what it was told."""
+        with self._lock:
+            if not self._closed and len(self._idle) < self._most_idle:
+                self._idle.append(child)
+                return
+        child.kill()
+
+    def close(self) -> None:
+        """Keep none any more. Idempotent."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for child in idle:
+            child.kill()
