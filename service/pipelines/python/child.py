@@ -1,6 +1,6 @@
 """The process in which a Python dataset's function runs.
 
-Its argument is the number of a socket to the worker, which sends
+It has a socket to the worker, which sends
 
     ["setup", structure, bytes]              with a file of so many bytes, a PythonDataset, and one
                                              of two int64, the split and the element that it is at
@@ -290,14 +290,10 @@ def _traceback(error: BaseException) -> str:
     return f"{error!r}\n{text[-MAX_TEXT:]}"
 
 
-def main() -> None:
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    connection.set_inheritable(False)
+def main(connection: socket.socket) -> None:
+    """Called in a process that is its own."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
+    os.close(nothing)
     os.dup2(2, 1)  # what the function prints is the worker's log
     Child(connection).serve()
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import signal
+import select
 import socket
 import threading
 from typing import Any, NamedTuple
@@ -15,10 +15,10 @@ import numpy as np
 
 from ...blocks import Block
 from ...errors import PipelineError
-from ...processes import Child, forebay
 from ...shared import Borrower, new_slab
 from .child import MESSAGE_BYTES
 from .columns import read
+from .nursery import NURSERY, ended
 
 
 class Place(NamedTuple):
@@ -61,55 +61,32 @@ class PythonChild:
     """A process with the function of one dataset. For one thread at a time."""
 
     def __init__(self, definition: bytes, structure: str) -> None:
-        """It starts in a thread of its own, which the kernel ends it with. Raises PipelineError."""
+        """Raises PipelineError."""
         try:
             self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._control = NURSERY.fork(theirs)
             stored, memory = new_slab(max(1, len(definition)))
             progress, shared = new_slab(16)
         except OSError as error:
-            raise PipelineError("RESOURCE_EXHAUSTED", f"no process can be started: {error}") from error
+            raise PipelineError(
+                "RESOURCE_EXHAUSTED", f"no process can be started: {error}"
+            ) from error
         self._at = shared.view(np.int64)
         memory[: len(definition)] = np.frombuffer(definition, np.uint8)
         self._borrower = Borrower("a dataset's process")
-        self._process: Child | None = None
-        self._how = ""
         self._send(["setup", structure, len(definition)], [stored, progress])
         os.close(stored)
         os.close(progress)
-        self._keeper = threading.Thread(
-            target=self._keep, args=(theirs,), name="forebay-python", daemon=True
-        )
-        self._started = threading.Event()
-        self._keeper.start()
 
-    def _keep(self, theirs: socket.socket) -> None:
-        try:
-            number = theirs.fileno()
-            command = forebay("pipelines.python.child", str(number))
-            self._process = Child(command, None, descriptors=[number])
-        except OSError as error:
-            self._how = f"it cannot be started: {error}"
-        finally:
-            theirs.close()
-            self._started.set()
-        if self._process is not None:
-            code = self._process.finish()
-            self._how = f"exit code {code}"
-            if code < 0:
-                self._how = f"it was killed by {signal.Signals(-code).name}"
-                if code == -signal.SIGKILL:
-                    self._how += ", perhaps because memory was short"
-        with contextlib.suppress(OSError):  # what it has forked may have the other end, too
-            self._connection.shutdown(socket.SHUT_RDWR)
-
-    def fileno(self) -> int:
-        """Readable when `receive` has something."""
-        return self._connection.fileno()
+    def filenos(self) -> tuple[int, int]:
+        """One is readable when `receive` has something."""
+        return self._connection.fileno(), self._control.fileno()
 
     @property
     def lives(self) -> bool:
         """Whether its process has not ended, as far as is known."""
-        return self._keeper.is_alive()
+        return not select.select([self._control], [], [], 0)[0]
 
     @property
     def at(self) -> Place:
@@ -126,6 +103,9 @@ class PythonChild:
 
     def receive(self) -> Event:
         """What it says next; waits for it."""
+        ready = select.select(self.filenos(), [], [])[0]
+        if self._connection.fileno() not in ready:  # what it has forked may have the other end
+            return Died(ended(self._control), self.at)
         data, descriptors, _, _ = socket.recv_fds(self._connection, MESSAGE_BYTES, 1)
         match msgspec.msgpack.decode(data) if data else None:
             case ["block", count, size, header, slab, behind]:
@@ -135,8 +115,7 @@ class PythonChild:
                 return Ended()
             case ["failed", code, text, split, element]:
                 return Failed(code, text, Place(split, element))
-        self._keeper.join()
-        return Died(self._how, self.at)
+        return Died(ended(self._control), self.at)
 
     def _payload(self, size: int, slab: int | None, descriptors: list[int]) -> Any:
         try:
@@ -151,11 +130,10 @@ class PythonChild:
 
     def kill(self) -> None:
         """End it, with what it has forked; wait until it is gone. Idempotent."""
-        self._started.wait()
-        if self._process is not None and self._keeper.is_alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._keeper.join()
+        with contextlib.suppress(OSError):
+            self._control.send(b"end")
+            ended(self._control)
+        self._control.close()
         self._connection.close()
 
     def _send(self, message: list[Any], descriptors: list[int] = []) -> None:  # noqa: B006

@@ -172,13 +172,13 @@ class PythonRun:
         """Those that have something to say, once one has, or once there may be something to do."""
         assert self._wake is not None
         polled = select.poll()
-        for end in (self._wake, *self._busy):
+        for end in (self._wake, *(end for child in self._busy for end in child.filenos())):
             polled.register(end, select.POLLIN)
         patience_s = min(self._policy.timeout_s or SILENT_S, SILENT_S)
         ready = {descriptor for descriptor, _ in polled.poll(1000 * patience_s / 4)}
         if self._wake in ready:
             os.eventfd_read(self._wake)
-        found = [child for child in self._busy if child.fileno() in ready]
+        found = [child for child in self._busy if not ready.isdisjoint(child.filenos())]
         if not found:
             self._look(time.monotonic())
         return found
