@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import inspect
 import itertools
@@ -202,17 +203,20 @@ def _is_by_value(module: ModuleType) -> bool:
 
 
 def _own_modules() -> list[ModuleType]:
-    paths = sysconfig.get_paths()
-    installed = {os.path.realpath(paths[name]) for name in ("stdlib", "platstdlib")}
-    installed |= {os.path.realpath(paths[name]) for name in ("purelib", "platlib")}
     own = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if not file or name == "__main__" or name.partition(".")[0] == "forebay":
-            continue
-        path = os.path.realpath(file)
-        known = any(path.startswith(f"{folder}{os.sep}") for folder in installed)
-        if not known and not {"site-packages", "dist-packages"} & set(path.split(os.sep)):
-            if getattr(module, "__name__", None) == name:
+        known = name == "__main__" or name.partition(".")[0] == "forebay"
+        if isinstance(file, str) and not known and getattr(module, "__name__", None) == name:
+            if not _is_installed(file):
                 own.append(module)
     return own
+
+
+@functools.cache
+def _is_installed(file: str) -> bool:
+    folders = [os.path.realpath(folder) for folder in sysconfig.get_paths().values()]
+    path = os.path.realpath(file)
+    if {"site-packages", "dist-packages"} & set(path.split(os.sep)):
+        return True
+    return any(path.startswith(f"{folder}{os.sep}") for folder in folders)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
-
-from forebay.journal.proto import events_pb2 as ev
-from forebay.service.pipelines.python.pipeline import PythonPipeline, python_version
-from forebay.service.proto.python_pb2 import PythonDataset
+from forebay.service.client.functions import python_dataset, request_of
+from forebay.service.pipelines.python.pipeline import PythonPipeline
 
 INT = '{"tensor":"int64","shape":[]}'
 
@@ -21,16 +17,10 @@ def pipeline_of(
     structure: str = INT,
     *,
     processes: int = 1,
-    **fields: Any,
+    **how: Any,
 ) -> PythonPipeline:
     """As a worker has it of what was registered."""
-    cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
-    stored = PythonDataset(
-        function=cloudpickle.dumps(function),
-        splits=cloudpickle.dumps(splits),
-        **{"python": python_version(), **fields},
-    )
+    request = request_of(python_dataset(splits, **how)(function), splits, structure)
     return PythonPipeline(
-        stored.SerializeToString(), [ev.SplitSource(count=len(splits))], structure,
-        processes=processes, where="w:1",
-    )  # fmt: skip
+        request.python, request.sources, structure, processes=processes, where="w:1"
+    )

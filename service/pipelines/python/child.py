@@ -269,8 +269,7 @@ class Child:
     def _failed(
         self, split: int, element: int, what: str, code: str = "INVALID_ARGUMENT"
     ) -> Failed:
-        name = repr(self._splits[split])
-        name = name if len(name) <= 200 else f"{name[:200]}…"
+        name = _repr(self._splits[split])
         return Failed(code, f"split {split} ({name}), element {element}: {what}", split, element)
 
 
@@ -284,10 +283,19 @@ def _bytes(leaf: Any) -> int:
 def _traceback(error: BaseException) -> str:
     """The user's own."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None and trace.tb_frame.f_globals is globals():
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
-    return f"{error!r}\n{text[-MAX_TEXT:]}"
+    return f"{_repr(error)}\n{text[-MAX_TEXT:]}"
+
+
+def _repr(value: object) -> str:
+    """In short; of a user's class it may raise anything."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001
+        text = object.__repr__(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def main(connection: socket.socket) -> None:

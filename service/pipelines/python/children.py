@@ -106,7 +106,11 @@ class PythonChild:
         ready = select.select(self.filenos(), [], [])[0]
         if self._connection.fileno() not in ready:  # what it has forked may have the other end
             return Died(ended(self._control), self.at)
-        data, descriptors, _, _ = socket.recv_fds(self._connection, MESSAGE_BYTES, 1)
+        try:
+            received = socket.recv_fds(self._connection, MESSAGE_BYTES, 1)
+        except ConnectionResetError:  # it ended, with messages unread; what it sent comes yet
+            received = socket.recv_fds(self._connection, MESSAGE_BYTES, 1)
+        data, descriptors, *_ = received
         match msgspec.msgpack.decode(data) if data else None:
             case ["block", count, size, header, slab, behind]:
                 block = read(count, header, self._payload(size, slab, descriptors))

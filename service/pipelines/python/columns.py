@@ -229,7 +229,7 @@ def _columns_of_strings(field: Field, values: Sequence[Any]) -> Column:
         flat = [] if array is None else array.ravel().tolist()
         if (
             array is None
-            or array.dtype.kind not in "SUO"
+            or (array.dtype.kind not in "SUO" and value != [])
             or not _fits(array.shape, field.shape)
             or not all(isinstance(text, str | bytes) for text in flat)
         ):

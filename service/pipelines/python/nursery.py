@@ -11,6 +11,7 @@ it has forked.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -46,11 +47,19 @@ class Nursery:
             socket.send_fds(self._requests, [b"fork"], ends)
         return ours
 
-    def _start(self) -> None:
-        if self._process is not None:
-            self._process.finish()
-        if self._requests is not None:
+    def close(self) -> None:
+        """End it, and all that it has forked. Idempotent."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and self._requests is not None:
             self._requests.close()
+            process.finish()
+
+    def _start(self) -> None:
+        self._end()
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             number = theirs.fileno()
@@ -75,6 +84,7 @@ def ended(control: socket.socket) -> str:
 
 
 NURSERY = Nursery()
+atexit.register(NURSERY.close)
 
 
 # -- the process ----------------------------------------------------------------------------------
