@@ -131,8 +131,8 @@ def request_of(
     dataset: PythonDataset, splits: Sequence[Any], structure: str
 ) -> pb.RegisterDatasetRequest:
     """All but the metadata. Raises InvalidArgument."""
-    versions = {name: package_version(name) for name in ("cloudpickle", *dataset.packages)}
-    if missing := [name for name, version in versions.items() if version is None]:
+    versions = {name: package_version(name) or "" for name in ("cloudpickle", *dataset.packages)}
+    if missing := [name for name, version in versions.items() if not version]:
         raise InvalidArgument(f"packages={[*dataset.packages]}: {missing} are not installed here")
     with _by_value():
         stored = python_pb2.PythonDataset(
@@ -156,8 +156,8 @@ def _pickled(value: Any) -> bytes:
         return bytes(cloudpickle.dumps(value))
     except Exception as error:
         raise InvalidArgument(
-            f"{_culprit(value)} cannot be pickled, and so not be sent to workers ({error}): make it "
-            "within the function, or within what it imports"
+            f"{_culprit(value)} cannot be pickled, and so not be sent to workers ({error}): make "
+            "it within the function, or within what it imports"
         ) from error
 
 
@@ -207,9 +207,9 @@ def _own_modules() -> list[ModuleType]:
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         known = name == "__main__" or name.partition(".")[0] == "forebay"
-        if isinstance(file, str) and not known and getattr(module, "__name__", None) == name:
-            if not _is_installed(file):
-                own.append(module)
+        known = known or getattr(module, "__name__", None) != name
+        if isinstance(file, str) and not known and not _is_installed(file):
+            own.append(module)
     return own
 
 

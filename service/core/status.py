@@ -9,8 +9,8 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS
 from . import ranges
 from .jobs import readers_of
-from .ledger import Ledger
 from .kinds import why_no_task
+from .ledger import Ledger
 from .places import place_of
 from .state import Dataset, Iteration, Job, Save, State
 

@@ -22,8 +22,8 @@ from importlib.metadata import version
 from typing import Any
 
 from ...journal import Journal, Retention, replay
-from ...journal.journal import FLUSH_S
 from ...journal.datasets import stored
+from ...journal.journal import FLUSH_S
 from ...journal.proto import events_pb2 as ev
 from ...storage import Corrupt, Fenced, Missing, Storage, StorageError, Writer
 from ..core import commands as c

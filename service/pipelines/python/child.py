@@ -196,7 +196,7 @@ class Child:
                 self._at[1] = element
         except Failed:
             raise
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - whatever it raises, this goes on
             self._flush()
             code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), "UNKNOWN")
             raise self._failed(split, element, _traceback(error), code) from None
@@ -256,11 +256,12 @@ class Child:
         self._wait_for_credit()
         self._require_process()  # before it writes where the other one does
         self._credit -= 1
-        reserved = self._lender.reserve(size)
-        if reserved is None:
-            slab, (descriptor, payload) = None, new_slab(size)
-        else:
+        slab: int | None = None
+        descriptor: int | None
+        if (reserved := self._lender.reserve(size)) is not None:
             (slab, descriptor), payload = reserved
+        else:
+            descriptor, payload = new_slab(size)
         header = write(columns, payload)
         self._send(["block", count, size, header, slab, behind], descriptor)
         if descriptor is not None:

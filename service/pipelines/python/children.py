@@ -95,6 +95,7 @@ class PythonChild:
 
     def run(self, first: int, count: int, start: int, seed: str | None) -> None:
         """Begin these splits, from element `start` on; `receive` until it has Ended, or is over."""
+        self._at[:] = -1
         self._send(["run", first, count, start, seed])
 
     def take(self, blocks: int = 1) -> None:

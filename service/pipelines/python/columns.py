@@ -32,6 +32,9 @@ _PLAIN: dict[str, set[type]] = {
 """Which of Python's numbers an array of this kind is made of."""
 
 
+_NUMBERS: dict[str, type] = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
+
+
 class Misfit(ValueError):
     """An element is not what was registered; `row` is its place in the column."""
 
@@ -175,10 +178,9 @@ def _array(field: Field, value: Any, row: int) -> Array:
     array = None
     if isinstance(value, bool | int | float | complex | list):
         made = _attempt(value)
-        if made is not None and {bool: "b"}.get(type(value), made.dtype.kind) in "biufc":
-            kinds = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
-            if not made.size or kinds[made.dtype.kind] in _PLAIN[field.dtype.kind]:
-                array = _attempt(value, field.dtype)
+        number = None if made is None else _NUMBERS.get(made.dtype.kind)
+        if made is not None and (not made.size or number in _PLAIN[field.dtype.kind]):
+            array = _attempt(value, field.dtype)
     elif isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array__"):
         array = _attempt(value)
         if array is not None and array.dtype.newbyteorder("=") == field.dtype:

@@ -102,7 +102,7 @@ def _serve(requests: socket.socket) -> socket.socket:
         parent.append(os.pidfd_open(os.getppid()))
     while True:
         polled = select.poll()
-        for end in (*parent, ended, *running.values()):
+        for end in (*parent, ended, *(control.fileno() for control in running.values())):
             polled.register(end, select.POLLIN)
         ready = {descriptor for descriptor, _ in polled.poll()}
         if ended in ready:

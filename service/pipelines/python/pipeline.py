@@ -100,4 +100,3 @@ class PythonPipeline:
     def close(self) -> None:
         """End the children that have nothing to do, and others when they have. Idempotent."""
         self._children.close()
-

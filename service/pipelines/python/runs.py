@@ -32,6 +32,8 @@ PARTS = 8
 SILENT_S = 60.0
 """An element that takes so long is said in the log."""
 
+NOWHERE = Place(-1, 0)
+
 NextRange = Callable[[], SplitRange | None]
 
 
@@ -52,8 +54,8 @@ class _Work:
     first: int
     stop: int
     start: int = 0
-    behind: Place = Place(-1, 0)  # the last element that came
-    seen: Place = Place(-1, 0)  # where the child is
+    behind: Place = NOWHERE  # the last element that came
+    seen: Place = NOWHERE  # where the child is
     since_s: float = 0.0  # when it came there
     warned: bool = False
 
@@ -151,7 +153,7 @@ class PythonRun:
                 self._divide(found)
             work = self._waiting.popleft()
             child = self._idle.pop() if self._idle else self._children.take()
-            work.behind, work.seen = Place(work.first, work.start), Place(-1, 0)
+            work.behind, work.seen = Place(work.first, work.start), NOWHERE
             work.since_s = time.monotonic()
             self._busy[child] = work
             child.run(work.first, work.stop - work.first, work.start, self._seed)

@@ -100,7 +100,9 @@ def spec_of(elements: Sequence[Any], path: str = "element") -> Spec:
             break
         if kind is Mapping:
             return {key: spec_of([e[key] for e in elements], f"{path}[{key!r}]") for key in first}
-        parts = [spec_of(part, f"{path}[{i}]") for i, part in enumerate(zip(*elements, strict=True))]
+        parts = [
+            spec_of(part, f"{path}[{i}]") for i, part in enumerate(zip(*elements, strict=True))
+        ]
         return type(first)._make(parts) if hasattr(first, "_make") else tuple(parts)
     else:
         return _leaf_spec(elements, path)
