@@ -326,8 +326,7 @@ def python(cluster: Cluster) -> None:
     definition = ev.DatasetDefinition(
         sources=[ev.SplitSource(count=20)], python_function=function, structure="s"
     )
-    cluster.do(c.RegisterDataset(dataset_id="", definition=definition, graph_bytes=7))
-    dataset_id = max(cluster.state.datasets)
+    dataset_id = cluster.do(c.RegisterDataset(dataset_id="", definition=definition, graph_bytes=7))
     cluster.do(c.RegisterDataset(dataset_id="named", definition=definition, graph_bytes=7))
     cluster.worker(51, stock=True)
     reader = cluster.join(cluster.job("named", "of python"), caller="p")

@@ -76,20 +76,20 @@ def python_dataset(blob: str, fingerprint: str = "same") -> c.RegisterDataset:
 
 def test_python_datasets_are_registered_restored_and_removed_as_graphs_are() -> None:
     given = Given()
-    first = given.when(python_dataset("a"))
-    assert given.when(python_dataset("b")) == first
+    first = given.when(python_dataset("a.1"))
+    assert given.when(python_dataset("b.1")) == first
     assert given.when(python_dataset("b", "other")) != first
     graph = given.when(dataset("g", "same", sources=[ev.SplitSource(count=9)]))
     assert graph != first
-    restored = msgspec.structs.replace(python_dataset("c"), dataset_id=first, restores=True)
+    restored = msgspec.structs.replace(python_dataset("c.1"), dataset_id=first, restores=True)
     given.when(restored)
     assert given.then == ["dataset_registered"]
-    assert given.state.unused_blobs == ["a"]
+    assert given.state.unused_blobs == ["a.1"]
     other = msgspec.structs.replace(restored, dataset_id=graph)
     with pytest.raises(InvalidArgument, match="another structure"):
         given.when(other)
     given.when(c.RemoveDataset(dataset_id=first))
-    assert "c" not in needed(given)
+    assert "c.1" not in needed(given)
 
 
 def needed(given: Given) -> set[str]:
@@ -102,7 +102,9 @@ def test_stock_workers_have_no_task_of_a_python_dataset() -> None:
     dataset_id = given.when(python_dataset("a"))
     before = given.when(c.RegisterWorker(address="stock:1", uid=1, stock=True))
     iteration = given.state.iterations[given.iteration(dataset_id=dataset_id).iteration_id]
-    assert f"dataset {dataset_id} is a Python dataset, and all workers" in why_no_task(given.state, iteration)
+    assert f"dataset {dataset_id} is a Python dataset, and all workers" in why_no_task(
+        given.state, iteration
+    )
     after = given.when(c.RegisterWorker(address="stock:2", uid=2, stock=True))
     ours = given.when(c.RegisterWorker(address="ours:1", uid=3))
     assert why_no_task(given.state, iteration) == ""
