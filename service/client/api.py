@@ -26,6 +26,7 @@ from ..pipelines.tf_data.element_specs import (
     component_specs,
     decode_metadata,
     encode_element_spec,
+    has_extension_types,
     plain,
     spec_of,
 )
@@ -76,7 +77,9 @@ def register_dataset(
         addresses, comma-separated.
       dataset: a `tf.data.Dataset`. Its graph is what is registered: Python functions in it
         (`py_function`, `from_generator`) do not work on workers. Or a Python dataset: a function
-        that `splits` are given for, or one that `python_dataset` decorates.
+        that `splits` are given for, or one that `python_dataset` decorates; or a function without
+        arguments that returns a `tf.data.Dataset`, which each worker builds for itself, and in
+        which Python functions do work.
       compression: "AUTO" compresses blocks of elements between hosts where that makes them
         arrive sooner, None never does; "ZSTD" and "LZ4" do it on every connection over TCP or
         gRPC. "SNAPPY" compresses each element, which is for tf.data service's own clients.
@@ -99,6 +102,9 @@ def register_dataset(
     elif python:
         raise InvalidArgument(f"{[*python]} are for functions: give their `splits` as well")
     if isinstance(dataset, PythonDataset):
+        return _register_python(service, dataset, compression, dataset_id or "")
+    if callable(dataset) and not isinstance(dataset, tf.data.Dataset):
+        dataset = PythonDataset(dataset, None)
         return _register_python(service, dataset, compression, dataset_id or "")
     if not isinstance(dataset, tf.data.Dataset):
         raise InvalidArgument(f"`dataset` must be a tf.data.Dataset, not {type(dataset)}")
@@ -174,22 +180,38 @@ def _register_python(
         raise InvalidArgument(
             'compression="SNAPPY" compresses graphs\' elements; give "AUTO", None, "ZSTD" or "LZ4"'
         )
-    splits = functions.listed(dataset.splits)
-    spec = dataset.element_spec
-    if spec is None:
-        spec = spec_of(functions.first_elements(dataset.function, splits))
-    structure = encode(spec)
-    try:
-        fields_of(structure)
-    except ValueError as error:
-        raise InvalidArgument(str(error)) from error
+    cardinality = int(tf.data.UNKNOWN_CARDINALITY)
+    if dataset.splits is None:
+        splits = None
+        built = dataset.function()
+        if not isinstance(built, tf.data.Dataset):
+            raise InvalidArgument(
+                f"the function returned {built!r:.100}, which is no tf.data.Dataset; if it is a "
+                "function of splits, give `splits`"
+            )
+        spec, cardinality = built.element_spec, int(built.cardinality().numpy())
+        if has_extension_types(spec):
+            raise InvalidArgument(
+                f"the function builds a dataset of {spec}: map its extension types to tensors"
+            )
+        structure = encode(spec)
+    else:
+        splits = functions.listed(dataset.splits)
+        spec = dataset.element_spec
+        if spec is None:
+            spec = spec_of(functions.first_elements(dataset.function, splits))
+        structure = encode(spec)
+        try:
+            fields_of(structure)
+        except ValueError as error:
+            raise InvalidArgument(str(error)) from error
     request = functions.request_of(dataset, splits, structure)
     request.dataset_id = dataset_id
     request.compression = _COMPRESSIONS[compression]
     request.metadata = data_service_pb2.DataServiceMetadata(
         element_spec=encode_element_spec(spec),
         compression=data_service_pb2.DataServiceMetadata.COMPRESSION_OFF,
-        cardinality=tf.data.UNKNOWN_CARDINALITY,
+        cardinality=cardinality,
     ).SerializeToString()
     return _registered(service, request)
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import cloudpickle
 
-from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument
 from ..pipelines.python.pipeline import package_version, python_version
 from ..proto import forebay_pb2 as pb
@@ -128,27 +127,34 @@ def first_elements(function: Callable[..., Any], splits: Sequence[Any]) -> list[
 
 
 def request_of(
-    dataset: PythonDataset, splits: Sequence[Any], structure: str
+    dataset: PythonDataset, splits: Sequence[Any] | None, structure: str
 ) -> pb.RegisterDatasetRequest:
-    """All but the metadata. Raises InvalidArgument."""
+    """All but the metadata; without splits, of a function that builds a dataset. Raises
+    InvalidArgument."""
     versions = {name: package_version(name) or "" for name in ("cloudpickle", *dataset.packages)}
     if missing := [name for name, version in versions.items() if not version]:
         raise InvalidArgument(f"packages={[*dataset.packages]}: {missing} are not installed here")
     with _by_value():
         stored = python_pb2.PythonDataset(
             function=_pickled(dataset.function),
-            splits=_pickled(splits),
+            splits=b"" if splits is None else _pickled(splits),
             python=python_version(),
             packages=versions,
             on_error=ON_ERROR[dataset.on_error],
             limit=dataset.limit,
             timeout_s=dataset.timeout_s or 0,
         )
-    return pb.RegisterDatasetRequest(
-        python=stored.SerializeToString(deterministic=True),
-        sources=[ev.SplitSource(count=len(splits))],
-        structure=structure,
+    request = pb.RegisterDatasetRequest(
+        python=stored.SerializeToString(deterministic=True), structure=structure
     )
+    if splits is None:
+        request.unsplittable = (
+            "it is built by a function on each worker, so that its splits are not known: read it "
+            "with ShardingPolicy.OFF, or register a function of splits"
+        )
+    else:
+        request.sources.add(count=len(splits))
+    return request
 
 
 def _pickled(value: Any) -> bytes:

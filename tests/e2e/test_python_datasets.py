@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.errors import PipelineError
+from forebay.service.errors import InvalidArgument, PipelineError, Unimplemented
 
 from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess, call
@@ -92,6 +92,47 @@ def test_a_failing_function_fails_its_trainer_alone(dispatcher: DispatcherProces
                 list(service.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id))
         assert 1 + sum(1 for _ in others) == 2000
     assert int(first["number"]) in range(1000)
+
+
+@pytest.fixture
+def single(tmp_path: pathlib.Path) -> Iterator[DispatcherProcess]:
+    """With one worker: it imports TensorFlow once more."""
+    with DispatcherProcess(tmp_path / "journal") as running, WorkerProcess(running.address):
+        yield running
+
+
+def test_a_dataset_that_a_function_builds_on_the_workers_may_call_python(
+    single: DispatcherProcess,
+) -> None:
+    dispatcher = single
+
+    def build() -> Any:
+        dataset = tf.data.Dataset.from_generator(
+            lambda: iter(range(300)), output_signature=tf.TensorSpec([], tf.int64)
+        )
+        dataset = dataset.map(lambda x: tf.numpy_function(lambda x: 2 * x, [x], tf.int64))
+        dataset = dataset.map(lambda x: tf.py_function(lambda x: x + 1, [x], tf.int64))
+        return dataset.map(lambda x: {"x": tf.ensure_shape(x, []), "text": tf.strings.as_string(x)})
+
+    dataset_id = service.register_dataset(dispatcher.target, build)
+    found = list(service.read(dispatcher.target, dataset_id))
+    assert collections.Counter(int(e["x"]) for e in found) == dict.fromkeys(range(1, 600, 2), 1)
+    assert all(e["text"] == str(int(e["x"])).encode() for e in found)
+    with pytest.raises(Unimplemented, match="built by a function on each worker"):
+        service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC)
+
+    def failing() -> Any:
+        def fail(x: int) -> int:
+            raise KeyError("why")
+
+        fails = lambda x: tf.numpy_function(fail, [x], tf.int64)  # noqa: E731
+        return tf.data.Dataset.range(3).map(fails)
+
+    dataset_id = service.register_dataset(dispatcher.target, failing)
+    with pytest.raises(PipelineError, match=r"worker 127(.|\n)*KeyError: 'why'"):
+        list(service.read(dispatcher.target, dataset_id))
+    with pytest.raises(InvalidArgument, match=r"returned 7, which is no tf\.data.Dataset"):
+        service.register_dataset(dispatcher.target, lambda: 7)
 
 
 def test_killed_workers_and_dispatchers_cost_no_element_twice(tmp_path: pathlib.Path) -> None:

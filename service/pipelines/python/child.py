@@ -35,8 +35,9 @@ import msgspec
 import numpy as np
 
 from ...blocks import BLOCK_BYTES
+from ...errors import PipelineError
 from ...shared import Lender, new_slab
-from .columns import Misfit, column_of, fields_of, write
+from .columns import Column, Misfit, column_of, columns_of, fields_of, write
 
 CREDIT = 3
 """Blocks that have not been taken, before it waits."""
@@ -80,18 +81,14 @@ class Child:
         self._lender = Lender()
         self._credit = CREDIT
         message, (definition, progress), _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 2)
-        _, structure, size = msgspec.msgpack.decode(message)
+        _, self._structure, size = msgspec.msgpack.decode(message)
         with mmap.mmap(definition, size, prot=mmap.PROT_READ) as stored:
             self._definition = stored[:]
         self._at = memoryview(mmap.mmap(progress, 16)).cast("q")
         os.close(definition)
         os.close(progress)
-        self._fields, self._flatten = fields_of(structure)
-        sizes = [field.bytes for field in self._fields]
-        self._element_bytes = None if None in sizes else sum(size or 0 for size in sizes)
         self._function: Callable[[Any], Any]
-        self._splits: Sequence[Any]
-        self._begin_block()
+        self._splits: Sequence[Any] | None  # None: the function builds a dataset
 
     def serve(self) -> NoReturn:
         try:
@@ -117,8 +114,13 @@ class Child:
 
         dataset = PythonDataset.FromString(self._definition)
         del self._definition
+        self._splits = None
         try:
-            self._splits = cloudpickle.loads(dataset.splits)
+            if dataset.splits:
+                self._fields, self._flatten = fields_of(self._structure)
+                sizes = [field.bytes for field in self._fields]
+                self._element_bytes = None if None in sizes else sum(n or 0 for n in sizes)
+                self._splits = cloudpickle.loads(dataset.splits)
             self._function = cloudpickle.loads(dataset.function)
         except ModuleNotFoundError as error:
             raise Failed(
@@ -168,6 +170,8 @@ class Child:
     # -- elements --------------------------------------------------------------------------------
 
     def _run(self, first: int, count: int, start: int, seed: str | None) -> None:
+        if self._splits is None:
+            return self._run_built()
         random.seed(seed)
         np.random.seed(None if seed is None else random.getrandbits(32))
         self._begin_block()
@@ -175,9 +179,24 @@ class Child:
         for split in range(first, first + count):
             start -= self._run_split(split, start)
         self._flush()
+        return None
+
+    def _run_built(self) -> None:
+        from .built import blocks
+
+        self._at[0], self._at[1] = 0, 0
+        try:
+            for block in blocks(self._function, self._structure):
+                self._at[1] += block.count
+                self._send_columns(block.count, columns_of(block), (0, self._at[1]))
+        except PipelineError as error:
+            raise Failed(error.code, error.message, 0, self._at[1]) from None
+        except BaseException as error:  # noqa: BLE001 - whatever it raises, this goes on
+            raise Failed(_code(error), _traceback(error), 0, self._at[1]) from None
 
     def _run_split(self, split: int, start: int) -> int:
         """All of it but the first `start` elements; how many it has."""
+        assert self._splits is not None
         self._at[0], self._at[1] = split, 0
         element = 0
         last_s = time.monotonic()
@@ -198,8 +217,7 @@ class Child:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it raises, this goes on
             self._flush()
-            code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), "UNKNOWN")
-            raise self._failed(split, element, _traceback(error), code) from None
+            raise self._failed(split, element, _traceback(error), _code(error)) from None
         return element
 
     def _add(self, value: Any, split: int, element: int) -> None:
@@ -252,6 +270,9 @@ class Child:
 
     def _send_block(self, count: int, values: list[list[Any]], behind: tuple[int, int]) -> None:
         columns = [column_of(f, column) for f, column in zip(self._fields, values, strict=True)]
+        self._send_columns(count, columns, behind)
+
+    def _send_columns(self, count: int, columns: list[Column], behind: tuple[int, int]) -> None:
         size = max(1, sum(column.size for column in columns))
         self._wait_for_credit()
         self._require_process()  # before it writes where the other one does
@@ -270,6 +291,7 @@ class Child:
     def _failed(
         self, split: int, element: int, what: str, code: str = "INVALID_ARGUMENT"
     ) -> Failed:
+        assert self._splits is not None
         name = _repr(self._splits[split])
         return Failed(code, f"split {split} ({name}), element {element}: {what}", split, element)
 
@@ -279,6 +301,10 @@ def _bytes(leaf: Any) -> int:
     if isinstance(size, int):
         return size
     return len(leaf) if isinstance(leaf, bytes | str) else 8
+
+
+def _code(error: BaseException) -> str:
+    return next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), "UNKNOWN")
 
 
 def _traceback(error: BaseException) -> str:

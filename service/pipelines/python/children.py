@@ -18,7 +18,7 @@ from ...errors import PipelineError
 from ...shared import Borrower, new_slab
 from .child import MESSAGE_BYTES
 from .columns import read
-from .nursery import NURSERY, ended
+from .nursery import Nursery, ended
 
 
 class Place(NamedTuple):
@@ -60,12 +60,12 @@ Event = Received | Ended | Failed | Died
 class PythonChild:
     """A process with the function of one dataset. For one thread at a time."""
 
-    def __init__(self, definition: bytes, structure: str) -> None:
+    def __init__(self, nursery: Nursery, definition: bytes, structure: str) -> None:
         """Raises PipelineError."""
         try:
             self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                self._control = NURSERY.fork(theirs)
+                self._control = nursery.fork(theirs)
             stored, memory = new_slab(max(1, len(definition)))
             progress, shared = new_slab(16)
         except OSError as error:
@@ -149,7 +149,8 @@ class PythonChild:
 class Children:
     """The processes of one dataset. Thread-safe."""
 
-    def __init__(self, definition: bytes, structure: str, most_idle: int) -> None:
+    def __init__(self, nursery: Nursery, definition: bytes, structure: str, most_idle: int) -> None:
+        self._nursery = nursery
         self._definition = definition
         self._structure = structure
         self._most_idle = most_idle
@@ -163,7 +164,7 @@ class Children:
             with self._lock:
                 found = self._idle.pop() if self._idle else None
             if found is None:
-                return PythonChild(self._definition, self._structure)
+                return PythonChild(self._nursery, self._definition, self._structure)
             if found.lives:
                 return found
             found.kill()

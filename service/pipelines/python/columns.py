@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...block_limits import DTYPES, padding
-from ...blocks import Array, Block, Component, Strings, numpy_dtype
+from ...blocks import Array, Block, Component, Strings, buffers, numpy_dtype
 
 Leaves = list[Any]
 Flatten = Callable[[Any, Leaves], None]
@@ -249,6 +249,18 @@ def _columns_of_strings(field: Field, values: Sequence[Any]) -> Column:
 def _shapes(arrays: Iterable[Array]) -> tuple[np.dtype[Any], tuple[int, ...], Sequence[Array]]:
     shapes = np.array([array.shape for array in arrays], np.int64)
     return shapes.dtype, shapes.shape, [shapes]
+
+
+def columns_of(block: Block) -> list[Column]:
+    """Of a block that is there already."""
+    return [
+        Column(
+            isinstance(component.values, Strings),
+            [(array.dtype, array.shape, [array]) for array in buffers(component)],
+            component.shapes is not None,
+        )
+        for component in block.components
+    ]
 
 
 # -- payloads -------------------------------------------------------------------------------------

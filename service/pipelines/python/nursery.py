@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import importlib
 import os
 import select
 import signal
@@ -22,7 +23,7 @@ import socket
 import sys
 import threading
 
-from ...processes import Child, forebay
+from ...processes import EXIT_WITH_PARENT, Child, forebay
 
 PR_SET_PDEATHSIG = 1
 
@@ -30,7 +31,9 @@ PR_SET_PDEATHSIG = 1
 class Nursery:
     """Of this process. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, *imports: str) -> None:
+        """What it imports, too, besides child.py."""
+        self._imports = imports
         self._lock = threading.Lock()
         self._process: Child | None = None
         self._requests: socket.socket | None = None
@@ -64,7 +67,7 @@ class Nursery:
         with theirs:
             number = theirs.fileno()
             self._process = Child(
-                forebay("pipelines.python.nursery", str(number)),
+                forebay("pipelines.python.nursery", str(number), *self._imports),
                 None,
                 exit_with_parent=True,
                 descriptors=[number],
@@ -83,8 +86,11 @@ def ended(control: socket.socket) -> str:
     return how if code != -signal.SIGKILL else f"{how}, perhaps because memory was short"
 
 
-NURSERY = Nursery()
-atexit.register(NURSERY.close)
+PLAIN, TENSORFLOWS = Nursery(), Nursery("built")
+"""For functions of splits, and for those that build datasets: TensorFlow's import takes long."""
+
+for _nursery in (PLAIN, TENSORFLOWS):
+    atexit.register(_nursery.close)
 
 
 # -- the process ----------------------------------------------------------------------------------
@@ -150,5 +156,8 @@ if __name__ == "__main__":
     from ...proto import python_pb2  # noqa: F401
     from . import child
 
+    for name in sys.argv[2:]:
+        if name != EXIT_WITH_PARENT:
+            importlib.import_module(f"{__package__}.{name}")
     gc.freeze()  # so that no fork looks through it all again, and copies it
     child.main(_serve(socket.socket(fileno=int(sys.argv[1]))))

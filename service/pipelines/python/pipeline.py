@@ -9,10 +9,11 @@ from importlib import metadata
 
 from ....journal.proto import events_pb2 as ev
 from ....journal.splits import source_size
-from ...errors import FailedPrecondition
+from ...errors import FailedPrecondition, Unimplemented
 from ...proto.python_pb2 import SKIP, PythonDataset
 from ..splits import SplitFeed, SplitRange
 from .children import Children
+from .nursery import PLAIN, TENSORFLOWS
 from .runs import Policy, PythonRun
 
 
@@ -62,10 +63,13 @@ class PythonPipeline:
         """0 processes: one for each core. Raises FailedPrecondition."""
         dataset = PythonDataset.FromString(stored)
         require_versions(dataset)
-        self._size = source_size(sources[0])
-        self._processes = processes or len(os.sched_getaffinity(0))
+        self._is_built = not dataset.splits
+        self._size = 1 if self._is_built else source_size(sources[0])
+        self._processes = 1 if self._is_built else processes or len(os.sched_getaffinity(0))
         self._policy = Policy(dataset.on_error, dataset.limit, dataset.timeout_s, where)
-        self._children = Children(stored, structure, self._processes)
+        self._children = Children(
+            TENSORFLOWS if self._is_built else PLAIN, stored, structure, self._processes
+        )
 
     def run(self, feed: SplitFeed | None) -> PythonRun:
         """Each split is run in one of the children, and all at once are not."""
@@ -82,6 +86,11 @@ class PythonPipeline:
         A function that skips elements does so in a bundle as well, if it was registered so; but
         not one that fails, which ends the bundle: what is behind would have other indices.
         """
+        if self._is_built:
+            raise Unimplemented(
+                "a dataset that a function builds has no splits, and so no bundles: register a "
+                "function of splits"
+            )
         if start < 0:
             raise ValueError(f"a bundle starts at an index from 0, not at {start}")
         if splits.first < 0 or splits.first + splits.count > self._size:
