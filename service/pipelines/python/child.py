@@ -87,7 +87,7 @@ class Child:
         self._at = memoryview(mmap.mmap(progress, 16)).cast("q")
         os.close(definition)
         os.close(progress)
-        self._function: Callable[[Any], Any]
+        self._function: Callable[..., Any]
         self._splits: Sequence[Any] | None  # None: the function builds a dataset
 
     def serve(self) -> NoReturn:

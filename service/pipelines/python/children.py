@@ -86,7 +86,7 @@ class PythonChild:
     @property
     def lives(self) -> bool:
         """Whether its process has not ended, as far as is known."""
-        return not select.select([self._control], [], [], 0)[0]
+        return not _readable(self._control, timeout_ms=0)
 
     @property
     def at(self) -> Place:
@@ -104,7 +104,7 @@ class PythonChild:
 
     def receive(self) -> Event:
         """What it says next; waits for it."""
-        ready = select.select(self.filenos(), [], [])[0]
+        ready = _readable(self._connection, self._control)
         if self._connection.fileno() not in ready:  # what it has forked may have the other end
             return Died(ended(self._control), self.at)
         try:
@@ -144,6 +144,13 @@ class PythonChild:
     def _send(self, message: list[Any], descriptors: list[int] = []) -> None:  # noqa: B006
         with contextlib.suppress(OSError):  # it has ended, which is received
             socket.send_fds(self._connection, [msgspec.msgpack.encode(message)], descriptors)
+
+
+def _readable(*ends: socket.socket, timeout_ms: int | None = None) -> set[int]:
+    polled = select.poll()  # for select knows no descriptor above 1,023
+    for end in ends:
+        polled.register(end, select.POLLIN)
+    return {descriptor for descriptor, _ in polled.poll(timeout_ms)}
 
 
 class Children:
