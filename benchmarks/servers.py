@@ -108,8 +108,8 @@ def our_dispatcher(directory: pathlib.Path, port: int = 0, *, collect: bool = Fa
     )
 
 
-def our_worker(dispatcher: Server) -> Server:
-    command = ("worker", "--dispatcher", dispatcher.address)
+def our_worker(dispatcher: Server, *options: object) -> Server:
+    command = ("worker", "--dispatcher", dispatcher.address, *options)
     return Server("forebay.service.cli", *command)
 
 

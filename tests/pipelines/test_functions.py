@@ -321,7 +321,7 @@ def test_an_element_that_takes_too_long_ends_its_process() -> None:
         yield split
         time.sleep(3600)
 
-    with pytest.raises(PipelineError, match="split 0, element .: it has taken longer than") as e:
+    with pytest.raises(PipelineError, match=r"split 0, element .: it has taken longer than") as e:
         read(hangs, [1], timeout_s=0.5)
     assert e.value.code == "DEADLINE_EXCEEDED"
 
