@@ -80,7 +80,7 @@ def python(setting: Setting) -> list[Finding]:
             sides["torch"] = measured("arrays", 2, torch=True)
         figures = setting.alternate(**sides)
     beside = "; peer: a PyTorch DataLoader with two workers" if loader else ""
-    rows = [
+    rows: list[tuple[str, str, str, dict[str, float]]] = [
         ("a trivial function, one process", "trivial", "", {"required": 100_000}),
         ("a CPU-bound one, two processes; peer: one", "busy two", "busy one", {"ratio": 1.8}),
         (f"150 KB uint8 images, two processes{beside}", "arrays", "torch" if loader else "",

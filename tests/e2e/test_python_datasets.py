@@ -149,7 +149,7 @@ def test_killed_workers_and_dispatchers_cost_no_element_twice(tmp_path: pathlib.
     with DispatcherProcess(tmp_path / "journal") as dispatcher:
         one = WorkerProcess(dispatcher.address, processes=1).wait_until_registered()
         with WorkerProcess(dispatcher.address, processes=1):
-            dataset_id = service.register_dataset(dispatcher.target, slow, splits=range(100))
+            dataset_id = service.register_dataset(dispatcher.target, slow, splits=range(60))
             found = []
             for element in service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC):
                 found.append(int(element))
@@ -159,21 +159,23 @@ def test_killed_workers_and_dispatchers_cost_no_element_twice(tmp_path: pathlib.
                     dispatcher.kill()
                     dispatcher.restart()
             assert len(found) == len(set(found))
-            assert set(found) <= {*range(1000)}
+            assert set(found) <= {*range(600)}
             again = service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC)
-            assert sorted(map(int, again)) == [*range(1000)]
-            processes = [int(path.name) for path in folder.iterdir()]
+            assert sorted(map(int, again)) == [*range(600)]
+    # Here it was called as well, to see what it yields.
+    processes = {int(path.name) for path in folder.iterdir()} - {os.getpid()}
     assert len(processes) >= 2
     while any(map(lives, processes)):
         time.sleep(0.01)
 
 
 def lives(process: int) -> bool:
+    """Nobody may have asked yet how it ended."""
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
+        status = pathlib.Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    return True
+    return status.rpartition(")")[2].split()[0] != "Z"
 
 
 def test_who_cannot_run_it_has_no_task_and_who_shall_not_says_so(
