@@ -24,6 +24,7 @@ from .fleet import fleet
 from .loopback import loopback
 from .machine import describe, filesystem, require
 from .memory import memory
+from .python import python
 from .real_files import file_row
 from .redis import redis, redis_restart
 from .restart import restart
@@ -64,6 +65,7 @@ ROWS: dict[str, Row] = {
     "get_split": get_split,
     "memory": memory,
     "epochs": epochs,
+    "python": python,
     "redis": redis,
     "redis_restart": redis_restart,
     "failover": failover,

@@ -111,8 +111,8 @@ def our_dispatcher(
     )
 
 
-def our_worker(dispatcher: Server) -> Server:
-    command = ("worker", "--dispatcher", dispatcher.address)
+def our_worker(dispatcher: Server, *options: object) -> Server:
+    command = ("worker", "--dispatcher", dispatcher.address, *options)
     return Server("forebay.service.cli", *command)
 
 

@@ -11,8 +11,8 @@ FORMAT = 4
 """Of the events that this version writes; it reads this and every earlier one.
 
 In format 1 a new journal id said by itself that nobody goes on, and where ids begin. Before format
-3 no job was sharded statically, and nothing was saved; before format 4 nobody heard of a worker
-that drains.
+3 no job was sharded statically, and nothing was saved. Before format 4 each dataset was a
+graph, no source grew, and nobody heard of a worker that drains.
 """
 
 

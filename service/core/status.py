@@ -9,6 +9,7 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS
 from . import ranges, saves
 from .jobs import readers_of
+from .kinds import why_no_task
 from .ledger import Ledger
 from .places import place_of
 from .state import Dataset, EndedSave, Iteration, Job, Save, State
@@ -63,7 +64,7 @@ def status(state: State, strangers: Iterable[Stranger] = ()) -> dict[str, Any]:
                 "lost_splits": job.lost_splits,
                 "cross_trainer_cache": job.cross_trainer_cache,
                 "iterations": [
-                    _iteration(state.iterations[i]) for i in sorted(job.iterations.values())
+                    _iteration(state, state.iterations[i]) for i in sorted(job.iterations.values())
                 ],
             }
             for job in state.jobs.values()
@@ -125,7 +126,7 @@ def _dataset(state: State, dataset: Dataset, jobs: list[Job]) -> dict[str, Any]:
     }
 
 
-def _iteration(iteration: Iteration) -> dict[str, Any]:
+def _iteration(state: State, iteration: Iteration) -> dict[str, Any]:
     return {
         "iteration_id": iteration.iteration_id,
         "epoch": iteration.epoch,
@@ -133,6 +134,7 @@ def _iteration(iteration: Iteration) -> dict[str, Any]:
         "consumers": len(iteration.consumers),
         "running_tasks": iteration.running_tasks,
         "completed_tasks": iteration.completed_tasks,
+        "no_task": (not iteration.finished and why_no_task(state, iteration)) or None,
         "sources": [
             _ledger(x, x.size if iteration.leased_singly else x.size_together)
             for x in iteration.ledgers

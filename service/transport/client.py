@@ -22,6 +22,7 @@ from ..connections.protocols import GRPC, TCP, UNIX
 from ..delivery import ANY, End, Order
 from ..errors import ForebayError, ProtocolError
 from ..proto import transfer_pb2 as pb
+from ..shared import Borrower
 from . import frames
 from .budget import Share
 from .codecs import CODECS
@@ -36,7 +37,6 @@ from .messages import (
     unpack_payload,
 )
 from .receiving import Receiving
-from .shared import Borrower
 from .worker_client import WorkerClient
 
 _log = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from ..delivery import (
 )
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
+from ..shared import SHARED_BYTES, Lender
 from . import codecs, frames
-from .shared import SHARED_BYTES, Lender
 
 VERSION = 2
 Key = tuple[int, int]

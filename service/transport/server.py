@@ -23,11 +23,11 @@ from google.protobuf.message import DecodeError
 from ..delivery import TaskOutput, orders
 from ..errors import AddressInUse, ProtocolError
 from ..proto import transfer_pb2 as pb
+from ..shared import Lender
 from . import frames, local
 from .compression import Packer
 from .messages import VERSION, encode_block, encode_end, encode_refusal
 from .sessions import Sessions
-from .shared import Lender
 from .streams import Ended, Link, Outgoing, Refusal, Sent
 
 _log = logging.getLogger(__name__)

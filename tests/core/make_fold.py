@@ -354,6 +354,25 @@ def loaded(cluster: Cluster) -> None:
     get()
 
 
+def python(cluster: Cluster) -> None:
+    """A Python dataset, which a stock worker gets no task of, and its end."""
+    live(cluster)
+    function = ev.PythonFunction(blob="python.3-1", fingerprint="same")
+    definition = ev.DatasetDefinition(
+        sources=[ev.SplitSource(count=20)], python_function=function, structure="s"
+    )
+    dataset_id = cluster.do(c.RegisterDataset(dataset_id="", definition=definition, graph_bytes=7))
+    cluster.do(c.RegisterDataset(dataset_id="named", definition=definition, graph_bytes=7))
+    cluster.worker(51, stock=True)
+    reader = cluster.join(cluster.job("named", "of python"), caller="p")
+    worker_id = cluster.worker(52)
+    cluster.worker(53, stock=True)
+    cluster.lease(cluster.task(worker_id), 3, 1)
+    cluster.elect(3)
+    cluster.do(c.RemoveDataset(dataset_id=dataset_id))
+    cluster.leave(reader.consumer_id)
+
+
 LIVES: dict[str, Callable[[Cluster], None]] = {
     "live": live,
     "repaired": repaired,
@@ -362,6 +381,7 @@ LIVES: dict[str, Callable[[Cluster], None]] = {
     "removed": removed,
     "saved": saved,
     "loaded": loaded,
+    "python": python,
 }
 
 

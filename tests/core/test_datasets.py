@@ -9,6 +9,8 @@ import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
+from forebay.service.core.kinds import why_no_task
+from forebay.service.dispatcher.graphs import needed_blobs
 from forebay.service.errors import InvalidArgument, NotFound
 
 from .given import Given, dataset
@@ -63,3 +65,59 @@ def test_a_dataset_whose_graph_is_lost_is_given_another_one_of_the_same_splits()
     given.when(c.RemoveDataset(dataset_id=dataset_id))
     with pytest.raises(NotFound, match=f"Dataset id {dataset_id} not found"):
         given.when(register("d", True))
+
+
+def python_dataset(blob: str, fingerprint: str = "same") -> c.RegisterDataset:
+    function = ev.PythonFunction(blob=blob, fingerprint=fingerprint)
+    sources = [ev.SplitSource(count=9)]
+    definition = ev.DatasetDefinition(python_function=function, sources=sources)
+    return c.RegisterDataset(dataset_id="", definition=definition)
+
+
+def test_python_datasets_are_registered_restored_and_removed_as_graphs_are() -> None:
+    given = Given()
+    first = given.when(python_dataset("a.1"))
+    assert given.when(python_dataset("b.1")) == first
+    assert given.when(python_dataset("b", "other")) != first
+    graph = given.when(dataset("g", "same", sources=[ev.SplitSource(count=9)]))
+    assert graph != first
+    restored = msgspec.structs.replace(python_dataset("c.1"), dataset_id=first, restores=True)
+    given.when(restored)
+    assert given.then == ["dataset_registered"]
+    assert given.state.unused_blobs == ["a.1"]
+    other = msgspec.structs.replace(restored, dataset_id=graph)
+    with pytest.raises(InvalidArgument, match="another structure"):
+        given.when(other)
+    given.when(c.RemoveDataset(dataset_id=first))
+    assert "c.1" not in needed(given)
+
+
+def needed(given: Given) -> set[str]:
+    return set(needed_blobs(given.state).values())
+
+
+def test_stock_workers_have_no_task_of_a_python_dataset() -> None:
+    """Whether they come before the reader or after, or are all that is left."""
+    given = Given()
+    dataset_id = given.when(python_dataset("a"))
+    before = given.when(c.RegisterWorker(address="stock:1", uid=1, stock=True))
+    iteration = given.state.iterations[given.iteration(dataset_id=dataset_id).iteration_id]
+    assert f"dataset {dataset_id} is a Python dataset, and all workers" in why_no_task(
+        given.state, iteration
+    )
+    after = given.when(c.RegisterWorker(address="stock:2", uid=2, stock=True))
+    ours = given.when(c.RegisterWorker(address="ours:1", uid=3))
+    assert why_no_task(given.state, iteration) == ""
+    assert [given.state.tasks[i].worker_id for i in iteration.tasks] == [ours]
+    (task_id,) = iteration.tasks
+    lease = given.lease(task_id, 4)
+    assert lease is not None
+    given.hand_back(lease, 4)
+    while given.lease(task_id, 9) is not None:
+        pass
+    given.when(c.LoseWorker(worker_id=ours, reason="it said goodbye", left=True))
+    assert not iteration.tasks, "nobody is left who could sweep up what was handed back"
+    assert not iteration.finished
+    assert not any(given.state.workers[w].tasks for w in (before, after))
+    again = given.when(c.RegisterWorker(address="ours:2", uid=4))
+    assert [given.state.tasks[i].worker_id for i in iteration.tasks] == [again]

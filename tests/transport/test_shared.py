@@ -19,8 +19,7 @@ from forebay.service.blocks import Block, Component
 from forebay.service.delivery import AnyOutput, EndOfTask
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import BlockServer, frames, messages
-from forebay.service.transport.shared import (
+from forebay.service.shared import (
     LEAST_SLABS,
     MAX_SLABS,
     POOL_BYTES,
@@ -28,6 +27,7 @@ from forebay.service.transport.shared import (
     Borrower,
     Lender,
 )
+from forebay.service.transport import BlockServer, frames, messages
 
 from .peers import UID, Consumer
 

@@ -1,0 +1,198 @@
+"""Python datasets through the service: real processes, and whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import collections
+import os
+import pathlib
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from forebay import service
+from forebay.service.errors import InvalidArgument, PipelineError, Unimplemented
+
+from ..cluster import WorkerProcess
+from ..stock import DispatcherProcess, call
+
+OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
+
+
+@pytest.fixture(scope="module")
+def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
+    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def workers(dispatcher: DispatcherProcess) -> Iterator[None]:
+    with WorkerProcess(dispatcher.address), WorkerProcess(dispatcher.address, processes=2):
+        yield
+
+
+@service.python_dataset(range(50))
+def numbers(split: int) -> Iterator[dict[str, Any]]:
+    """20 of them a split."""
+    for number in range(20 * split, 20 * (split + 1)):
+        yield {"number": number, "text": f"{number}", "array": np.full((2, 3), number, np.int32)}
+
+
+@pytest.mark.usefixtures("workers")
+def test_every_element_comes_once_or_once_a_worker(dispatcher: DispatcherProcess) -> None:
+    dataset_id = service.register_dataset(dispatcher.target, numbers)
+    assert service.register_dataset(dispatcher.target, numbers) == dataset_id
+    for mode, times in ((DYNAMIC, 1), (OFF, 2)):
+        found = []
+        for element in service.read(dispatcher.target, dataset_id, processing_mode=mode):
+            number = int(element["number"])
+            assert element["text"] == str(number).encode()
+            assert element["array"].tolist() == [[number] * 3] * 2
+            found.append(number)
+        assert collections.Counter(found) == dict.fromkeys(range(1000), times)
+    dataset = service.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id)
+    assert dataset.element_spec == {
+        "number": tf.TensorSpec([], tf.int64),
+        "text": tf.TensorSpec([], tf.string),
+        "array": tf.TensorSpec([2, 3], tf.int32),
+    }
+    assert sorted(int(element["number"]) for element in dataset) == [*range(1000)]
+
+
+@pytest.mark.usefixtures("workers")
+def test_a_failing_function_fails_its_trainer_alone(dispatcher: DispatcherProcess) -> None:
+    def fails(split: str) -> Iterator[int]:
+        yield 1
+        if split == "c":
+            raise KeyError("why")
+
+    def dies(split: str) -> Iterator[int]:
+        yield 1
+        if split == "c":
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+    with service.read(
+        dispatcher.target, service.register_dataset(dispatcher.target, numbers)
+    ) as others:
+        first = next(others)
+        for function, wanted in (
+            (fails, r"worker 127.*split 2 \('c'\), element 1: KeyError\('why'\)\nTraceback"),
+            (dies, "worker 127.*split 2, element 1: .*killed by SIGSEGV"),
+        ):
+            dataset_id = service.register_dataset(dispatcher.target, function, splits=[*"abcd"])
+            with pytest.raises(PipelineError, match=wanted):
+                list(service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC))
+            with pytest.raises(tf.errors.OpError, match="split 2"):
+                list(service.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id))
+        assert 1 + sum(1 for _ in others) == 2000
+    assert int(first["number"]) in range(1000)
+
+
+@pytest.fixture
+def single(tmp_path: pathlib.Path) -> Iterator[DispatcherProcess]:
+    """With one worker: it imports TensorFlow once more."""
+    with DispatcherProcess(tmp_path / "journal") as running, WorkerProcess(running.address):
+        yield running
+
+
+def test_a_dataset_that_a_function_builds_on_the_workers_may_call_python(
+    single: DispatcherProcess,
+) -> None:
+    dispatcher = single
+
+    def build() -> Any:
+        dataset = tf.data.Dataset.from_generator(
+            lambda: iter(range(300)), output_signature=tf.TensorSpec([], tf.int64)
+        )
+        dataset = dataset.map(lambda x: tf.numpy_function(lambda x: 2 * x, [x], tf.int64))
+        dataset = dataset.map(lambda x: tf.py_function(lambda x: x + 1, [x], tf.int64))
+        return dataset.map(lambda x: {"x": tf.ensure_shape(x, []), "text": tf.strings.as_string(x)})
+
+    dataset_id = service.register_dataset(dispatcher.target, build)
+    found = list(service.read(dispatcher.target, dataset_id))
+    assert collections.Counter(int(e["x"]) for e in found) == dict.fromkeys(range(1, 600, 2), 1)
+    assert all(e["text"] == str(int(e["x"])).encode() for e in found)
+    with pytest.raises(Unimplemented, match="built by a function on each worker"):
+        service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC)
+
+    def failing() -> Any:
+        def fail(x: int) -> int:
+            raise KeyError("why")
+
+        fails = lambda x: tf.numpy_function(fail, [x], tf.int64)  # noqa: E731
+        return tf.data.Dataset.range(3).map(fails)
+
+    dataset_id = service.register_dataset(dispatcher.target, failing)
+    with pytest.raises(PipelineError, match=r"worker 127(.|\n)*KeyError: 'why'"):
+        list(service.read(dispatcher.target, dataset_id))
+    with pytest.raises(InvalidArgument, match=r"returned 7, which is no tf\.data.Dataset"):
+        service.register_dataset(dispatcher.target, lambda: 7)
+
+
+def test_killed_workers_and_dispatchers_cost_no_element_twice(tmp_path: pathlib.Path) -> None:
+    """And the functions' processes end with their workers."""
+    folder = tmp_path / "processes"
+    folder.mkdir()
+
+    def slow(split: int) -> Iterator[int]:
+        (folder / str(os.getpid())).touch()
+        for number in range(10 * split, 10 * (split + 1)):
+            time.sleep(0.005)
+            yield number
+
+    with DispatcherProcess(tmp_path / "journal") as dispatcher:
+        one = WorkerProcess(dispatcher.address, processes=1).wait_until_registered()
+        with WorkerProcess(dispatcher.address, processes=1):
+            dataset_id = service.register_dataset(dispatcher.target, slow, splits=range(60))
+            found = []
+            for element in service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC):
+                found.append(int(element))
+                if len(found) == 100:
+                    one.kill()
+                if len(found) == 200:
+                    dispatcher.kill()
+                    dispatcher.restart()
+            assert len(found) == len(set(found))
+            assert set(found) <= {*range(600)}
+            again = service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC)
+            assert sorted(map(int, again)) == [*range(600)]
+    # Here it was called as well, to see what it yields.
+    processes = {int(path.name) for path in folder.iterdir()} - {os.getpid()}
+    assert len(processes) >= 2
+    while any(map(lives, processes)):
+        time.sleep(0.01)
+
+
+def lives(process: int) -> bool:
+    """Nobody may have asked yet how it ended."""
+    try:
+        status = pathlib.Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def test_who_cannot_run_it_has_no_task_and_who_shall_not_says_so(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TensorFlow's workers, and one that listens to all the world and was not told to."""
+    with DispatcherProcess(tmp_path / "journal") as dispatcher:
+        call(dispatcher, "WorkerHeartbeat", {"worker_address": "stock:1", "worker_uid": 7})
+        dataset_id = service.register_dataset(dispatcher.target, numbers)
+        with pytest.raises(grpc.RpcError, match="is a Python dataset, which has no graph"):
+            call(dispatcher, "GetDatasetDef", {"dataset_id": dataset_id})
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(list, service.read(dispatcher.target, dataset_id))
+            while "all workers that there are, 1, are tf.data service's own" not in caplog.text:
+                time.sleep(0.01)
+            world = {"host": "0.0.0.0", "address": "127.0.0.1:%port%"}
+            refused = pytest.raises(PipelineError, match="start it with --allow-python")
+            with WorkerProcess(dispatcher.address, **world), refused as error:
+                reading.result(timeout=60)
+        assert error.value.code == "FAILED_PRECONDITION"
