@@ -117,6 +117,11 @@ def looked_up(p: beam.Pipeline) -> beam.PCollection:
     )
 
 
+def lines_of(file: fileio.ReadableFile) -> list[bytes]:
+    with file.open() as opened:
+        return [*opened]
+
+
 def wrong(n: int) -> int:
     return 1 // n
 
@@ -132,7 +137,7 @@ PIPELINES: dict[str, Callable[[str], Build]] = {
     "all tfrecord": lambda d: lambda p: p | beam.Create([f"{d}/*.tfrecord"])
     | beam.io.ReadAllFromTFRecord(),
     "matched": lambda d: lambda p: p | fileio.MatchFiles(f"{d}/*.txt")
-    | fileio.ReadMatches() | beam.FlatMap(lambda f: f.read_utf8().splitlines()),
+    | fileio.ReadMatches() | beam.FlatMap(lines_of),
     "created": lambda d: lambda p: p | beam.Create(range(5)),
     "one created": lambda d: lambda p: p | beam.Create(["one"]) | beam.Map(len),
     "splittable": lambda d: lambda p: p | beam.Create([3, 4, 0]) | beam.ParDo(Count()),
