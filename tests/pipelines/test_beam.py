@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -202,9 +203,18 @@ def test_splits_of_a_wished_size(files: pathlib.Path) -> None:
     assert sorted(run(translated)) == sorted(values(lines))
 
 
+def test_a_split_can_be_read_again() -> None:
+    translated = translate(beam.Pipeline() | beam.Create([4]) | beam.ParDo(Count()))
+    assert [*run(translated), *run(translated)] == [(4, n) for n in [*range(4), *range(4)]]
+    again: list[Any] = []
+    for _ in range(2):
+        translated.chain.run(translated.splits[0], again.append)
+    assert again == [(4, 0), (4, 1)] * 2
+
+
 def run(translated: Translated) -> list[Any]:
-    """As a worker does it: of what was pickled, each split anew."""
-    chain, splits = cloudpickle.loads(cloudpickle.dumps(translated))
+    """As a worker does it, of what was pickled."""
+    chain, splits = pickle.loads(cloudpickle.dumps(translated))
     found: list[Any] = []
     for split in splits:
         chain.run(split, found.append)
@@ -236,6 +246,10 @@ class Logged(beam.DoFn):  # type: ignore[misc]
         log.append("teardown")
 
 
+def split(*elements: int) -> bytes:
+    return pickle.dumps(elements)
+
+
 @pytest.fixture
 def logged() -> Iterator[Chain]:
     log.clear()
@@ -246,8 +260,8 @@ def logged() -> Iterator[Chain]:
 
 def test_the_life_cycle_is_beams(logged: Chain) -> None:
     got: list[int] = []
-    logged.run([1, 2], got.append)
-    logged.run([3], got.append)
+    logged.run(split(1, 2), got.append)
+    logged.run(split(3), got.append)
     logged.teardown()
     logged.teardown()
     assert " ".join(log) == "setup start 1 2 finish start 3 finish teardown"
@@ -256,15 +270,15 @@ def test_the_life_cycle_is_beams(logged: Chain) -> None:
 
 def test_what_fails_is_torn_down_and_set_up_anew(logged: Chain) -> None:
     with pytest.raises(RuntimeError, match=r"a negative one \[while running 'ParDo\(Logged\)'\]"):
-        logged.run([1, -1, 2], lambda _: None)
-    logged.run([4], lambda _: None)
+        logged.run(split(1, -1, 2), lambda _: None)
+    logged.run(split(4), lambda _: None)
     assert " ".join(log) == "setup start 1 -1 teardown setup start 4 finish"
 
 
 def test_user_metrics_are_counted(logged: Chain) -> None:
     assert logged.counters() == {}
-    logged.run([1, 2], lambda _: None)
-    logged.run([3], lambda _: None)
+    logged.run(split(1, 2), lambda _: None)
+    logged.run(split(3), lambda _: None)
     assert logged.counters() == {"test:elements": 3}
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import cloudpickle
 from apache_beam.metrics.execution import MetricsContainer
 from apache_beam.runners import common
 from apache_beam.runners.worker import statesampler
@@ -50,8 +51,8 @@ class Step:
         return bool(common.DoFnSignature(self.fn).is_splittable_dofn())
 
     def restrictions(self, element: Any) -> Iterator[tuple[Any, Any]]:
-        """What a splittable DoFn does of an element, split up front as its provider likes: pairs
-        of the element and a restriction."""
+        """What a splittable DoFn makes of an element, split up front as its provider likes:
+        pairs of the element and a restriction."""
         provider = common.DoFnSignature(self.fn).get_restriction_provider()
         for restriction in provider.split(element, provider.initial_restriction(element)):
             yield element, restriction
@@ -60,8 +61,8 @@ class Step:
 class Chain:
     """Steps, one behind the other. It can be pickled; it is not thread-safe.
 
-    What a bundle is made of are the inputs of its first step: elements, or, for a splittable DoFn,
-    pairs of an element and a restriction.
+    A split is the pickled inputs of the first step: elements, or, for a splittable DoFn, pairs of
+    an element and a restriction. Pickled, as reading changes a restriction.
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:
@@ -74,7 +75,7 @@ class Chain:
     def __setstate__(self, steps: Sequence[Step]) -> None:
         Chain.__init__(self, steps)
 
-    def run(self, split: Sequence[Any], emit: Emit) -> None:
+    def run(self, split: bytes, emit: Emit) -> None:
         """Run a bundle, and call `emit` with each element that the last step gives.
 
         The first bundle sets the DoFns up. After an exception they are torn down, as Beam does it,
@@ -83,7 +84,7 @@ class Chain:
         if self._running is None:
             self._running = _Running(self.steps)
         try:
-            self._running.bundle(split, emit)
+            self._running.bundle(cloudpickle.loads(split), emit)
         except BaseException:
             self.teardown()
             raise

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import apache_beam as beam
+import cloudpickle
 from apache_beam import pvalue
 from apache_beam.io import filebasedsource, iobase
 from apache_beam.pipeline import AppliedPTransform
@@ -26,8 +27,8 @@ class Translated(NamedTuple):
     """What a dataset is made of."""
 
     chain: Chain
-    splits: Sequence[Sequence[Any]]
-    """Of each bundle, what its first step is given."""
+    splits: Sequence[bytes]
+    """What the chain is run with, bundle by bundle."""
 
 
 def translate(pcollection: beam.PCollection, split_bytes: int | None = None) -> Translated:
@@ -138,10 +139,10 @@ def _translate(applied: Sequence[_Applied], split_bytes: int | None) -> Translat
     if first:
         before, inputs = Chain(steps[:first]), []
         try:
-            before.run([b""], inputs.append)
+            before.run(_split(b""), inputs.append)
         finally:
             before.teardown()
-    splits = [[each] for value in inputs for each in _splits(steps[first], value, split_bytes)]
+    splits = [_split(each) for value in inputs for each in _begin(steps[first], value, split_bytes)]
     return Translated(Chain(steps[first:]), splits)
 
 
@@ -158,7 +159,11 @@ def _first(applied: Sequence[_Applied], steps: Sequence[Step]) -> int:
     return len(steps) - 1  # merely created
 
 
-def _splits(first: Step, element: Any, split_bytes: int | None) -> Iterator[Any]:
+def _split(begin: Any) -> bytes:
+    return bytes(cloudpickle.dumps([begin]))
+
+
+def _begin(first: Step, element: Any, split_bytes: int | None) -> Iterator[Any]:
     """What the step that bundles begin with makes of one of its inputs."""
     if not first.is_splittable:
         yield element
