@@ -7,11 +7,11 @@ from google.protobuf.message import DecodeError
 from ..storage import Corrupt, NewerFormat
 from .proto.events_pb2 import Event
 
-FORMAT = 3
+FORMAT = 4
 """Of the events that this version writes; it reads this and every earlier one.
 
 In format 1 a new journal id said by itself that nobody goes on, and where ids begin. Before format
-3 no job was sharded statically, and nothing was saved.
+3 no job was sharded statically, and nothing was saved. Before format 4 each dataset was a graph.
 """
 
 

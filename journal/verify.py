@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ..storage import Corrupt, Holdings, Locked, Missing, Record, Storage, StorageError, Writer
 from .codec import FORMAT, decode, encode
+from .datasets import stored
 from .proto.events_pb2 import Event, LeaderElected
 from .replay import replay
 from .snapshots import decode_snapshot
@@ -149,7 +150,7 @@ def _verify_log(storage: Storage, report: Report, blobs: dict[str, str]) -> None
                         "no leader"
                     )
                 registered = event.dataset_registered
-                if digest := registered.definition.tf_data_graph.blob:
+                if digest := stored(registered.definition).blob:
                     blobs[registered.dataset_id] = digest
                 if event.HasField("dataset_removed"):
                     blobs.pop(event.dataset_removed.dataset_id, None)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .client.api import distribute, from_dataset_id, register_dataset
     from .client.datasets import DatasetInfo, list_datasets, remove_dataset
+    from .client.functions import PythonDataset, python_dataset
     from .client.options import SHARD_HINT, CrossTrainerCache, ShardingPolicy
     from .client.reader import ElementIterator, read
     from .client.saves import distributed_save
@@ -29,6 +30,7 @@ __all__ = [
     "DispatcherConfig",
     "ElementIterator",
     "ForebayError",
+    "PythonDataset",
     "ShardingPolicy",
     "WorkerConfig",
     "WorkerServer",
@@ -36,6 +38,7 @@ __all__ = [
     "distributed_save",
     "from_dataset_id",
     "list_datasets",
+    "python_dataset",
     "read",
     "register_dataset",
     "remove_dataset",
@@ -45,6 +48,7 @@ __all__ = [
 _HOMES = {
     ".client.api": ("distribute", "from_dataset_id", "register_dataset"),
     ".client.datasets": ("DatasetInfo", "list_datasets", "remove_dataset"),
+    ".client.functions": ("PythonDataset", "python_dataset"),
     ".client.options": ("SHARD_HINT", "CrossTrainerCache", "ShardingPolicy"),
     ".client.saves": ("distributed_save",),
     ".client.reader": ("ElementIterator", "read"),

@@ -68,6 +68,7 @@ class Child(subprocess.Popen[str]):
     It gets this process's environment without FOREBAY_…, which is not meant for it, and with
     `environment`. What it says is appended to the file `log`, except, if `piped`, its output, of
     which `line` is the next line. Instead of a file, `log` can be what Popen takes for `stderr`.
+    It inherits these `descriptors`, under the same numbers.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Child(subprocess.Popen[str]):
         piped: bool = False,
         exit_with_parent: bool = False,
         environment: Mapping[str, str] = {},
+        descriptors: Sequence[int] = (),
     ) -> None:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_")}
         with contextlib.ExitStack() as stack:
@@ -91,6 +93,7 @@ class Child(subprocess.Popen[str]):
                 stderr=said,
                 text=True,
                 env={**inherited, **_ENVIRONMENT, **environment},
+                pass_fds=descriptors,
                 start_new_session=True,  # Ctrl-C is for the parent, who ends its children in order
             )
 

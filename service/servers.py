@@ -271,6 +271,8 @@ class WorkerConfig:
     drain_timeout_ms: int | None = None
     save_chunk_bytes: int | None = None
     cross_trainer_cache_size_bytes: int | None = None
+    allow_python: bool | None = None
+    processes: int | None = None
     shutdown_quiet_period_ms: int | None = None
     load_op_library: Iterable[str] | None = None
 

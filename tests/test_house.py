@@ -94,9 +94,9 @@ ESCAPES = {  # (module, what it imports): why it does no harm that this is the r
     ("service.structure", "tensorflow"): "no element of a run is TensorFlow's",
     ("service.transport.local", "os"): "nobody forks in a run",
     ("service.transport.server", "select"): "asks about pidfds, which no simulated socket has",
-    ("service.transport.shared", "fcntl"): "about memory, at once",
-    ("service.transport.shared", "mmap"): "memory",
-    ("service.transport.shared", "os"): "nobody forks in a run",
+    ("service.shared", "fcntl"): "about memory, at once",
+    ("service.shared", "mmap"): "memory",
+    ("service.shared", "os"): "nobody forks in a run",
     ("storage.local.durable", "fcntl"): "takes a lock or not, at once, of files that are real",
 }
 HEAVY = {"tensorflow", "keras", "apache_beam"}

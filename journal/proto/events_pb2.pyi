@@ -190,22 +190,32 @@ class Endless(_message.Message):
     def __init__(self) -> None: ...
 
 class DatasetDefinition(_message.Message):
-    __slots__ = ("tf_data_graph", "sources", "unsplittable", "metadata", "structure", "compression")
+    __slots__ = ("tf_data_graph", "python_function", "sources", "unsplittable", "metadata", "structure", "compression")
     TF_DATA_GRAPH_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_FUNCTION_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     UNSPLITTABLE_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     tf_data_graph: TfDataGraph
+    python_function: PythonFunction
     sources: _containers.RepeatedCompositeFieldContainer[SplitSource]
     unsplittable: str
     metadata: bytes
     structure: str
     compression: BlockCompression
-    def __init__(self, tf_data_graph: _Optional[_Union[TfDataGraph, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[SplitSource, _Mapping]]] = ..., unsplittable: _Optional[str] = ..., metadata: _Optional[bytes] = ..., structure: _Optional[str] = ..., compression: _Optional[_Union[BlockCompression, str]] = ...) -> None: ...
+    def __init__(self, tf_data_graph: _Optional[_Union[TfDataGraph, _Mapping]] = ..., python_function: _Optional[_Union[PythonFunction, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[SplitSource, _Mapping]]] = ..., unsplittable: _Optional[str] = ..., metadata: _Optional[bytes] = ..., structure: _Optional[str] = ..., compression: _Optional[_Union[BlockCompression, str]] = ...) -> None: ...
 
 class TfDataGraph(_message.Message):
+    __slots__ = ("blob", "fingerprint")
+    BLOB_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    blob: str
+    fingerprint: str
+    def __init__(self, blob: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+
+class PythonFunction(_message.Message):
     __slots__ = ("blob", "fingerprint")
     BLOB_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]

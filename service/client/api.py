@@ -20,17 +20,21 @@ from ...journal.proto import events_pb2 as ev
 from ..block_limits import MAX_COMPONENTS
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import InvalidArgument
+from ..pipelines.python.columns import fields_of
 from ..pipelines.tf_data.element_specs import (
     check_element_spec,
     component_specs,
     decode_metadata,
     encode_element_spec,
     plain,
+    spec_of,
 )
 from ..pipelines.tf_data.evaluate import evaluate
 from ..pipelines.tf_data.split_sources import NotSplittable, split_sources
 from ..proto import forebay_pb2 as pb
 from ..structure import encode
+from . import functions
+from .functions import PythonDataset, python_dataset
 from .options import (
     CrossTrainerCache,
     ShardingPolicy,
@@ -61,6 +65,9 @@ def register_dataset(
     dataset: Dataset,
     compression: str | None = "AUTO",
     dataset_id: str | None = None,
+    *,
+    splits: Any = None,
+    **python: Any,
 ) -> str:
     """Register a dataset with the service; return its id, to be given to `from_dataset_id`.
 
@@ -68,10 +75,12 @@ def register_dataset(
       service: "grpc://host:port", "host:port", a (protocol, address) pair, or several
         addresses, comma-separated.
       dataset: a `tf.data.Dataset`. Its graph is what is registered: Python functions in it
-        (`py_function`, `from_generator`) do not work on workers.
+        (`py_function`, `from_generator`) do not work on workers. Or a Python dataset: a function
+        that `splits` are given for, or one that `python_dataset` decorates.
       compression: "AUTO" compresses blocks of elements between hosts where that makes them
         arrive sooner, None never does; "ZSTD" and "LZ4" do it on every connection over TCP or
         gRPC. "SNAPPY" compresses each element, which is for tf.data service's own clients.
+      splits: of a function; with it come, by keyword, what `python_dataset` takes, and does.
       dataset_id: an id to register it under. One that is registered is left as it is, if the
         datasets have the same structure. By default, equal datasets have the same id.
 
@@ -85,6 +94,12 @@ def register_dataset(
         raise InvalidArgument(
             f"Invalid `compression` argument: {compression}. Must be one of {list(_COMPRESSIONS)}."
         )
+    if splits is not None:
+        dataset = python_dataset(splits, **python)(dataset)
+    elif python:
+        raise InvalidArgument(f"{[*python]} are for functions: give their `splits` as well")
+    if isinstance(dataset, PythonDataset):
+        return _register_python(service, dataset, compression, dataset_id or "")
     if not isinstance(dataset, tf.data.Dataset):
         raise InvalidArgument(f"`dataset` must be a tf.data.Dataset, not {type(dataset)}")
     if not (dataset_id is None or isinstance(dataset_id, str)):
@@ -123,14 +138,7 @@ def register_dataset(
             request.sources.extend(source.splits for source in split_sources(graph, evaluate))
         except NotSplittable as error:
             request.unsplittable = str(error)
-        client = DispatcherClient(service)
-        try:
-            answer = client.call(
-                request, pb.RegisterDatasetResponse, timeout_s=60, patience_s=PATIENCE_S
-            )
-            return answer.dataset_id
-        finally:
-            client.close()
+        return _registered(service, request)
 
     if tf.executing_eagerly():
         return call(graph_of(dataset, policy), int(cardinality.numpy()), service)
@@ -146,6 +154,44 @@ def register_dataset(
         tf.numpy_function(run, [graph, cardinality, protocol, address], tf.string), []
     )
     return found
+
+
+def _registered(service: Service, request: pb.RegisterDatasetRequest) -> str:
+    client = DispatcherClient(service)
+    try:
+        answer = client.call(
+            request, pb.RegisterDatasetResponse, timeout_s=60, patience_s=PATIENCE_S
+        )
+        return answer.dataset_id
+    finally:
+        client.close()
+
+
+def _register_python(
+    service: Service, dataset: PythonDataset, compression: str | None, dataset_id: str
+) -> str:
+    if compression == "SNAPPY":
+        raise InvalidArgument(
+            'compression="SNAPPY" compresses graphs\' elements; give "AUTO", None, "ZSTD" or "LZ4"'
+        )
+    splits = functions.listed(dataset.splits)
+    spec = dataset.element_spec
+    if spec is None:
+        spec = spec_of(functions.first_elements(dataset.function, splits))
+    structure = encode(spec)
+    try:
+        fields_of(structure)
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from error
+    request = functions.request_of(dataset, splits, structure)
+    request.dataset_id = dataset_id
+    request.compression = _COMPRESSIONS[compression]
+    request.metadata = data_service_pb2.DataServiceMetadata(
+        element_spec=encode_element_spec(spec),
+        compression=data_service_pb2.DataServiceMetadata.COMPRESSION_OFF,
+        cardinality=tf.data.UNKNOWN_CARDINALITY,
+    ).SerializeToString()
+    return _registered(service, request)
 
 
 @plain

@@ -280,6 +280,7 @@ class Consumer:
         request = pb.ConsumerHeartbeatRequest(
             consumer_id=self.consumer_id, wait_ms=HEARTBEAT_WAIT_MS
         )
+        told = ""  # why no worker has a task
         while not self._closed.is_set():
             request.refused[:] = self._refusing_now()
             self._report(request)
@@ -294,6 +295,9 @@ class Consumer:
                 if not self._closed.is_set():
                     self._inbox.put(error)
                 return
+            if response.no_task != told:
+                told = response.no_task
+                log.warning("%s", told or "a worker that can run the dataset has come")
             if response.version != request.version:
                 request.version = response.version
                 self._heard(response)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 
+from ...journal.datasets import stored
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument
 from .base import Apply, Command, Decide, Decision, find_dataset, taken
@@ -56,8 +57,8 @@ def fingerprint(definition: ev.DatasetDefinition) -> str:
     """What equal datasets have in common, whatever names were generated for their graphs."""
     equal = ev.DatasetDefinition()
     equal.CopyFrom(definition)
-    if equal.tf_data_graph.fingerprint:
-        equal.tf_data_graph.blob = ""
+    if stored(equal).fingerprint:
+        stored(equal).blob = ""
     return hashlib.sha256(equal.SerializeToString(deterministic=True)).hexdigest()
 
 
@@ -122,8 +123,8 @@ def _without_graph(definition: ev.DatasetDefinition) -> ev.DatasetDefinition:
     that could be split and one that could not are not the same."""
     rest = ev.DatasetDefinition()
     rest.CopyFrom(definition)
-    for field in ("tf_data_graph", "unsplittable"):
-        rest.ClearField(field)
+    stored(rest).Clear()
+    rest.ClearField("unsplittable")
     for source in rest.sources:
         for field in ("unleasable", "singly"):
             source.ClearField(field)
@@ -190,7 +191,7 @@ def _dataset_removed(state: State, event: ev.DatasetRemoved) -> None:
 def _leave_blob(state: State, dataset: Dataset) -> None:
     """The dataset has its graph no longer; in old journals, whose graphs' names have no mark,
     others may have the same."""
-    blob = dataset.definition.tf_data_graph.blob
+    blob = stored(dataset.definition).blob
     others = (other.definition_bytes for other in state.datasets.values())
     if blob and ("." in blob or not any(blob.encode() in other for other in others)):
         state.unused_blobs.append(blob)

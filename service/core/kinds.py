@@ -38,7 +38,7 @@ class Shared:
         return [
             event
             for worker in state.workers.values()
-            if worker.worker_id not in having
+            if worker.worker_id not in having and can_run(state, iteration, worker)
             for event in self._new_task(iteration, worker, place_of(state, worker.address), ids)
         ]
 
@@ -86,9 +86,10 @@ class Shared:
             return []
         swept = completes is not None and completes.sweeps  # what it could
         if not swept and any(ledger.owes for ledger in iteration.ledgers):
-            if not workers:
+            able = (w for w in workers if can_run(state, iteration, state.workers[w]))
+            if (sweeper := next(able, None)) is None:
                 return []
-            return [created(ids.new(), iteration.iteration_id, workers[0], sweeps=True)]
+            return [created(ids.new(), iteration.iteration_id, sweeper, sweeps=True)]
         if not self._is_read(state, iteration, completes):
             return []
         finished = ev.IterationFinished(iteration_id=iteration.iteration_id)
@@ -186,6 +187,26 @@ class Coordinated(Shared):
         completes: Task | None = None,
     ) -> list[ev.Event]:
         return []
+
+
+def can_run(state: State, iteration: Iteration, worker: AnyWorker) -> bool:
+    """Whether it can run the dataset: TensorFlow's own workers run graphs only."""
+    if not worker.stock:
+        return True
+    dataset = state.datasets[state.jobs[iteration.job_id].dataset_id]
+    return not dataset.definition.HasField("python_function")
+
+
+def why_no_task(state: State, iteration: Iteration) -> str:
+    """Why none of the workers that there are has a task, if it is that none can run it; or ""."""
+    workers = state.workers.values()
+    if not workers or any(can_run(state, iteration, worker) for worker in workers):
+        return ""
+    return (
+        f"dataset {state.jobs[iteration.job_id].dataset_id} is a Python dataset, and all workers "
+        f"that there are, {len(workers)}, are tf.data service's own, which run graphs only: start "
+        "`forebay worker --allow-python`"
+    )
 
 
 SHARED, DIVIDED, COORDINATED = Shared(), Divided(), Coordinated()

@@ -10,6 +10,7 @@ from ...journal.splits import ENDLESS
 from . import ranges
 from .jobs import readers_of
 from .ledger import Ledger
+from .kinds import why_no_task
 from .places import place_of
 from .state import Dataset, Iteration, Job, Save, State
 
@@ -62,7 +63,7 @@ def status(state: State, strangers: Iterable[Stranger] = ()) -> dict[str, Any]:
                 "lost_splits": job.lost_splits,
                 "cross_trainer_cache": job.cross_trainer_cache,
                 "iterations": [
-                    _iteration(state.iterations[i]) for i in sorted(job.iterations.values())
+                    _iteration(state, state.iterations[i]) for i in sorted(job.iterations.values())
                 ],
             }
             for job in state.jobs.values()
@@ -109,7 +110,7 @@ def _dataset(state: State, dataset: Dataset, jobs: list[Job]) -> dict[str, Any]:
     }
 
 
-def _iteration(iteration: Iteration) -> dict[str, Any]:
+def _iteration(state: State, iteration: Iteration) -> dict[str, Any]:
     return {
         "iteration_id": iteration.iteration_id,
         "epoch": iteration.epoch,
@@ -117,6 +118,7 @@ def _iteration(iteration: Iteration) -> dict[str, Any]:
         "consumers": len(iteration.consumers),
         "running_tasks": iteration.running_tasks,
         "completed_tasks": iteration.completed_tasks,
+        "no_task": (not iteration.finished and why_no_task(state, iteration)) or None,
         "sources": [
             _ledger(x, x.size if iteration.leased_singly else x.size_together)
             for x in iteration.ledgers

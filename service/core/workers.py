@@ -6,7 +6,7 @@ from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument
 from . import tasks
 from .base import Apply, Command, Decide, Decision, Ids, taken
-from .kinds import kind_of
+from .kinds import can_run, kind_of
 from .places import find_place
 from .splits import lost_leases
 from .state import MAX_DEPARTED, State, Worker
@@ -49,7 +49,7 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
     if known is not None:
         if known.uid == command.uid:
             for iteration in state.iterations.values():
-                if not iteration.finished:
+                if not iteration.finished and can_run(state, iteration, known):
                     kind = kind_of(state.jobs[iteration.job_id])
                     events += kind.when_a_worker_beats(state, iteration, known.worker_id, ids)
             return Decision(events, known.worker_id)
@@ -75,7 +75,8 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
     events.append(ev.Event(worker_registered=registered))
     lost = [task for task in state.lost_tasks.values() if task.lost_with == command.uid]
     for iteration in state.iterations.values():
-        if not (iteration.finished or iteration.iteration_id in finished):
+        over = iteration.finished or iteration.iteration_id in finished
+        if not over and can_run(state, iteration, registered):
             kind = kind_of(state.jobs[iteration.job_id])
             events += kind.when_a_worker_comes(state, iteration, registered, lost, ids)
     return Decision(events, registered.worker_id)

@@ -23,6 +23,7 @@ from typing import Any
 
 from ...journal import Journal, Retention, replay
 from ...journal.journal import FLUSH_S
+from ...journal.datasets import stored
 from ...journal.proto import events_pb2 as ev
 from ...storage import Corrupt, Fenced, Missing, Storage, StorageError, Writer
 from ..core import commands as c
@@ -268,8 +269,8 @@ class Dispatcher:
         this one takes its place. Raises what RegisterDataset does, InvalidGraph, Unavailable.
         """
         if not dataset_id:
-            print_ = await asyncio.to_thread(definitions.fingerprint, graph)
-            definition.tf_data_graph.fingerprint = print_
+            print_ = await asyncio.to_thread(definitions.fingerprint, definition, graph)
+            stored(definition).fingerprint = print_
         while True:
             known = self._known(dataset_id, definition)
             lost = known is not None and await self.is_lost(known)
@@ -304,7 +305,7 @@ class Dispatcher:
             blob = await asyncio.to_thread(self._writer.write_blob, graph, next(self._marks))
         except StorageError as error:
             raise Unavailable(f"the dataset could not be stored: {error}") from error
-        definition.tf_data_graph.blob = blob
+        stored(definition).blob = blob
         if lost is not None and self.state.datasets.get(lost.dataset_id) is not lost:
             lost = None  # it was removed, or was restored, meanwhile
         register = c.RegisterDataset(
@@ -319,7 +320,7 @@ class Dispatcher:
             await self._delete_blob(blob)
             raise
         registered = self.state.datasets.get(answer)
-        if registered is None or registered.definition.tf_data_graph.blob != blob:
+        if registered is None or stored(registered.definition).blob != blob:
             await self._delete_blob(blob)  # somebody has registered an equal one meanwhile
         return answer
 
@@ -347,7 +348,7 @@ class Dispatcher:
     async def is_lost(self, known: Dataset) -> bool:
         """Whether the dataset's graph cannot be read. Not, if that is removed meanwhile."""
         try:
-            await self.read_blob(known.definition.tf_data_graph.blob)
+            await self.read_blob(stored(known.definition).blob)
         except (Corrupt, Missing) as error:
             if self.state.datasets.get(known.dataset_id) is not known:
                 return False
@@ -358,7 +359,7 @@ class Dispatcher:
     async def read_graph(self, dataset: Dataset) -> bytes:
         """The dataset's graph. Raises NotFound if that is removed meanwhile, Missing, Corrupt."""
         try:
-            return await self.read_blob(dataset.definition.tf_data_graph.blob)
+            return await self.read_blob(stored(dataset.definition).blob)
         except Missing:
             if find_dataset(self.state, dataset.dataset_id) is dataset:
                 raise
@@ -495,7 +496,7 @@ class Dispatcher:
 
 def needed_blobs(state: State) -> dict[str, str]:
     """The names of what its datasets are kept as, by their ids."""
-    return {name: known.definition.tf_data_graph.blob for name, known in state.datasets.items()}
+    return {name: stored(known.definition).blob for name, known in state.datasets.items()}
 
 
 def continues(state: State, journal_id: str) -> bool:

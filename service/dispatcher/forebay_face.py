@@ -13,6 +13,7 @@ from ...journal.proto import events_pb2 as ev
 from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core.base import find_dataset
+from ..core.kinds import why_no_task
 from ..core.state import Iteration, Save, Task, lease_caller
 from ..core.status import datasets, status
 from ..errors import InvalidArgument, Unavailable
@@ -93,9 +94,6 @@ class ForebayFace:
     async def register_dataset(
         self, request: pb.RegisterDatasetRequest
     ) -> pb.RegisterDatasetResponse:
-        if not request.graph:
-            raise InvalidArgument("a dataset without a graph; register a tf.data.Dataset")
-        graph = await asyncio.to_thread(sanitize, request.graph)
         definition = ev.DatasetDefinition(
             sources=request.sources,
             unsplittable=request.unsplittable,
@@ -103,6 +101,13 @@ class ForebayFace:
             structure=request.structure,
             compression=request.compression,
         )
+        graph = request.python
+        if request.python:
+            definition.python_function.SetInParent()
+        elif request.graph:
+            graph = await asyncio.to_thread(sanitize, request.graph)
+        else:
+            raise InvalidArgument("a dataset without a graph; register a tf.data.Dataset")
         dataset_id = await self._dispatcher.register(request.dataset_id, definition, graph)
         return pb.RegisterDatasetResponse(dataset_id=dataset_id)
 
@@ -196,6 +201,7 @@ class ForebayFace:
                 finished=iteration.finished,
                 tasks=[self._task_info(state.tasks[task_id]) for task_id in iteration.tasks],
                 removed=iteration.removed,
+                no_task=why_no_task(state, iteration),
             )
             # Who is told of no round to stop before goes on: with the tasks of the same answer.
             if iteration.barrier is not None and iteration.barrier.target_round:

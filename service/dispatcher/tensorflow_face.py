@@ -25,6 +25,7 @@ from ..errors import (
     InvalidArgument,
     NotFound,
     Unavailable,
+    Unimplemented,
 )
 from ..pipelines.definitions import (
     Evaluate,
@@ -131,6 +132,11 @@ class TensorFlowFace:
 
     async def get_dataset_def(self, request: pb.GetDatasetDefRequest) -> pb.GetDatasetDefResponse:
         dataset = find_dataset(self._dispatcher.state, request.dataset_id)
+        if dataset.definition.HasField("python_function"):
+            raise Unimplemented(
+                f"dataset {request.dataset_id} is a Python dataset, which has no graph: run it on "
+                "Forebay's workers"
+            )
         return pb.GetDatasetDefResponse(dataset_def=await self._dataset_def(dataset))
 
     async def get_data_service_metadata(

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
-from ..errors import Unimplemented
+from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ..proto import tf_service_pb2 as tf
 from .splits import Shard, SplitFeed, SplitRange
 
 __all__ = [
     "Chunk",
     "Pipeline",
+    "PythonRules",
     "Run",
     "Shard",
     "SplitFeed",
@@ -29,6 +30,14 @@ __all__ = [
     "open_saved",
     "response_maker",
 ]
+
+
+class PythonRules(NamedTuple):
+    """How a worker runs Python datasets."""
+
+    allowed: bool = True
+    processes: int = 0  # of a run, at most; 0: one for each core
+    where: str = "here"  # the worker's address, for people
 
 
 class Run(Protocol):
@@ -113,19 +122,28 @@ def load(op_libraries: Iterable[str] = ()) -> None:
 
 
 def open_pipeline(
-    definition: ev.DatasetDefinition, graph: bytes, shard: Shard | None = None
+    definition: ev.DatasetDefinition,
+    graph: bytes,
+    shard: Shard | None = None,
+    python: PythonRules = PythonRules(),  # noqa: B008 - a constant
 ) -> Pipeline:
-    """The pipeline of a dataset, whose graph was registered with this definition; of a `shard`
-    of it, for long runs without a feed.
+    """The pipeline of a dataset, whose graph, or function, was registered with this definition; of
+    a `shard` of it, for long runs without a feed.
 
     Raises Unimplemented if this worker does not know its kind, InvalidArgument if the dataset does
-    not say what is to be sharded.
+    not say what is to be sharded, FailedPrecondition if it shall not, or cannot, run its Python.
     """
-    if definition.WhichOneof("kind") != "tf_data_graph":
+    if (opener := _OPENERS.get(definition.WhichOneof("kind"))) is None:
         raise Unimplemented(
             f"this worker cannot run datasets of kind {definition.WhichOneof('kind')}; "
             "run workers of the version that registered it"
         )
+    return opener(definition, graph, shard, python)
+
+
+def _open_graph(
+    definition: ev.DatasetDefinition, graph: bytes, shard: Shard | None, _: PythonRules
+) -> Pipeline:
     from .tf_data.element_specs import decode_metadata, without_extension_types
     from .tf_data.pipeline import TfDataPipeline
 
@@ -140,6 +158,33 @@ def open_pipeline(
     return TfDataPipeline(
         graph, definition.sources, element_spec=spec, compressed=metadata.compressed
     )
+
+
+def _open_python(
+    definition: ev.DatasetDefinition, stored: bytes, shard: Shard | None, rules: PythonRules
+) -> Pipeline:
+    if not rules.allowed:
+        raise FailedPrecondition(
+            f"worker {rules.where} runs no Python datasets, which are code of whoever registered "
+            "them: start it with --allow-python, if all who reach the dispatcher may run code there"
+        )
+    if shard is not None:
+        raise InvalidArgument(
+            "a Python dataset is divided by its splits: read it with ShardingPolicy.DYNAMIC, or OFF"
+        )
+    from .python.pipeline import PythonPipeline
+
+    return PythonPipeline(
+        stored, definition.sources, definition.structure,
+        processes=rules.processes, where=rules.where,
+    )  # fmt: skip
+
+
+_OPENERS: dict[str | None, Callable[..., Pipeline]] = {
+    "tf_data_graph": _open_graph,
+    "python_function": _open_python,
+}
+"""By the definition's kind."""
 
 
 def open_saved(graph: bytes, sources: Sequence[ev.SplitSource]) -> Pipeline:

@@ -18,7 +18,7 @@ class JournalPosition(_message.Message):
     def __init__(self, journal_id: _Optional[str] = ..., sequence: _Optional[int] = ..., lasting: bool = ...) -> None: ...
 
 class RegisterDatasetRequest(_message.Message):
-    __slots__ = ("dataset_id", "graph", "sources", "unsplittable", "metadata", "structure", "compression")
+    __slots__ = ("dataset_id", "graph", "sources", "unsplittable", "metadata", "structure", "compression", "python")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class RegisterDatasetRequest(_message.Message):
     METADATA_FIELD_NUMBER: _ClassVar[int]
     STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_FIELD_NUMBER: _ClassVar[int]
     dataset_id: str
     graph: bytes
     sources: _containers.RepeatedCompositeFieldContainer[_events_pb2.SplitSource]
@@ -33,7 +34,8 @@ class RegisterDatasetRequest(_message.Message):
     metadata: bytes
     structure: str
     compression: _events_pb2.BlockCompression
-    def __init__(self, dataset_id: _Optional[str] = ..., graph: _Optional[bytes] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., unsplittable: _Optional[str] = ..., metadata: _Optional[bytes] = ..., structure: _Optional[str] = ..., compression: _Optional[_Union[_events_pb2.BlockCompression, str]] = ...) -> None: ...
+    python: bytes
+    def __init__(self, dataset_id: _Optional[str] = ..., graph: _Optional[bytes] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., unsplittable: _Optional[str] = ..., metadata: _Optional[bytes] = ..., structure: _Optional[str] = ..., compression: _Optional[_Union[_events_pb2.BlockCompression, str]] = ..., python: _Optional[bytes] = ...) -> None: ...
 
 class RegisterDatasetResponse(_message.Message):
     __slots__ = ("dataset_id",)
@@ -180,7 +182,7 @@ class HeldTask(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., lost: _Optional[int] = ..., round: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
 
 class ConsumerHeartbeatResponse(_message.Message):
-    __slots__ = ("version", "tasks", "finished", "journal", "block_round", "removed")
+    __slots__ = ("version", "tasks", "finished", "journal", "block_round", "removed", "no_task")
     class RemovedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -194,13 +196,15 @@ class ConsumerHeartbeatResponse(_message.Message):
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
     BLOCK_ROUND_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
+    NO_TASK_FIELD_NUMBER: _ClassVar[int]
     version: int
     tasks: _containers.RepeatedCompositeFieldContainer[TaskInfo]
     finished: bool
     journal: JournalPosition
     block_round: int
     removed: _containers.ScalarMap[int, int]
-    def __init__(self, version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., finished: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., block_round: _Optional[int] = ..., removed: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    no_task: str
+    def __init__(self, version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., finished: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., block_round: _Optional[int] = ..., removed: _Optional[_Mapping[int, int]] = ..., no_task: _Optional[str] = ...) -> None: ...
 
 class TaskInfo(_message.Message):
     __slots__ = ("task_id", "completed", "worker_address", "worker_uid", "transfer_servers", "worker_tags", "stock", "starting_round", "lost")

@@ -36,7 +36,7 @@ from .messages import (
     unpack_payload,
 )
 from .receiving import Receiving
-from .shared import Borrower
+from ..shared import Borrower
 from .worker_client import WorkerClient
 
 _log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from ..delivery import (
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 from . import codecs, frames
-from .shared import SHARED_BYTES, Lender
+from ..shared import SHARED_BYTES, Lender
 
 VERSION = 2
 Key = tuple[int, int]

@@ -27,7 +27,7 @@ from . import frames, local
 from .compression import Packer
 from .messages import VERSION, encode_block, encode_end, encode_refusal
 from .sessions import Sessions
-from .shared import Lender
+from ..shared import Lender
 from .streams import Ended, Link, Outgoing, Refusal, Sent
 
 _log = logging.getLogger(__name__)

@@ -93,6 +93,17 @@ class WorkerOptions(ServerOptions):
             least=1,
         ),
     ] = 1 << 30
+    allow_python: Annotated[
+        bool,
+        Option(
+            "Run Python datasets: code of whoever can register datasets. A worker that listens on "
+            "a loopback address does so anyway."
+        ),
+    ] = False
+    processes: Annotated[
+        int,
+        Option("Of each Python dataset that it runs; 0: one for each core.", least=0),
+    ] = 0
     shutdown_quiet_period_ms: Annotated[
         int,
         Option(

@@ -10,7 +10,7 @@ from .. import malloc, pipelines
 from ..connections.dispatcher_client import DispatcherClient
 from ..delivery import OutputCancelled, Part, TaskFailed, TaskOutput, TaskUnknown
 from ..errors import ForebayError, NotFound, PipelineError, Unavailable, status_of
-from ..pipelines import Pipeline, Run, Shard
+from ..pipelines import Pipeline, PythonRules, Run, Shard
 from ..proto import forebay_pb2 as pb
 from .leases import LeaseFeed
 from .observer import Observer, Undelivered
@@ -19,6 +19,8 @@ from .task_states import Complete, Ended, HandedOut, Instruction
 
 class Pipelines:
     """Where a worker has its tasks' pipelines from: here, from what was registered."""
+
+    python = PythonRules()
 
     def load(self, op_libraries: Sequence[str]) -> None:
         """Import what pipelines need, so that the first task does not wait for it.
@@ -31,7 +33,7 @@ class Pipelines:
         """A task's dataset, or its shard of it. Raises as `pipelines.open_pipeline`."""
         is_shard = task.num_shards > 0
         shard = Shard(task.sharding, task.shard, task.num_shards) if is_shard else None
-        return pipelines.open_pipeline(definition, graph, shard)
+        return pipelines.open_pipeline(definition, graph, shard, self.python)
 
 
 class Arrivals:

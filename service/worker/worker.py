@@ -10,6 +10,7 @@ right one to come back.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import secrets
 import threading
@@ -27,6 +28,7 @@ from ..connections.grpc_server import SERVER_OPTIONS, bind, told_address
 from ..connections.protocols import GRPC, SERVED, TCP
 from ..delivery import AnyOutput, CachedOutput, Listener, RoundsOutput, TaskOutput
 from ..errors import ForebayError
+from ..pipelines import PythonRules
 from ..proto import forebay_pb2 as pb
 from ..transport import BlockServer
 from .element_face import ElementFace
@@ -121,6 +123,9 @@ class Worker:
         try:
             bound = bind(self._grpc, options.host, options.port)
             self.address = told_address(options.address, bound)
+            self._pipelines.python = PythonRules(
+                options.allow_python or _is_loopback(options.host), options.processes, self.address
+            )
             self._blocks.start()
             self._grpc.start()
             self._registration = pb.WorkerHeartbeatRequest(
@@ -354,6 +359,16 @@ class Worker:
         self._streams.obey(response.streams)
         with self._lock:
             self._ending = [runner for runner in self._ending if not runner.join(0)]
+
+
+def _is_loopback(host: str) -> bool:
+    """Who connects there runs programs on this machine anyway."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _output(task: pb.Task, options: WorkerOptions, listener: Listener | None) -> TaskOutput:

@@ -32,7 +32,7 @@ NEVER = {"job_gc_check_interval_ms": 3_600_000}
 
 @pytest.fixture(autouse=True)
 def _no_graph_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(definitions, "fingerprint", lambda graph: "the same")
+    monkeypatch.setattr(definitions, "fingerprint", lambda *_: "the same")
     monkeypatch.setattr(tensorflow_face, "sanitize", lambda graph: GRAPH)
     monkeypatch.setattr(tensorflow_face, "split_sources", lambda graph, evaluate: [])
 

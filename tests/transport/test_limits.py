@@ -21,7 +21,7 @@ from forebay.service.structure import assemble
 from forebay.service.transport import BlockServer, codecs, frames, local_worker
 from forebay.service.transport.budget import MAX_ELEMENTS, ElementBudget
 from forebay.service.transport.sessions import MAX_CREDIT_ELEMENTS
-from forebay.service.transport.shared import Borrower
+from forebay.service.shared import Borrower
 
 from .peers import UID, Consumer, task
 from .samples import numbered

@@ -20,7 +20,7 @@ from forebay.service.delivery import AnyOutput, EndOfTask
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockServer, frames, messages
-from forebay.service.transport.shared import (
+from forebay.service.shared import (
     LEAST_SLABS,
     MAX_SLABS,
     POOL_BYTES,

@@ -26,10 +26,12 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from ..block_limits import padding
-from ..errors import ProtocolError
-from .frames import Bytes
+from .block_limits import padding
+from .errors import ProtocolError
+
+Bytes = npt.NDArray[np.uint8]
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +61,18 @@ class Lender:
 
     def lend(self, size: int, buffers: Sequence[memoryview]) -> Lent | None:
         """Copy a payload of `size` bytes, the buffers each padded; None if no slab is free."""
+        reserved = self.reserve(size)
+        if reserved is None:
+            return None
+        lent, target = reserved
+        start = 0
+        for buffer in buffers:
+            np.copyto(target[start : start + len(buffer)], np.frombuffer(buffer, np.uint8))
+            start += len(buffer) + padding(len(buffer))
+        return lent
+
+    def reserve(self, size: int) -> tuple[Lent, Bytes] | None:
+        """A slab for a payload of `size` bytes, and its memory, to be written before it is told."""
         with self._lock:
             try:
                 lent = self._choose(size) if self._able else None
@@ -66,14 +80,7 @@ class Lender:
                 _log.warning("no memory can be shared with consumers, sockets are used: %s", error)
                 self._able = False
                 return None
-            if lent is None:
-                return None
-            target = self._slabs[lent.slab]
-        start = 0
-        for buffer in buffers:
-            np.copyto(target[start : start + len(buffer)], np.frombuffer(buffer, np.uint8))
-            start += len(buffer) + padding(len(buffer))
-        return lent
+            return None if lent is None else (lent, self._slabs[lent.slab])
 
     def take_back(self, slabs: Iterable[int], abandoned: Iterable[int] = ()) -> None:
         """The consumer holds nothing of these any more; of the abandoned, others may.
@@ -105,7 +112,7 @@ class Lender:
             slab = self._free.pop(0)  # of another size
         else:
             return None
-        descriptor, self._slabs[slab] = _new_slab(size)
+        descriptor, self._slabs[slab] = new_slab(size)
         return Lent(slab, descriptor)
 
 
@@ -176,7 +183,7 @@ def _share_with_child() -> None:
 os.register_at_fork(before=_share_with_child)
 
 
-def _new_slab(size: int) -> tuple[int, Bytes]:
+def new_slab(size: int) -> tuple[int, Bytes]:
     descriptor = os.memfd_create("forebay-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size)

@@ -1,0 +1,222 @@
+"""Python datasets, as they are registered: a function and its splits, pickled by value."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import inspect
+import itertools
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+from ...journal.proto import events_pb2 as ev
+from ..errors import InvalidArgument
+from ..pipelines.python.pipeline import package_version, python_version
+from ..proto import forebay_pb2 as pb
+from ..proto import python_pb2
+
+MAX_SPLITS = 10_000_000
+LOOKED_AT = 10
+"""Elements of the first split, and splits at most, that a spec is inferred from."""
+
+ON_ERROR = {"raise": python_pb2.RAISE, "skip": python_pb2.SKIP, "retry": python_pb2.RETRY}
+
+
+@dataclass(frozen=True)
+class PythonDataset:
+    """A function that `register_dataset` takes, with what belongs to it. Made by
+    `python_dataset`; to be called as the function is."""
+
+    function: Callable[..., Any]
+    splits: Any
+    element_spec: Any = None
+    packages: tuple[str, ...] = ()
+    on_error: str = "raise"
+    limit: int = 100
+    timeout_s: float | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise InvalidArgument(f"{self.function!r} is no function; give one that takes a split")
+        if self.on_error not in ON_ERROR:
+            raise InvalidArgument(f"on_error={self.on_error!r} must be one of {[*ON_ERROR]}")
+        if not isinstance(self.limit, int) or self.limit < 0:
+            raise InvalidArgument(f"limit={self.limit!r} must be a number of splits, at least 0")
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise InvalidArgument(f"timeout_s={self.timeout_s!r} must be above 0, or None")
+
+
+def python_dataset(
+    splits: Any,
+    *,
+    element_spec: Any = None,
+    packages: Iterable[str] = (),
+    on_error: str = "raise",
+    limit: int = 100,
+    timeout_s: float | None = None,
+) -> Callable[[Callable[..., Any]], PythonDataset]:
+    """A decorator: the function is a dataset, to be registered by `register_dataset`.
+
+    The function is called with each split, and returns an iterable of elements, as a generator
+    does: arrays, numbers, strings, bytes and None, in dicts with strings as keys and in tuples. It
+    runs in processes of the workers: what it reads must be there.
+
+    Args:
+      splits: what workers share out among themselves: a sequence, such as a list or a range, or
+        another iterable that ends; a string is a glob pattern of files, which is looked up here.
+      element_spec: as of a `tf.data.Dataset`: of each element. By default it is that of the first
+        elements, for which the function is called here; dimensions that differ are unknown.
+      packages: names of distributions of which workers must have the versions that are here.
+      on_error: what becomes of a split for which the function raises, or whose process ends:
+        "raise" (who reads gets the error, with the function's own traceback), "skip" (the rest of
+        the split is left out) or "retry" (it is run again, and goes on behind the last element
+        that came; the function must yield the same again).
+      limit: how many splits a worker skips in an epoch, or how often it retries one.
+      timeout_s: how long an element may take, in seconds, before its process is killed.
+
+    Raises ValueError for arguments that make no sense.
+    """
+
+    def made(function: Callable[..., Any]) -> PythonDataset:
+        return PythonDataset(
+            function, splits, element_spec, tuple(packages), on_error, limit, timeout_s
+        )
+
+    return made
+
+
+def listed(splits: Any) -> Sequence[Any]:
+    """Raises InvalidArgument."""
+    if isinstance(splits, str | os.PathLike):
+        found = sorted(glob.glob(os.fspath(splits), recursive=True))
+        if not found:
+            raise InvalidArgument(f"no file matches splits={os.fspath(splits)!r} here")
+        return found
+    if not isinstance(splits, Iterable):
+        raise InvalidArgument(f"splits={splits!r} must be a list, a range, a pattern of files …")
+    if isinstance(splits, range):
+        return splits
+    found = list(itertools.islice(splits, MAX_SPLITS + 1))
+    if len(found) > MAX_SPLITS:
+        raise InvalidArgument(
+            f"splits={splits!r} yields more than {MAX_SPLITS}: let each split be more of the data"
+        )
+    return found
+
+
+def first_elements(function: Callable[..., Any], splits: Sequence[Any]) -> list[Any]:
+    """Of the first split that has some. Raises InvalidArgument, and what the function does."""
+    for split in splits[:LOOKED_AT]:
+        if found := list(itertools.islice(function(split), LOOKED_AT)):
+            return found
+    raise InvalidArgument(
+        f"the function yields no element for its first {min(len(splits), LOOKED_AT)} splits, so it "
+        "is not known what elements are: give element_spec"
+    )
+
+
+def request_of(
+    dataset: PythonDataset, splits: Sequence[Any], structure: str
+) -> pb.RegisterDatasetRequest:
+    """All but the metadata. Raises InvalidArgument."""
+    versions = {name: package_version(name) for name in ("cloudpickle", *dataset.packages)}
+    if missing := [name for name, version in versions.items() if version is None]:
+        raise InvalidArgument(f"packages={[*dataset.packages]}: {missing} are not installed here")
+    with _by_value():
+        stored = python_pb2.PythonDataset(
+            function=_pickled(dataset.function),
+            splits=_pickled(splits),
+            python=python_version(),
+            packages=versions,
+            on_error=ON_ERROR[dataset.on_error],
+            limit=dataset.limit,
+            timeout_s=dataset.timeout_s or 0,
+        )
+    return pb.RegisterDatasetRequest(
+        python=stored.SerializeToString(deterministic=True),
+        sources=[ev.SplitSource(count=len(splits))],
+        structure=structure,
+    )
+
+
+def _pickled(value: Any) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(value))
+    except Exception as error:
+        raise InvalidArgument(
+            f"{_culprit(value)} cannot be pickled, and so not be sent to workers ({error}): make it "
+            "within the function, or within what it imports"
+        ) from error
+
+
+def _culprit(value: Any) -> str:
+    """What of a function or a sequence it is that cannot be pickled, in words."""
+    parts: Mapping[str, Any] = {}
+    if inspect.isfunction(value):
+        known = inspect.getclosurevars(value)
+        parts = {
+            f"the variable {name!r} of {value.__qualname__}": part
+            for name, part in {**known.globals, **known.nonlocals}.items()
+        }
+    elif isinstance(value, list):
+        parts = {f"split {number}": part for number, part in enumerate(value)}
+    for name, part in parts.items():
+        try:
+            cloudpickle.dumps(part)
+        except Exception:  # noqa: BLE001 - whatever pickling it raises
+            return f"{name} ({part!r:.100})"
+    return f"{value!r:.100}"
+
+
+_pickling = threading.Lock()  # the registry is cloudpickle's, and one for all
+
+
+@contextmanager
+def _by_value() -> Iterator[None]:
+    """Within, what modules have that are the user's own, and not installed, travels along."""
+    with _pickling:
+        before = {module.__name__ for module in _own_modules() if _is_by_value(module)}
+        added = [module for module in _own_modules() if module.__name__ not in before]
+        for module in added:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            for module in added:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_by_value(module: ModuleType) -> bool:
+    return module.__name__ in cloudpickle.list_registry_pickle_by_value()
+
+
+def _own_modules() -> list[ModuleType]:
+    own = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        known = name == "__main__" or name.partition(".")[0] == "forebay"
+        if isinstance(file, str) and not known and getattr(module, "__name__", None) == name:
+            if not _is_installed(file):
+                own.append(module)
+    return own
+
+
+@functools.cache
+def _is_installed(file: str) -> bool:
+    folders = [os.path.realpath(folder) for folder in sysconfig.get_paths().values()]
+    path = os.path.realpath(file)
+    if {"site-packages", "dist-packages"} & set(path.split(os.sep)):
+        return True
+    return any(path.startswith(f"{folder}{os.sep}") for folder in folders)

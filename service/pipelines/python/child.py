@@ -1,0 +1,307 @@
+"""The process in which a Python dataset's function runs.
+
+It has a socket to the worker, which sends
+
+    ["setup", structure, bytes]              with a file of so many bytes, a PythonDataset, and one
+                                             of two int64, the split and the element that it is at
+    ["run", first, count, start, seed]       these splits, from element `start` on
+    ["free", slabs, abandoned, blocks]       memory that is free again, and blocks that were taken
+
+and to which it sends
+
+    ["block", count, bytes, header, slab, at]    elements in a slab, or, if that is None, in a file
+                                             of their own; and the split and element behind them
+    ["end"]                                  of what was to be run
+    ["failed", code, split, element, text]   instead of that
+
+Whatever the function does to its process, it does to this one.
+"""
+
+from __future__ import annotations
+
+import bisect
+import copy
+import mmap
+import os
+import random
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+import numpy as np
+
+from ...blocks import BLOCK_BYTES
+from ...shared import Lender, new_slab
+from .columns import Misfit, column_of, fields_of, write
+
+CREDIT = 3
+"""Blocks that have not been taken, before it waits."""
+
+LINGER_S = 0.025
+"""How long an element may wait for company."""
+
+SLOW_S = 0.002
+"""An element that took so long to make waits for none."""
+
+IMMUTABLE = (int, float, complex, bytes, str, np.generic)
+"""What a function cannot change once it has yielded it; anything else is copied at once."""
+
+MAX_ROWS = 1 << 16
+MAX_TEXT = 20_000
+MESSAGE_BYTES = 192 << 10
+
+_CODES: dict[type[BaseException], str] = {
+    NotImplementedError: "UNIMPLEMENTED",
+    MemoryError: "RESOURCE_EXHAUSTED",
+    StopIteration: "OUT_OF_RANGE",
+    TypeError: "INVALID_ARGUMENT",
+    ValueError: "INVALID_ARGUMENT",
+}
+"""As TensorFlow calls what a py_function raises; anything else is UNKNOWN."""
+
+
+class Failed(Exception):
+    """The user's function has; ends the request."""
+
+    def __init__(self, code: str, text: str, split: int = -1, element: int = -1) -> None:
+        super().__init__(code, text, split, element)
+
+
+class Child:
+    """Answers the worker, until it has gone."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._process = os.getpid()
+        self._lender = Lender()
+        self._credit = CREDIT
+        message, (definition, progress), _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 2)
+        _, structure, size = msgspec.msgpack.decode(message)
+        with mmap.mmap(definition, size, prot=mmap.PROT_READ) as stored:
+            self._definition = stored[:]
+        self._at = memoryview(mmap.mmap(progress, 16)).cast("q")
+        os.close(definition)
+        os.close(progress)
+        self._fields, self._flatten = fields_of(structure)
+        sizes = [field.bytes for field in self._fields]
+        self._element_bytes = None if None in sizes else sum(size or 0 for size in sizes)
+        self._function: Callable[[Any], Any]
+        self._splits: Sequence[Any]
+        self._begin_block()
+
+    def serve(self) -> NoReturn:
+        try:
+            self._load()
+        except Failed as failed:
+            self._send(["failed", *failed.args])
+            sys.exit(1)
+        while True:
+            message = self._receive()
+            if message[0] == "free":
+                self._free(*message[1:])
+                continue
+            try:
+                self._run(*message[1:])
+                self._send(["end"])
+            except Failed as failed:
+                self._send(["failed", *failed.args])
+
+    def _load(self) -> None:
+        import cloudpickle
+
+        from ...proto.python_pb2 import PythonDataset
+
+        dataset = PythonDataset.FromString(self._definition)
+        del self._definition
+        try:
+            self._splits = cloudpickle.loads(dataset.splits)
+            self._function = cloudpickle.loads(dataset.function)
+        except ModuleNotFoundError as error:
+            raise Failed(
+                "FAILED_PRECONDITION",
+                f"the dataset needs the module {error.name!r}, which is not there on the worker: "
+                "install it there",
+            ) from error
+        except BaseException as error:
+            raise Failed(
+                "FAILED_PRECONDITION",
+                f"the dataset's function cannot be unpickled on the worker:\n{_traceback(error)}",
+            ) from error
+
+    # -- the worker ------------------------------------------------------------------------------
+
+    def _receive(self, flags: int = 0) -> list[Any]:
+        data = self._connection.recv(MESSAGE_BYTES, flags)
+        if not data:
+            os._exit(0)  # the worker has gone
+        message: list[Any] = msgspec.msgpack.decode(data)
+        return message
+
+    def _send(self, message: list[Any], descriptor: int | None = None) -> None:
+        self._require_process()
+        given = [] if descriptor is None else [descriptor]
+        try:
+            socket.send_fds(self._connection, [msgspec.msgpack.encode(message)], given)
+        except OSError:
+            os._exit(0)
+
+    def _require_process(self) -> None:
+        if os.getpid() != self._process:
+            os._exit(0)  # the user's function has forked, and this is the other one
+
+    def _free(self, slabs: list[int], abandoned: list[int], blocks: int) -> None:
+        self._lender.take_back(slabs, abandoned)
+        self._credit += blocks
+
+    def _wait_for_credit(self) -> None:
+        while True:
+            try:
+                message = self._receive(socket.MSG_DONTWAIT if self._credit else 0)
+            except BlockingIOError:
+                return
+            self._free(*message[1:])
+
+    # -- elements --------------------------------------------------------------------------------
+
+    def _run(self, first: int, count: int, start: int, seed: str | None) -> None:
+        random.seed(seed)
+        np.random.seed(None if seed is None else random.getrandbits(32))
+        self._begin_block()
+        self._at_once = True  # somebody waits for the first element
+        for split in range(first, first + count):
+            start -= self._run_split(split, start)
+        self._flush()
+
+    def _run_split(self, split: int, start: int) -> int:
+        """All of it but the first `start` elements; how many it has."""
+        self._at[0], self._at[1] = split, 0
+        element = 0
+        last_s = time.monotonic()
+        try:
+            for value in self._function(self._splits[split]):
+                if element >= start:
+                    self._add(value, split, element)
+                    now_s = time.monotonic()
+                    slow = now_s - last_s >= SLOW_S or now_s - self._began_s >= LINGER_S
+                    if slow or self._at_once or self._rows >= MAX_ROWS:
+                        self._flush()
+                        self._at_once = False
+                        now_s = time.monotonic()
+                    last_s = now_s
+                element += 1
+                self._at[1] = element
+        except Failed:
+            raise
+        except BaseException as error:
+            self._flush()
+            code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), "UNKNOWN")
+            raise self._failed(split, element, _traceback(error), code) from None
+        return element
+
+    def _add(self, value: Any, split: int, element: int) -> None:
+        leaves: list[Any] = []
+        try:
+            self._flatten(value, leaves)
+        except Misfit as misfit:
+            self._flush()
+            raise self._failed(split, element, str(misfit)) from None
+        size = self._element_bytes
+        if size is None:
+            size = sum(map(_bytes, leaves))
+        if self._rows and self._bytes + size > BLOCK_BYTES:
+            self._flush()
+        if not self._rows:
+            self._began_s = time.monotonic()
+        if not self._places or self._places[-1][1] != split:
+            self._places.append((self._rows, split, element))
+        for column, leaf in zip(self._columns, leaves, strict=True):
+            column.append(leaf if isinstance(leaf, IMMUTABLE) else copy.deepcopy(leaf))
+        self._rows += 1
+        self._bytes += size
+
+    def _begin_block(self) -> None:
+        self._columns: list[list[Any]] = [[] for _ in self._fields]
+        self._rows = self._bytes = 0
+        self._places: list[tuple[int, int, int]] = []  # where a split begins: row, split, element
+        self._began_s = 0.0
+
+    def _flush(self) -> None:
+        """Send what is there; if one does not fit, what is before it. Raises Failed."""
+        count, columns, places = self._rows, self._columns, self._places
+        self._begin_block()
+        if not count:
+            return
+
+        def place(row: int) -> tuple[int, int]:
+            begins, split, element = places[bisect.bisect([r for r, _, _ in places], row) - 1]
+            return split, element + row - begins
+
+        split, element = place(count - 1)
+        try:
+            self._send_block(count, columns, (split, element + 1))
+        except Misfit as misfit:
+            split, element = place(misfit.row)
+            if misfit.row:
+                before = [column[: misfit.row] for column in columns]
+                self._send_block(misfit.row, before, (split, element))
+            raise self._failed(split, element, str(misfit)) from None
+
+    def _send_block(self, count: int, values: list[list[Any]], behind: tuple[int, int]) -> None:
+        columns = [column_of(f, column) for f, column in zip(self._fields, values, strict=True)]
+        size = max(1, sum(column.size for column in columns))
+        self._wait_for_credit()
+        self._require_process()  # before it writes where the other one does
+        self._credit -= 1
+        reserved = self._lender.reserve(size)
+        if reserved is None:
+            slab, (descriptor, payload) = None, new_slab(size)
+        else:
+            (slab, descriptor), payload = reserved
+        header = write(columns, payload)
+        self._send(["block", count, size, header, slab, behind], descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _failed(
+        self, split: int, element: int, what: str, code: str = "INVALID_ARGUMENT"
+    ) -> Failed:
+        name = _repr(self._splits[split])
+        return Failed(code, f"split {split} ({name}), element {element}: {what}", split, element)
+
+
+def _bytes(leaf: Any) -> int:
+    size = getattr(leaf, "nbytes", None)
+    if isinstance(size, int):
+        return size
+    return len(leaf) if isinstance(leaf, bytes | str) else 8
+
+
+def _traceback(error: BaseException) -> str:
+    """The user's own."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals is globals():
+        trace = trace.tb_next
+    text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+    return f"{_repr(error)}\n{text[-MAX_TEXT:]}"
+
+
+def _repr(value: object) -> str:
+    """In short; of a user's class it may raise anything."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001
+        text = object.__repr__(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def main(connection: socket.socket) -> None:
+    """Called in a process that is its own."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)  # what the function prints is the worker's log
+    Child(connection).serve()

@@ -1,0 +1,184 @@
+"""A Python dataset's child processes, as the worker has them: started, watched, reused, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import select
+import socket
+import threading
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from ...blocks import Block
+from ...errors import PipelineError
+from ...shared import Borrower, new_slab
+from .child import MESSAGE_BYTES
+from .columns import read
+from .nursery import NURSERY, ended
+
+
+class Place(NamedTuple):
+    """An element: its split, and its number within that."""
+
+    split: int
+    element: int
+
+
+class Received(NamedTuple):
+    """Elements, and the place behind them."""
+
+    block: Block
+    behind: Place
+
+
+class Ended(NamedTuple):
+    """What was to be run is."""
+
+
+class Failed(NamedTuple):
+    """The function has, at this place; (−1, −1): before it was called."""
+
+    code: str
+    text: str
+    at: Place
+
+
+class Died(NamedTuple):
+    """The process has ended, or was told to, at this place; what it had not sent is lost."""
+
+    how: str
+    at: Place
+
+
+Event = Received | Ended | Failed | Died
+
+
+class PythonChild:
+    """A process with the function of one dataset. For one thread at a time."""
+
+    def __init__(self, definition: bytes, structure: str) -> None:
+        """Raises PipelineError."""
+        try:
+            self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._control = NURSERY.fork(theirs)
+            stored, memory = new_slab(max(1, len(definition)))
+            progress, shared = new_slab(16)
+        except OSError as error:
+            raise PipelineError(
+                "RESOURCE_EXHAUSTED", f"no process can be started: {error}"
+            ) from error
+        self._at = shared.view(np.int64)
+        memory[: len(definition)] = np.frombuffer(definition, np.uint8)
+        self._borrower = Borrower("a dataset's process")
+        self._send(["setup", structure, len(definition)], [stored, progress])
+        os.close(stored)
+        os.close(progress)
+
+    def filenos(self) -> tuple[int, int]:
+        """One is readable when `receive` has something."""
+        return self._connection.fileno(), self._control.fileno()
+
+    @property
+    def lives(self) -> bool:
+        """Whether its process has not ended, as far as is known."""
+        return not select.select([self._control], [], [], 0)[0]
+
+    @property
+    def at(self) -> Place:
+        """Where it is, as it says."""
+        return Place(*self._at.tolist())
+
+    def run(self, first: int, count: int, start: int, seed: str | None) -> None:
+        """Begin these splits, from element `start` on; `receive` until it has Ended, or is over."""
+        self._send(["run", first, count, start, seed])
+
+    def take(self, blocks: int = 1) -> None:
+        """So many blocks that were received are with whoever wanted them."""
+        self._send(["free", *self._borrower.released(), blocks])
+
+    def receive(self) -> Event:
+        """What it says next; waits for it."""
+        ready = select.select(self.filenos(), [], [])[0]
+        if self._connection.fileno() not in ready:  # what it has forked may have the other end
+            return Died(ended(self._control), self.at)
+        try:
+            received = socket.recv_fds(self._connection, MESSAGE_BYTES, 1)
+        except ConnectionResetError:  # it ended, with messages unread; what it sent comes yet
+            received = socket.recv_fds(self._connection, MESSAGE_BYTES, 1)
+        data, descriptors, *_ = received
+        match msgspec.msgpack.decode(data) if data else None:
+            case ["block", count, size, header, slab, behind]:
+                block = read(count, header, self._payload(size, slab, descriptors))
+                return Received(block, Place(*behind))
+            case ["end"]:
+                return Ended()
+            case ["failed", code, text, split, element]:
+                return Failed(code, text, Place(split, element))
+        return Died(ended(self._control), self.at)
+
+    def _payload(self, size: int, slab: int | None, descriptors: list[int]) -> Any:
+        try:
+            if slab is None:
+                return np.frombuffer(mmap.mmap(descriptors[0], size), np.uint8)
+            if descriptors:
+                self._borrower.learn(slab, descriptors[0])
+            return self._borrower.borrow(slab, size)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def kill(self) -> None:
+        """End it, with what it has forked; wait until it is gone. Idempotent."""
+        with contextlib.suppress(OSError):
+            self._control.send(b"end")
+            ended(self._control)
+        self._control.close()
+        self._connection.close()
+
+    def _send(self, message: list[Any], descriptors: list[int] = []) -> None:  # noqa: B006
+        with contextlib.suppress(OSError):  # it has ended, which is received
+            socket.send_fds(self._connection, [msgspec.msgpack.encode(message)], descriptors)
+
+
+class Children:
+    """The processes of one dataset. Thread-safe."""
+
+    def __init__(self, definition: bytes, structure: str, most_idle: int) -> None:
+        self._definition = definition
+        self._structure = structure
+        self._most_idle = most_idle
+        self._lock = threading.Lock()
+        self._idle: list[PythonChild] = []
+        self._closed = False
+
+    def take(self) -> PythonChild:
+        """One that has nothing to do. Raises PipelineError."""
+        while True:
+            with self._lock:
+                found = self._idle.pop() if self._idle else None
+            if found is None:
+                return PythonChild(self._definition, self._structure)
+            if found.lives:
+                return found
+            found.kill()
+
+    def give_back(self, child: PythonChild) -> None:
+        """One that has ended what it was told."""
+        with self._lock:
+            if not self._closed and len(self._idle) < self._most_idle:
+                self._idle.append(child)
+                return
+        child.kill()
+
+    def close(self) -> None:
+        """Keep none any more. Idempotent."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for child in idle:
+            child.kill()

@@ -1,0 +1,103 @@
+"""A Python dataset as a worker can run it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+from ....journal.proto import events_pb2 as ev
+from ....journal.splits import source_size
+from ...errors import FailedPrecondition
+from ...proto.python_pb2 import SKIP, PythonDataset
+from ..splits import SplitFeed, SplitRange
+from .children import Children
+from .runs import Policy, PythonRun
+
+
+def python_version() -> str:
+    """That pickled functions are bound to."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def package_version(name: str) -> str | None:
+    """None if it is not there."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def require_versions(dataset: PythonDataset) -> None:
+    """Raises FailedPrecondition, with both, if this process has others than it was pickled with."""
+    if dataset.python != python_version():
+        raise FailedPrecondition(
+            f"the dataset was registered by Python {dataset.python}, and this worker has Python "
+            f"{python_version()}, which cannot read its function: run both by the same one"
+        )
+    for name, version in sorted(dataset.packages.items()):
+        if (here := package_version(name)) != version:
+            raise FailedPrecondition(
+                f"the dataset was registered with {name} {version}, and this worker has "
+                f"{here or 'none'}: install the same version"
+            )
+
+
+class PythonPipeline:
+    """A registered function and its splits, as `pipelines.Pipeline`.
+
+    A long run has up to `processes` children; with one, splits are in order.
+    """
+
+    def __init__(
+        self,
+        stored: bytes,
+        sources: Sequence[ev.SplitSource],
+        structure: str,
+        *,
+        processes: int = 0,
+        where: str = "?",
+    ) -> None:
+        """0 processes: one for each core. Raises FailedPrecondition."""
+        dataset = PythonDataset.FromString(stored)
+        require_versions(dataset)
+        self._size = source_size(sources[0])
+        self._processes = processes or len(os.sched_getaffinity(0))
+        self._policy = Policy(dataset.on_error, dataset.limit, dataset.timeout_s, where)
+        self._children = Children(stored, structure, self._processes)
+
+    def run(self, feed: SplitFeed | None) -> PythonRun:
+        """Each split is run in one of the children, and all at once are not."""
+        ranges = iter([SplitRange(0, self._size, 0)] if self._size else [])
+
+        def next_range() -> SplitRange | None:
+            return next(ranges, None) if feed is None else feed.next_range(0, 0, False)
+
+        return PythonRun(self._children, self._policy, next_range, self._processes)
+
+    def bundle(self, splits: SplitRange, *, number: int, seed: int, start: int = 0) -> PythonRun:
+        """What `random` and `numpy.random` draw follows from seed and number.
+
+        A function that skips elements does so in a bundle as well, if it was registered so; but
+        not one that fails, which ends the bundle: what is behind would have other indices.
+        """
+        if start < 0:
+            raise ValueError(f"a bundle starts at an index from 0, not at {start}")
+        if splits.first < 0 or splits.first + splits.count > self._size:
+            raise ValueError(
+                f"{splits.count} splits from {splits.first} on are no bundle of {self._size} splits"
+            )
+        policy = self._policy
+        if policy.on_error == SKIP:
+            policy = Policy(policy.on_error, 0, policy.timeout_s, policy.where)
+        ranges = iter([splits] if splits.count else [])
+        return PythonRun(
+            self._children, policy, lambda: next(ranges, None), 1,
+            bundle=number, seed=f"{seed} {number}", start=start,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End the children that have nothing to do, and others when they have. Idempotent."""
+        self._children.close()
+

@@ -1,0 +1,42 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class OnError(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RAISE: _ClassVar[OnError]
+    SKIP: _ClassVar[OnError]
+    RETRY: _ClassVar[OnError]
+RAISE: OnError
+SKIP: OnError
+RETRY: OnError
+
+class PythonDataset(_message.Message):
+    __slots__ = ("function", "splits", "python", "packages", "on_error", "limit", "timeout_s")
+    class PackagesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    SPLITS_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_FIELD_NUMBER: _ClassVar[int]
+    PACKAGES_FIELD_NUMBER: _ClassVar[int]
+    ON_ERROR_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    function: bytes
+    splits: bytes
+    python: str
+    packages: _containers.ScalarMap[str, str]
+    on_error: OnError
+    limit: int
+    timeout_s: float
+    def __init__(self, function: _Optional[bytes] = ..., splits: _Optional[bytes] = ..., python: _Optional[str] = ..., packages: _Optional[_Mapping[str, str]] = ..., on_error: _Optional[_Union[OnError, str]] = ..., limit: _Optional[int] = ..., timeout_s: _Optional[float] = ...) -> None: ...

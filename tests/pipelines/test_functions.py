@@ -1,0 +1,485 @@
+"""Python datasets: the contract of pipelines, elements that fit or not, and processes that end."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import os
+import pathlib
+import random
+import signal
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.blocks import Block
+from forebay.service.client.functions import (
+    first_elements,
+    listed,
+    python_dataset,
+    request_of,
+)
+from forebay.service.errors import FailedPrecondition, InvalidArgument, PipelineError, Unavailable
+from forebay.service.pipelines import Pipeline, PythonRules, Run, Shard, SplitRange, open_pipeline
+from forebay.service.pipelines.python.pipeline import PythonPipeline
+from forebay.service.proto.python_pb2 import PythonDataset
+from forebay.service.structure import assemble
+
+from .contract import SPLITS, PipelineContract, Ranges, Step, drawn
+from .functions import INT, pipeline_of
+from .test_python import _done
+
+Function = Callable[[Any], Any]
+
+
+class TestContract(PipelineContract):
+    """A shuffle's buffer, and a batch, are within a split of one element, and so do nothing."""
+
+    def make(self, steps: Sequence[Step]) -> Pipeline:
+        def function(split: int) -> Iterator[object]:
+            elements: Iterator[object] = iter([split])
+            for step in steps:
+                elements = _done(step, elements, random)  # type: ignore[arg-type]
+            return elements
+
+        arrays = any(step.kind in ("batch", "wide") for step in steps)
+        structure = {"tensor": "int64", "shape": [None] if arrays else []}
+        return pipeline_of(function, range(SPLITS), json.dumps(structure))
+
+    @pytest.mark.parametrize("step", [drawn()])
+    def test_what_is_random_differs_by_bundle_and_by_seed(self, step: Step) -> None:
+        super().test_what_is_random_differs_by_bundle_and_by_seed(step)
+
+
+def numbers(blocks: Iterator[Block]) -> list[int]:
+    return [int(x) for block in blocks for x in block.components[0].elements()]
+
+
+def read(function: Function, splits: Sequence[Any], structure: str = INT, **how: Any) -> list[Any]:
+    """Its elements, by one process."""
+    pipeline = pipeline_of(function, splits, structure, **how)
+    make = assemble(structure)
+    try:
+        return [
+            element
+            for block in pipeline.run(None).blocks()
+            for element in make([c.elements() for c in block.components], block.count)
+        ]
+    finally:
+        pipeline.close()
+
+
+# -- elements -------------------------------------------------------------------------------------
+
+
+def test_elements_of_every_kind_arrive_as_they_were() -> None:
+    structure = json.dumps(
+        {
+            "dict": [
+                ["array", {"tensor": "float32", "shape": [None, 2]}],
+                ["flag", {"tensor": "bool", "shape": []}],
+                ["half", {"tensor": "bfloat16", "shape": []}],
+                ["nothing", {"none": True}],
+                ["pair", {"tuple": [{"tensor": "string", "shape": []}, json.loads(INT)]}],
+                ["words", {"tensor": "string", "shape": [None]}],
+            ]
+        }
+    )
+
+    def function(split: int) -> Iterator[object]:
+        for i in range(split):
+            yield {
+                "array": np.full((i % 3, 2), i, np.float32),
+                "flag": i % 2 == 0,
+                "half": i,
+                "nothing": None,
+                "pair": ("é" * i, np.int64(i)),
+                "words": [b"w"] * (i % 4),
+            }
+
+    found = read(function, [0, 7, 1], structure)
+    assert [element["pair"][1] for element in found] == [*range(7), 0]
+    for element, i in zip(found, [*range(7), 0], strict=True):
+        assert element["array"].shape == (i % 3, 2)
+        assert (element["array"] == i).all()
+        assert element["flag"] == (i % 2 == 0)
+        assert element["half"] == i
+        assert element["nothing"] is None
+        assert element["pair"][0] == ("é" * i).encode()
+        assert element["words"].tolist() == [b"w"] * (i % 4)
+
+
+def test_a_function_may_change_what_it_has_yielded() -> None:
+    def function(split: int) -> Iterator[object]:
+        buffer = np.zeros(3, np.int64)
+        for i in range(100):
+            buffer[:] = i
+            yield buffer
+
+    found = read(function, [0], '{"tensor":"int64","shape":[3]}')
+    assert [x.tolist() for x in found] == [[i] * 3 for i in range(100)]
+
+
+PAIR = '{"tuple":[{"tensor":"int64","shape":[]},{"tensor":"float32","shape":[2]}]}'
+
+
+@pytest.mark.parametrize(
+    ("structure", "element", "wrong"),
+    [
+        (INT, 1.5, "1.5 (float), and was registered as int64[]"),
+        (INT, True, "True (bool)"),
+        (INT, 1 << 70, "(int), and was registered as int64[]"),
+        (INT, "text", "'text' (str)"),
+        (INT, None, "None (NoneType)"),
+        (INT, object, "(type)"),
+        (INT, np.zeros(2, np.int64), "element is int64[2]"),
+        (INT, np.int32(1), "(int32), and was registered as int64[]"),
+        (INT, {"a": 1}, "a dict of ['a']"),
+        (PAIR, (1,), "a tuple of 1, and was registered as a tuple of 2"),
+        (PAIR, (1, np.zeros(3, np.float32)), "element[1] is float32[3]"),
+        (PAIR, (1, np.zeros(2)), "element[1] is float64[2]"),
+        ('{"dict":[["a",{"none":true}]]}', {"b": None}, "a dict of ['b']"),
+        ('{"tensor":"string","shape":[]}', 7, "7 (int), and was registered as string[]"),
+    ],
+)
+def test_an_element_that_does_not_fit_is_named(structure: str, element: Any, wrong: str) -> None:
+    """Those before it come."""
+    good = {INT: 1, PAIR: (1, np.zeros(2, np.float32))}.get(structure, {"a": None})
+    good = b"" if "string" in structure else good
+
+    def function(split: str) -> Iterator[object]:
+        yield from [good] * 5
+        if split == "second":
+            yield element
+        yield from [good] * 5
+
+    pipeline = pipeline_of(function, ["first", "second"], structure)
+    came = 0
+    with pytest.raises(PipelineError) as raised:
+        for block in pipeline.run(None).blocks():
+            came += block.count
+    pipeline.close()
+    assert raised.value.code == "INVALID_ARGUMENT"
+    assert "worker w:1: split 1 ('second'), element 5: element" in raised.value.message
+    assert wrong in raised.value.message
+    assert came == 15
+
+
+# -- functions that fail --------------------------------------------------------------------------
+
+
+def until(number: int, last: Callable[[], object]) -> Function:
+    """Numbers of two to a split; at this split, after one, something else."""
+
+    def function(split: int) -> Iterator[int]:
+        yield 2 * split
+        if split == number:
+            last()
+        yield 2 * split + 1
+
+    return function
+
+
+def raises(error: BaseException) -> Callable[[], object]:
+    def function() -> None:
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyError("why"), "UNKNOWN", "KeyError('why')"),
+        (ValueError("why"), "INVALID_ARGUMENT", "ValueError: why"),
+        (MemoryError(), "RESOURCE_EXHAUSTED", "MemoryError"),
+        (StopIteration(), "UNKNOWN", "generator raised StopIteration"),
+        (KeyboardInterrupt(), "UNKNOWN", "KeyboardInterrupt"),
+        (SystemExit(2), "UNKNOWN", "SystemExit"),
+    ],
+)
+def test_an_exception_comes_with_the_functions_traceback(
+    error: BaseException, code: str, said: str
+) -> None:
+    pipeline = pipeline_of(until(3, raises(error)), range(9))
+    for _ in range(2):  # the process lives on
+        with pytest.raises(PipelineError) as raised:
+            list(pipeline.run(None).blocks())
+        assert raised.value.code == code
+        message = raised.value.message
+        assert message.startswith("worker w:1: split 3 (3), element 1: ")
+        assert said in message
+        assert "test_functions.py" in message and "in function" in message and "last()" in message
+        assert "child.py" not in message
+    pipeline.close()
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda split: split, "'int' object is not iterable"),
+        (lambda: [], "takes 0 positional arguments but 1 was given"),
+        (raises(StopIteration()), "takes 0 positional arguments"),
+    ],
+)
+def test_what_is_no_function_of_a_split(function: Function, said: str) -> None:
+    with pytest.raises(PipelineError, match="split 0 .*element 0") as raised:
+        read(function, [1, 2])
+    assert said in raised.value.message
+
+
+DEATHS = {
+    "exit code 7": lambda: os._exit(7),
+    "SIGSEGV": lambda: ctypes.string_at(0),
+    "SIGKILL, perhaps because memory was short": lambda: os.kill(os.getpid(), signal.SIGKILL),
+}
+
+
+@pytest.mark.parametrize("how", DEATHS)
+def test_a_process_that_dies_is_an_error_there_and_nowhere_else(how: str) -> None:
+    pipeline = pipeline_of(until(3, DEATHS[how]), range(9))
+    other = pipeline_of(until(-1, print), range(100))
+    unaffected = other.run(None).blocks()
+    first = next(unaffected)
+    with pytest.raises(PipelineError) as raised:
+        list(pipeline.run(None).blocks())
+    assert raised.value.code == "ABORTED"
+    assert "split 3, element 1: the process that ran it ended: " in raised.value.message
+    assert how in raised.value.message
+    fine = pipeline.run(Ranges([SplitRange(4, 2, 0)]))
+    assert numbers(fine.blocks()) == [8, 9, 10, 11]
+    assert numbers(itertools.chain([first], unaffected)) == [*range(200)]
+    pipeline.close()
+    other.close()
+
+
+def test_what_fails_is_skipped_if_that_is_registered() -> None:
+    """The rest of the split; no more of them than it may."""
+    for last in (raises(ValueError("no")), DEATHS["exit code 7"]):
+        found = read(until(3, last), range(9), on_error="skip", limit=1)
+        assert set(found) - {6} == set(range(18)) - {6, 7}
+        assert len(found) == len(set(found))
+        with pytest.raises(PipelineError, match="split 3"):
+            read(until(3, last), range(9), on_error="skip", limit=0)
+
+    def odd(split: int) -> Iterator[object]:
+        yield split if split % 2 else "even"
+
+    assert read(odd, range(9), on_error="skip", limit=5) == [1, 3, 5, 7]
+    with pytest.raises(PipelineError, match=r"split 6 \(6\), element 0"):
+        read(odd, range(9), on_error="skip", limit=3)
+
+
+def test_what_fails_is_run_again_if_that_is_registered(tmp_path: pathlib.Path) -> None:
+    """From behind the last element that came; as often as it may."""
+    for name, last in {"raised": raises(ValueError("no")), "died": lambda: os._exit(7)}.items():
+
+        def twice(path: str = str(tmp_path / name), last: Function = last) -> None:  # type: ignore[assignment]
+            with open(path, "a") as file:
+                file.write("x")
+            if os.path.getsize(path) <= 2:
+                last()  # type: ignore[call-arg]
+
+        function = until(3, twice)
+        with pytest.raises(PipelineError, match="split 3"):
+            read(function, range(9), on_error="retry", limit=0)
+        assert read(function, range(9), on_error="retry", limit=1) == [*range(18)]
+
+
+def test_a_bundle_that_is_run_again_is_the_same_bundle(tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "count")
+
+    def function(split: int) -> Iterator[int]:
+        for _ in range(3):
+            yield random.randrange(1 << 40)
+        if split == 2:
+            with open(path, "a") as file:
+                file.write("x")
+            if os.path.getsize(path) == 1:
+                os._exit(1)
+        yield random.randrange(1 << 40)
+
+    pipeline = pipeline_of(function, range(5), on_error="retry", limit=1)
+    read = [
+        numbers(pipeline.bundle(SplitRange(0, 5, 0), number=3, seed=1).blocks()) for _ in range(2)
+    ]
+    pipeline.close()
+    assert read[0] == read[1]
+    assert len(set(read[0])) == 20
+
+
+def test_an_element_that_takes_too_long_is_an_error_or_skipped() -> None:
+    hangs = until(3, lambda: time.sleep(3600))
+    with pytest.raises(PipelineError, match="split 3, element 1: it has taken longer than") as e:
+        read(hangs, range(9), timeout_s=1)
+    assert e.value.code == "DEADLINE_EXCEEDED"
+    found = read(hangs, range(9), timeout_s=1, on_error="skip")
+    assert set(found) - {6} == set(range(18)) - {6, 7}
+
+
+def test_a_function_may_do_what_it_likes_to_its_process(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    here = os.getcwd()
+    folder = str(tmp_path)
+
+    def function(split: int) -> Iterator[int]:
+        os.chdir(folder)
+        print("printed", flush=True)
+        threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+        if os.fork() == 0:
+            time.sleep(3600) if split % 2 else None  # one that stays, and one that goes on
+        sys.stdin.close()
+        os.environ.clear()
+        yield split if os.path.sameopenfile(1, 2) else -1
+
+    assert read(function, range(4)) == [0, 1, 2, 3]
+    assert os.getcwd() == here
+    assert "printed" not in capfd.readouterr().out
+
+
+def test_an_endless_function_is_left_whenever_one_likes() -> None:
+    pipeline = pipeline_of(lambda split: itertools.count(), range(2), processes=2)
+    runs = [pipeline.run(None).blocks(), pipeline.bundle(SplitRange(1, 1, 0), number=0, seed=0)]
+    first = numbers(itertools.islice(runs[0], 20))  # type: ignore[arg-type]
+    assert first.count(0) == 2
+    assert next(iter(runs[1].blocks())).index == 0  # type: ignore[union-attr]
+    runs[0].close()  # type: ignore[union-attr]
+    pipeline.close()
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+
+def test_several_processes_share_the_splits() -> None:
+    def function(split: int) -> Iterator[int]:
+        for i in range(10):
+            time.sleep(0.001)
+            yield (os.getpid() << 20) + 10 * split + i
+
+    pipeline = pipeline_of(function, range(100), processes=2)
+    for run in (pipeline.run(None), pipeline.run(Ranges([SplitRange(0, 60, 0)] * 2))):
+        found = numbers(run.blocks())
+        assert len({x >> 20 for x in found}) == 2
+        assert run._policy.where == "w:1"
+    elements = [x & 0xFFFFF for x in found]
+    assert sorted(elements) == sorted([*range(600)] * 2)
+    pipeline.close()
+
+
+def test_the_feeds_error_is_the_runs() -> None:
+    class Stopped(Ranges):
+        def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
+            if (found := super().next_range(source, opening, endless)) is None:
+                raise Unavailable("the task has been stopped")
+            return found
+
+    pipeline = pipeline_of(lambda split: [split], range(9))
+    run: Run = pipeline.run(Stopped([SplitRange(2, 3, 0)]))
+    found: list[int] = []
+    with pytest.raises(Unavailable, match="has been stopped"):
+        for block in run.blocks():
+            found += numbers(iter([block]))
+    assert found == [2, 3, 4]
+    pipeline.close()
+
+
+# -- what is registered ---------------------------------------------------------------------------
+
+
+def test_what_cannot_be_pickled_is_named() -> None:
+    lock = threading.Lock()
+
+    def function(split: int) -> Iterator[int]:
+        with lock:
+            yield split
+
+    with pytest.raises(InvalidArgument, match="the variable 'lock' of .*function.* cannot be pick"):
+        request_of(python_dataset([1])(function), [1], INT)
+    with pytest.raises(InvalidArgument, match="split 1 .*lock.* cannot be pickled"):
+        request_of(python_dataset([1])(lambda split: [1]), [0, lock], INT)
+
+
+def test_a_module_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("only_here")
+    module.__file__ = "/usr/lib/python3/dist-packages/only_here.py"
+    monkeypatch.setitem(sys.modules, "only_here", module)
+
+    def function(split: int) -> Iterator[object]:
+        yield module
+
+    with pytest.raises(PipelineError, match="needs the module 'only_here', which is not there"):
+        read(function, [1])
+
+
+def stored(**fields: Any) -> tuple[ev.DatasetDefinition, bytes]:
+    request = request_of(python_dataset([1])(lambda split: [split]), [1], INT)
+    dataset = PythonDataset.FromString(request.python)
+    for name, value in fields.items():
+        if name == "packages":
+            dataset.packages.update(value)
+        else:
+            setattr(dataset, name, value)
+    definition = ev.DatasetDefinition(sources=request.sources, structure=INT)
+    definition.python_function.SetInParent()
+    return definition, dataset.SerializeToString()
+
+
+def test_other_versions_are_refused_with_both() -> None:
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    with pytest.raises(FailedPrecondition, match=rf"Python 2\.7, and this worker has Python {here}"):
+        open_pipeline(*stored(python="2.7"))
+    with pytest.raises(FailedPrecondition, match=f"numpy 1.0, and this worker has {np.__version__}"):
+        open_pipeline(*stored(packages={"numpy": "1.0"}))
+    with pytest.raises(FailedPrecondition, match="nosuch 1.0, and this worker has none"):
+        open_pipeline(*stored(packages={"nosuch": "1.0"}))
+    with pytest.raises(InvalidArgument, match="nosuch.* not installed here"):
+        request_of(python_dataset([1], packages=["nosuch"])(print), [1], INT)
+
+
+def test_workers_refuse_what_they_shall_not_run() -> None:
+    with pytest.raises(FailedPrecondition, match="worker h:1 runs no Python .*--allow-python"):
+        open_pipeline(*stored(), python=PythonRules(allowed=False, where="h:1"))
+    with pytest.raises(InvalidArgument, match="divided by its splits"):
+        open_pipeline(*stored(), Shard(ev.DATA, 0, 2))
+    assert isinstance(open_pipeline(*stored()), PythonPipeline)
+
+
+def test_splits_are_any_iterable_or_files(tmp_path: pathlib.Path) -> None:
+    for name in ("b.txt", "a.txt", "c.csv"):
+        (tmp_path / name).touch()
+    assert listed(str(tmp_path / "*.txt")) == [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
+    assert listed(tmp_path / "c.csv") == [str(tmp_path / "c.csv")]
+    assert listed(range(10**12)) == range(10**12)
+    assert listed(x * x for x in range(3)) == [0, 1, 4]
+    assert listed({"a": 1}) == ["a"]
+    with pytest.raises(InvalidArgument, match=r"no file matches splits='.*\.nothing'"):
+        listed(str(tmp_path / "*.nothing"))
+    with pytest.raises(InvalidArgument, match="splits=7 must be a list"):
+        listed(7)
+
+
+def test_a_function_that_yields_nothing_has_no_spec() -> None:
+    assert read(lambda split: [], range(5)) == []
+    assert first_elements(lambda split: [split] * split, range(5)) == [1]
+    with pytest.raises(InvalidArgument, match="yields no element for its first 5 splits"):
+        first_elements(lambda split: [], range(5))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"on_error": "ignore"}, {"limit": -1}, {"timeout_s": 0}, {"limit": 1.5}]
+)
+def test_arguments_that_make_no_sense(wrong: dict[str, Any]) -> None:
+    ((name, _),) = wrong.items()
+    with pytest.raises(InvalidArgument, match=f"{name}="):
+        python_dataset([1], **wrong)(print)
+    with pytest.raises(InvalidArgument, match="no function"):
+        python_dataset([1])(7)  # type: ignore[arg-type]
