@@ -208,7 +208,7 @@ def test_a_split_can_be_read_again() -> None:
     assert [*run(translated), *run(translated)] == [(4, n) for n in [*range(4), *range(4)]]
     again: list[Any] = []
     for _ in range(2):
-        translated.chain.run(translated.splits[0], again.append)
+        translated.chain.run_bundle(translated.splits[0], again.append)
     assert again == [(4, 0), (4, 1)] * 2
 
 
@@ -217,7 +217,7 @@ def run(translated: Translated) -> list[Any]:
     chain, splits = pickle.loads(cloudpickle.dumps(translated))
     found: list[Any] = []
     for split in splits:
-        chain.run(split, found.append)
+        chain.run_bundle(split, found.append)
     chain.teardown()
     return found
 
@@ -260,8 +260,8 @@ def logged() -> Iterator[Chain]:
 
 def test_the_life_cycle_is_beams(logged: Chain) -> None:
     got: list[int] = []
-    logged.run(split(1, 2), got.append)
-    logged.run(split(3), got.append)
+    logged.run_bundle(split(1, 2), got.append)
+    logged.run_bundle(split(3), got.append)
     logged.teardown()
     logged.teardown()
     assert " ".join(log) == "setup start 1 2 finish start 3 finish teardown"
@@ -270,15 +270,15 @@ def test_the_life_cycle_is_beams(logged: Chain) -> None:
 
 def test_what_fails_is_torn_down_and_set_up_anew(logged: Chain) -> None:
     with pytest.raises(RuntimeError, match=r"a negative one \[while running 'ParDo\(Logged\)'\]"):
-        logged.run(split(1, -1, 2), lambda _: None)
-    logged.run(split(4), lambda _: None)
+        logged.run_bundle(split(1, -1, 2), lambda _: None)
+    logged.run_bundle(split(4), lambda _: None)
     assert " ".join(log) == "setup start 1 -1 teardown setup start 4 finish"
 
 
 def test_user_metrics_are_counted(logged: Chain) -> None:
     assert logged.counters() == {}
-    logged.run(split(1, 2), lambda _: None)
-    logged.run(split(3), lambda _: None)
+    logged.run_bundle(split(1, 2), lambda _: None)
+    logged.run_bundle(split(3), lambda _: None)
     assert logged.counters() == {"test:elements": 3}
 
 

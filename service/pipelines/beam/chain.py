@@ -7,6 +7,7 @@ the element is in memory, however much a source has to give.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 from ...errors import InvalidArgument
 
 Emit = Callable[[Any], None]
+_FEW = 10
 
 
 class Side(NamedTuple):
@@ -75,7 +77,7 @@ class Chain:
     def __setstate__(self, steps: Sequence[Step]) -> None:
         Chain.__init__(self, steps)
 
-    def run(self, split: bytes, emit: Emit) -> None:
+    def run_bundle(self, split: bytes, emit: Emit) -> None:
         """Run a bundle, and call `emit` with each element that the last step gives.
 
         The first bundle sets the DoFns up. After an exception they are torn down, as Beam does it,
@@ -89,6 +91,19 @@ class Chain:
             self.teardown()
             raise
 
+    def __call__(self, split: bytes) -> Iterator[Any]:
+        """The elements of a bundle, of which only the first few are wanted: it is left then."""
+        elements: list[Any] = []
+
+        def emit(element: Any) -> None:
+            elements.append(element)
+            if len(elements) >= _FEW:
+                raise _Enough
+
+        with contextlib.suppress(_Enough):
+            self.run_bundle(split, emit)
+        return iter(elements)
+
     def counters(self) -> dict[str, int]:
         """What user code has counted with Beam's metrics since it was set up, by name."""
         return {} if self._running is None else self._running.metrics.counters()
@@ -98,6 +113,10 @@ class Chain:
         running, self._running = self._running, None
         if running is not None:
             running.teardown()
+
+
+class _Enough(Exception):
+    _tagged_with_step = True  # so that Beam passes it on as it is
 
 
 class _Next(common.Receiver):  # type: ignore[misc]

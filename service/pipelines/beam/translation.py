@@ -51,7 +51,7 @@ def values(pcollection: beam.PCollection) -> list[Any]:
     chain, splits = translate(pcollection)
     try:
         for split in splits:
-            chain.run(split, found.append)
+            chain.run_bundle(split, found.append)
     finally:
         chain.teardown()
     return found
@@ -139,7 +139,7 @@ def _translate(applied: Sequence[_Applied], split_bytes: int | None) -> Translat
     if first:
         before, inputs = Chain(steps[:first]), []
         try:
-            before.run(_split(b""), inputs.append)
+            before.run_bundle(_split(b""), inputs.append)
         finally:
             before.teardown()
     splits = [_split(each) for value in inputs for each in _begin(steps[first], value, split_bytes)]

@@ -21,6 +21,9 @@ from .columns import read
 from .nursery import NURSERY, ended
 
 
+TEARDOWN_S = 5.0
+
+
 class Place(NamedTuple):
     """An element: its split, and its number within that."""
 
@@ -132,6 +135,12 @@ class PythonChild:
             for descriptor in descriptors:
                 os.close(descriptor)
 
+    def finish(self) -> None:
+        """End it, when it has nothing to do: its function's teardown is run, for some seconds."""
+        self._send(["teardown"])
+        select.select([self._control], [], [], TEARDOWN_S)
+        self.kill()
+
     def kill(self) -> None:
         """End it, with what it has forked; wait until it is gone. Idempotent."""
         with contextlib.suppress(OSError):
@@ -173,7 +182,7 @@ class Children:
             if not self._closed and len(self._idle) < self._most_idle:
                 self._idle.append(child)
                 return
-        child.kill()
+        child.finish()
 
     def close(self) -> None:
         """Keep none any more. Idempotent."""
@@ -181,4 +190,4 @@ class Children:
             self._closed = True
             idle, self._idle = self._idle, []
         for child in idle:
-            child.kill()
+            child.finish()
