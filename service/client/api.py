@@ -80,11 +80,13 @@ def register_dataset(
         (`py_function`, `from_generator`) do not work on workers. Or a Python dataset: a function
         that `splits` are given for, or one that `python_dataset` decorates; or a function without
         arguments that returns a `tf.data.Dataset`, which each worker builds for itself, and in
-        which Python functions do work.
+        which Python functions do work. Or a PCollection of a Beam pipeline that was built and not
+        run: bounded reads, and ParDos behind them.
       compression: "AUTO" compresses blocks of elements between hosts where that makes them
         arrive sooner, None never does; "ZSTD" and "LZ4" do it on every connection over TCP or
         gRPC. "SNAPPY" compresses each element, which is for tf.data service's own clients.
-      splits: of a function; with it come, by keyword, what `python_dataset` takes, and does.
+      splits: of a function; with it, and with a PCollection, comes by keyword what `python_dataset`
+        takes, and of a PCollection's source `split_bytes`, the size that splits should have.
       dataset_id: an id to register it under. One that is registered is left as it is, if the
         datasets have the same structure. By default, equal datasets have the same id.
 
@@ -98,7 +100,9 @@ def register_dataset(
         raise InvalidArgument(
             f"Invalid `compression` argument: {compression}. Must be one of {list(_COMPRESSIONS)}."
         )
-    if splits is not None:
+    if functions.is_pcollection(dataset):
+        dataset = functions.beam_dataset(dataset, **python)
+    elif splits is not None:
         dataset = python_dataset(splits, **python)(dataset)
     elif python:
         raise InvalidArgument(f"{[*python]} are for functions: give their `splits` as well")

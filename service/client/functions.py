@@ -115,6 +115,28 @@ def listed(splits: Any) -> Sequence[Any]:
     return found
 
 
+def beam_dataset(pcollection: Any, split_bytes: int | None = None, **how: Any) -> PythonDataset:
+    """Of a PCollection that was built and not run; `how` is as for `python_dataset`.
+
+    Raises InvalidArgument for what is no chain of ParDos behind one bounded read.
+    """
+    from ..pipelines.beam.translation import translate
+
+    with _by_value():  # splits and side inputs are pickled there
+        chain, splits = translate(pcollection, split_bytes)
+    how["packages"] = ("apache-beam", *how.get("packages", ()))
+    return PythonDataset(chain, splits, **how)
+
+
+def is_pcollection(dataset: Any) -> bool:
+    """Or several outputs of one transform."""
+    if "apache_beam" not in sys.modules:
+        return False
+    from apache_beam import pvalue
+
+    return isinstance(dataset, pvalue.PCollection | pvalue.DoOutputsTuple)
+
+
 def first_elements(function: Callable[..., Any], splits: Sequence[Any]) -> list[Any]:
     """Of the first split that has some. Raises InvalidArgument, and what the function does."""
     for split in splits[:LOOKED_AT]:

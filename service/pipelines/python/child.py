@@ -6,6 +6,7 @@ It has a socket to the worker, which sends
                                              of two int64, the split and the element that it is at
     ["run", first, count, start, seed]       these splits, from element `start` on
     ["free", slabs, abandoned, blocks]       memory that is free again, and blocks that were taken
+    ["teardown"]                             nothing more will come
 
 and to which it sends
 
@@ -101,6 +102,9 @@ class Child:
             if message[0] == "free":
                 self._free(*message[1:])
                 continue
+            if message[0] == "teardown":
+                getattr(self._function, "teardown", _nothing)()
+                sys.exit(0)
             try:
                 self._run(*message[1:])
                 self._send(["end"])
@@ -122,6 +126,7 @@ class Child:
                 self._element_bytes = None if None in sizes else sum(n or 0 for n in sizes)
                 self._splits = cloudpickle.loads(dataset.splits)
             self._function = cloudpickle.loads(dataset.function)
+            getattr(self._function, "setup", _nothing)()
         except ModuleNotFoundError as error:
             raise Failed(
                 "FAILED_PRECONDITION",
@@ -131,7 +136,8 @@ class Child:
         except BaseException as error:
             raise Failed(
                 "FAILED_PRECONDITION",
-                f"the dataset's function cannot be unpickled on the worker:\n{_traceback(error)}",
+                f"the dataset's function cannot be unpickled, or set up, on the worker:\n"
+                f"{_traceback(error)}",
             ) from error
 
     # -- the worker ------------------------------------------------------------------------------
@@ -200,9 +206,12 @@ class Child:
         self._at[0], self._at[1] = split, 0
         element = 0
         last_s = time.monotonic()
-        try:
-            for value in self._function(self._splits[split]):
-                if element >= start:
+        failed: Failed | None = None
+
+        def take(value: Any) -> None:
+            nonlocal element, last_s, failed
+            if element >= start:
+                try:
                     self._add(value, split, element)
                     now_s = time.monotonic()
                     slow = now_s - last_s >= SLOW_S or now_s - self._began_s >= LINGER_S
@@ -211,11 +220,21 @@ class Child:
                         self._at_once = False
                         now_s = time.monotonic()
                     last_s = now_s
-                element += 1
-                self._at[1] = element
-        except Failed:
-            raise
+                except Failed as error:
+                    failed = error  # whatever the function makes of it
+                    raise
+            element += 1
+            self._at[1] = element
+
+        try:
+            if (run := getattr(self._function, "run_bundle", None)) is not None:
+                run(self._splits[split], take)
+            else:
+                for value in self._function(self._splits[split]):
+                    take(value)
         except BaseException as error:  # noqa: BLE001 - whatever it raises, this goes on
+            if failed is not None:
+                raise failed from None
             self._flush()
             raise self._failed(split, element, _traceback(error), _code(error)) from None
         return element
@@ -294,6 +313,9 @@ class Child:
         assert self._splits is not None
         name = _repr(self._splits[split])
         return Failed(code, f"split {split} ({name}), element {element}: {what}", split, element)
+
+
+def _nothing() -> None: ...
 
 
 def _bytes(leaf: Any) -> int:

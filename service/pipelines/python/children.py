@@ -20,6 +20,8 @@ from .child import MESSAGE_BYTES
 from .columns import read
 from .nursery import Nursery, ended
 
+TEARDOWN_MS = 5_000
+
 
 class Place(NamedTuple):
     """An element: its split, and its number within that."""
@@ -133,6 +135,12 @@ class PythonChild:
             for descriptor in descriptors:
                 os.close(descriptor)
 
+    def finish(self) -> None:
+        """End it, when it has nothing to do: its function's teardown is run, for some seconds."""
+        self._send(["teardown"])
+        _readable(self._control, timeout_ms=TEARDOWN_MS)
+        self.kill()
+
     def kill(self) -> None:
         """End it, with what it has forked; wait until it is gone. Idempotent."""
         with contextlib.suppress(OSError):
@@ -182,7 +190,7 @@ class Children:
             if not self._closed and len(self._idle) < self._most_idle:
                 self._idle.append(child)
                 return
-        child.kill()
+        child.finish()
 
     def close(self) -> None:
         """Keep none any more. Idempotent."""
@@ -190,4 +198,4 @@ class Children:
             self._closed = True
             idle, self._idle = self._idle, []
         for child in idle:
-            child.kill()
+            child.finish()

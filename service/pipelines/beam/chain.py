@@ -1,0 +1,253 @@
+"""A chain of DoFns, run bundle by bundle in this process, with Beam's life cycle.
+
+Each step is one of Beam's own `DoFnRunner`s, which knows start and finish of a bundle, side inputs,
+tagged outputs and splittable DoFns. An element goes from one to the next by a call, so nothing but
+the element is in memory, however much a source has to give.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import cloudpickle
+from apache_beam.metrics.execution import MetricsContainer
+from apache_beam.runners import common
+from apache_beam.runners.worker import statesampler
+from apache_beam.transforms import core
+from apache_beam.transforms.sideinputs import SideInputMap
+from apache_beam.transforms.window import GlobalWindows
+from apache_beam.utils.counters import CounterFactory
+from apache_beam.utils.windowed_value import WindowedValue
+
+from ...errors import InvalidArgument
+
+Emit = Callable[[Any], None]
+_FEW = 10
+
+
+class Side(NamedTuple):
+    """A side input: how the DoFn sees it, and its elements."""
+
+    view: type[Any]  # AsList, AsDict, …: a class of apache_beam.pvalue
+    options: Mapping[str, Any]
+    values: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A ParDo: a DoFn with what it is called with, and which of its outputs goes on."""
+
+    label: str
+    fn: core.DoFn
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    sides: Sequence[Side] = ()
+    output: str | None = None  # None: the main one
+    others: Sequence[str] = ()  # outputs that nobody wants
+
+    @property
+    def is_splittable(self) -> bool:
+        return bool(common.DoFnSignature(self.fn).is_splittable_dofn())
+
+    def restrictions(self, element: Any) -> Iterator[tuple[Any, Any]]:
+        """What a splittable DoFn makes of an element, split up front as its provider likes:
+        pairs of the element and a restriction."""
+        provider = common.DoFnSignature(self.fn).get_restriction_provider()
+        for restriction in provider.split(element, provider.initial_restriction(element)):
+            yield element, restriction
+
+
+class Chain:
+    """Steps, one behind the other. It can be pickled; it is not thread-safe.
+
+    A split is the pickled inputs of the first step: elements, or, for a splittable DoFn, pairs of
+    an element and a restriction. Pickled, as reading changes a restriction.
+    """
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = tuple(steps)
+        self._running: _Running | None = None
+
+    def __getstate__(self) -> object:
+        return self.steps
+
+    def __setstate__(self, steps: Sequence[Step]) -> None:
+        Chain.__init__(self, steps)
+
+    def run_bundle(self, split: bytes, emit: Emit) -> None:
+        """Run a bundle, and call `emit` with each element that the last step gives.
+
+        The first bundle sets the DoFns up. After an exception they are torn down, as Beam does it,
+        and set up anew by the next bundle.
+        """
+        if self._running is None:
+            self._running = _Running(self.steps)
+        try:
+            self._running.bundle(cloudpickle.loads(split), emit)
+        except BaseException:
+            self.teardown()
+            raise
+
+    def __call__(self, split: bytes) -> Iterator[Any]:
+        """The elements of a bundle, of which only the first few are wanted: it is left then."""
+        elements: list[Any] = []
+
+        def emit(element: Any) -> None:
+            elements.append(element)
+            if len(elements) >= _FEW:
+                raise _Enough
+
+        with contextlib.suppress(_Enough):
+            self.run_bundle(split, emit)
+        return iter(elements)
+
+    def counters(self) -> dict[str, int]:
+        """What user code has counted with Beam's metrics since it was set up, by name."""
+        return {} if self._running is None else self._running.metrics.counters()
+
+    def teardown(self) -> None:
+        """Behind the last bundle. Idempotent."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.teardown()
+
+
+class _Enough(Exception):
+    _tagged_with_step = True  # so that Beam passes it on as it is
+
+
+class _Next(common.Receiver):  # type: ignore[misc]
+    """Where a step's elements go."""
+
+    def __init__(self, take: Callable[[WindowedValue], object]) -> None:
+        self._take = take
+
+    def receive(self, windowed: WindowedValue) -> None:
+        self._take(windowed)
+
+
+class _Metrics:
+    """Where user code's metrics go: to one container for all steps, as they have names.
+
+    It stands where Beam has the sampler of its worker's states.
+    """
+
+    def __init__(self) -> None:
+        self.metrics_container = MetricsContainer("chain")
+
+    def update_metric(self, name: Any, value: Any) -> None:
+        self.metrics_container.get_metric_cell(name).update(value)
+
+    def current_state(self) -> _Metrics:
+        return self
+
+    def counters(self) -> dict[str, int]:
+        cumulative = self.metrics_container.get_cumulative()
+        return {
+            f"{key.metric.namespace}:{key.metric.name}": int(value)
+            for key, value in cumulative.counters.items()
+        }
+
+
+class _Running:
+    """Steps that are set up."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.metrics = _Metrics()
+        self._emit: Emit = _nobody
+        self._runners: list[common.DoFnRunner] = []  # the last step's first
+        take: Callable[[Any], object] = self._end
+        statesampler.set_current_tracker(self.metrics)
+        try:
+            for step in reversed(steps):
+                runner = _runner(step, take)
+                runner.setup()
+                self._runners.append(runner)
+                begin = _begin_restricted(step, runner)
+                take = _split(step, begin) if step.is_splittable else runner.process
+            first = steps[0]
+            self._begin = begin if first.is_splittable else _begin_element(take)
+        except BaseException:
+            self.teardown()
+            raise
+
+    def bundle(self, split: Sequence[Any], emit: Emit) -> None:
+        statesampler.set_current_tracker(self.metrics)  # of this thread
+        self._emit = emit
+        for runner in self._runners:
+            runner.start()
+        for value in split:
+            self._begin(value)
+        for runner in reversed(self._runners):
+            runner.finish()
+        for runner in self._runners:
+            runner.finalize()
+
+    def teardown(self) -> None:
+        statesampler.set_current_tracker(self.metrics)
+        for runner in reversed(self._runners):
+            runner.teardown()
+
+    def _end(self, windowed: WindowedValue) -> None:
+        self._emit(windowed.value)
+
+
+def _nobody(_: Any) -> None:
+    raise AssertionError("an element of no bundle")
+
+
+def _runner(step: Step, take: Callable[[WindowedValue], object]) -> common.DoFnRunner:
+    # Nobody knows windows here: every element is in the one that has no end.
+    receivers: dict[str | None, common.Receiver] = dict.fromkeys(
+        (None, *step.others), _Next(lambda _: None)
+    )
+    receivers[step.output] = _Next(take)
+    sides = [
+        SideInputMap(view, options, [GlobalWindows.windowed_value(value) for value in values])
+        for view, options, values in step.sides
+    ]
+    return common.DoFnRunner(
+        step.fn,
+        step.args,
+        step.kwargs,
+        sides,
+        core.Windowing(GlobalWindows()),
+        tagged_receivers=receivers,
+        step_name=step.label,
+        state=common.DoFnState(CounterFactory()),
+    )
+
+
+def _begin_element(take: Callable[[WindowedValue], object]) -> Callable[[Any], None]:
+    def begin(value: Any) -> None:
+        take(GlobalWindows.windowed_value(value))
+
+    return begin
+
+
+def _begin_restricted(step: Step, runner: common.DoFnRunner) -> Callable[[Any], None]:
+    signature = common.DoFnSignature(step.fn)
+
+    def begin(value: tuple[Any, Any]) -> None:
+        estimators = signature.get_watermark_estimator_provider()
+        state = estimators.initial_estimator_state(*value)
+        element, restriction = value
+        sized = (element, (restriction, state)), 0
+        if runner.process_with_sized_restriction(GlobalWindows.windowed_value(sized)):
+            raise InvalidArgument(
+                f"{step.label!r} put off a part of {restriction!r}: in a bundle, a splittable "
+                "DoFn has to go through what it was given to its end"
+            )
+
+    return begin
+
+
+def _split(step: Step, begin: Callable[[Any], None]) -> Callable[[WindowedValue], None]:
+    def take(windowed: WindowedValue) -> None:
+        for restricted in step.restrictions(windowed.value):
+            begin(restricted)
+
+    return take

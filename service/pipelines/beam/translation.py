@@ -1,0 +1,192 @@
+"""A PCollection that was built and not run, as a chain of steps and what each bundle begins with.
+
+All that Beam applies is made of a few primitives: composites, reads among them, are looked through.
+What leads to the first read, and its own splitting, runs here, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import apache_beam as beam
+import cloudpickle
+from apache_beam import pvalue
+from apache_beam.io import filebasedsource, iobase
+from apache_beam.pipeline import AppliedPTransform
+from apache_beam.runners import common
+from apache_beam.transforms import core, util, window
+
+from ...errors import InvalidArgument
+from .chain import Chain, Side, Step
+
+_ADVICE = "materialize its result first, on a runner that shuffles, and register that"
+
+
+class Translated(NamedTuple):
+    """What a dataset is made of."""
+
+    chain: Chain
+    splits: Sequence[bytes]
+    """What the chain is run with, bundle by bundle."""
+
+
+def translate(pcollection: beam.PCollection, split_bytes: int | None = None) -> Translated:
+    """Take apart what a PCollection is made by.
+
+    Args:
+      pcollection: the last one; one named output of a ParDo will do.
+      split_bytes: of how many bytes the splits of a bounded source should be; by default, as Beam
+        chooses it.
+
+    Raises InvalidArgument, with the transform's label, for what is no chain behind one bounded
+    read, and for what needs a shuffle or windows.
+    """
+    return _translate(_applied(pcollection), split_bytes)
+
+
+def values(pcollection: beam.PCollection) -> list[Any]:
+    """All elements, computed here."""
+    found: list[Any] = []
+    chain, splits = translate(pcollection)
+    try:
+        for split in splits:
+            chain.run_bundle(split, found.append)
+    finally:
+        chain.teardown()
+    return found
+
+
+class _Applied(NamedTuple):
+    """A ParDo, and which of its outputs goes on."""
+
+    node: AppliedPTransform
+    output: str | None
+
+
+def _applied(pcollection: Any) -> list[_Applied]:
+    """The ParDos that make a PCollection, from the first one behind the impulse on."""
+    if isinstance(pcollection, pvalue.DoOutputsTuple):
+        raise InvalidArgument(
+            f"these are several outputs, {pcollection!r}; register one: outputs.name, outputs[tag]"
+        )
+    if not isinstance(pcollection, pvalue.PCollection):
+        raise InvalidArgument(f"{pcollection!r} is no PCollection, but {type(pcollection)}")
+    found: list[_Applied] = []
+    while True:
+        node = pcollection.producer
+        if (redistributing := _inside(node, util.Reshuffle, util.ReshufflePerKey)) is not None:
+            (pcollection,) = redistributing.inputs
+            continue
+        if isinstance(node.transform, core.Impulse):
+            return found[::-1]
+        _check(node, pcollection)
+        found.append(_Applied(node, pcollection.tag))
+        (pcollection,) = node.inputs
+
+
+def _inside(node: AppliedPTransform, *kinds: type[Any]) -> AppliedPTransform | None:
+    """The outermost transform of these kinds that a transform is a part of."""
+    found = None
+    at: AppliedPTransform | None = node
+    while at is not None:
+        if isinstance(at.transform, kinds):
+            found = at
+        at = at.parent
+    return found
+
+
+def _check(node: AppliedPTransform, pcollection: beam.PCollection) -> None:
+    """Raises InvalidArgument for what cannot be a step."""
+    transform = node.transform
+    if isinstance(transform, core.GroupByKey):
+        raise InvalidArgument(f"{_label(node)} groups, which needs a shuffle; {_ADVICE}")
+    if isinstance(transform, core.Flatten):
+        raise InvalidArgument(
+            f"{_label(node)} flattens several PCollections; register each, or {_ADVICE}"
+        )
+    if not pcollection.is_bounded:
+        raise InvalidArgument(f"{_label(node)} is unbounded; only bounded reads have splits")
+    if not isinstance(transform, core.ParDo):
+        raise InvalidArgument(
+            f"{_label(node)} is a primitive of its own kind ({type(transform).__name__}), which "
+            "only its runner knows; a chain is made of ParDos behind a bounded read"
+        )
+    if isinstance(transform.fn, core.WindowInto.WindowIntoFn) or not isinstance(
+        pcollection.windowing.windowfn, window.GlobalWindows
+    ):
+        raise InvalidArgument(f"{_label(node)} has windows, which datasets do not; {_ADVICE}")
+    if common.DoFnSignature(transform.fn).is_stateful_dofn():
+        raise InvalidArgument(
+            f"{_label(node)} keeps state by key, which needs a shuffle; {_ADVICE}"
+        )
+
+
+def _label(node: AppliedPTransform) -> str:
+    """What the user wrote: the outermost transform that this is a part of."""
+    at = node
+    while at.parent is not None and at.parent.full_label:
+        at = at.parent
+    return repr(at.full_label)
+
+
+def _translate(applied: Sequence[_Applied], split_bytes: int | None) -> Translated:
+    if not applied:
+        raise InvalidArgument("an Impulse alone has nothing to read")
+    steps = [_step(each) for each in applied]
+    first = _first(applied, steps)
+    inputs: list[Any] = [b""]
+    if first:
+        before, inputs = Chain(steps[:first]), []
+        try:
+            before.run_bundle(_split(b""), inputs.append)
+        finally:
+            before.teardown()
+    splits = [_split(each) for value in inputs for each in _begin(steps[first], value, split_bytes)]
+    return Translated(Chain(steps[first:]), splits)
+
+
+def _first(applied: Sequence[_Applied], steps: Sequence[Step]) -> int:
+    """Which step bundles begin with: the first one that reads; of what reads nothing, the first
+    behind what was created.
+    """
+    for at, step in enumerate(steps):
+        if step.is_splittable or isinstance(step.fn, filebasedsource._ReadRange):
+            return at
+    for at, (node, _) in enumerate(applied):
+        if _inside(node, core.Create) is None:
+            return at
+    return len(steps) - 1  # merely created
+
+
+def _split(begin: Any) -> bytes:
+    return bytes(cloudpickle.dumps([begin]))
+
+
+def _begin(first: Step, element: Any, split_bytes: int | None) -> Iterator[Any]:
+    """What the step that bundles begin with makes of one of its inputs."""
+    if not first.is_splittable:
+        yield element
+    elif split_bytes is None or not isinstance(element, iobase.BoundedSource):
+        yield from first.restrictions(element)
+    else:
+        for bundle in element.split(split_bytes):
+            yield element, iobase._SDFBoundedSourceRestriction(bundle)
+
+
+def _step(applied: _Applied) -> Step:
+    node, output = applied
+    transform = node.transform
+    return Step(
+        label=node.full_label,
+        fn=transform.fn,
+        args=tuple(transform.args),
+        kwargs=dict(transform.kwargs),
+        sides=tuple(_side(side) for side in transform.side_inputs),
+        output=output,
+        others=tuple(tag for tag in node.outputs if tag is not None),
+    )
+
+
+def _side(side: pvalue.AsSideInput) -> Side:
+    return Side(type(side), side._view_options(), values(side.pvalue))

@@ -1,0 +1,154 @@
+"""Beam pipelines through the service: what Beam reads and computes, in workers' processes."""
+
+from __future__ import annotations
+
+import collections
+import os
+import pathlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pytest
+import tensorflow as tf
+from apache_beam import pvalue
+
+from forebay import service
+from forebay.service.errors import InvalidArgument, PipelineError
+
+from ..cluster import WorkerProcess
+from ..stock import DispatcherProcess
+
+OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
+FILES, RECORDS = 4, 250
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("files")
+    for at in range(FILES):
+        with tf.io.TFRecordWriter(str(folder / f"{at}.tfrecord")) as records:
+            for n in range(RECORDS * at, RECORDS * (at + 1)):
+                records.write(b"%d" % n)
+    return f"{folder}/*.tfrecord"
+
+
+@pytest.fixture(scope="module")
+def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
+    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def workers(dispatcher: DispatcherProcess) -> Iterator[None]:
+    with WorkerProcess(dispatcher.address), WorkerProcess(dispatcher.address):
+        yield
+
+
+class Parse(beam.DoFn):  # type: ignore[misc]
+    """Counts what it sees in a file that its life cycle opens and closes."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder
+
+    def setup(self) -> None:
+        self._seen = 0
+
+    def process(self, record: bytes) -> Iterator[dict[str, Any]]:
+        self._seen += 1
+        number = int(record)
+        yield {"number": number, "pixels": np.full((2, 2), number % 256, np.uint8)}
+
+    def teardown(self) -> None:
+        (self._folder / f"{os.getpid()}").write_text(str(self._seen))
+
+
+def torn_down(folder: pathlib.Path) -> int:
+    """How many records the processes of which this is known have seen."""
+    return sum(int(log.read_text() or 0) for log in folder.iterdir())
+
+
+def numbers(elements: Any) -> list[int]:
+    return [int(element["number"]) for element in elements]
+
+
+@pytest.mark.usefixtures("workers")
+def test_a_pcollection_is_read_in_every_way(
+    dispatcher: DispatcherProcess, files: str, tmp_path: pathlib.Path
+) -> None:
+    p = beam.Pipeline()
+    limit = p | "limit" >> beam.Create([700])
+    examples = (
+        p
+        | beam.io.ReadFromTFRecord(files)
+        | beam.ParDo(Parse(tmp_path))
+        | beam.Filter(lambda e, limit: e["number"] < limit, pvalue.AsSingleton(limit))
+        | beam.FlatMap(lambda e: [e, e])
+    )
+    dataset_id = service.register_dataset(dispatcher.target, examples)
+    read = service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC)
+    expected = dict.fromkeys(range(700), 2)
+    assert collections.Counter(numbers(read)) == expected
+    here = int((tmp_path / f"{os.getpid()}").read_text())  # to know what an element is
+    while torn_down(tmp_path) < here + FILES * RECORDS:  # for each process, soon
+        time.sleep(0.05)
+    assert torn_down(tmp_path) == here + FILES * RECORDS
+    dataset = service.from_dataset_id(OFF, dispatcher.target, dataset_id)
+    assert dataset.element_spec["pixels"] == tf.TensorSpec([2, 2], tf.uint8)
+    assert collections.Counter(numbers(dataset)) == dict.fromkeys(range(700), 4)
+
+
+@pytest.mark.usefixtures("workers")
+def test_an_error_names_split_and_transform(dispatcher: DispatcherProcess, files: str) -> None:
+    p = beam.Pipeline()
+    wrong = p | beam.io.ReadFromTFRecord(files) | "Invert" >> beam.Map(lambda r: 1 / (int(r) - 20))
+    dataset_id = service.register_dataset(dispatcher.target, wrong)
+    with pytest.raises(PipelineError, match=r"(?s)element 20: ZeroDivisionError.*'Invert'"):
+        list(service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC))
+
+
+@pytest.mark.usefixtures("workers")
+def test_a_split_that_fails_can_be_skipped(dispatcher: DispatcherProcess, files: str) -> None:
+    p = beam.Pipeline()
+    wrong = p | beam.io.ReadFromTFRecord(files) | beam.Map(lambda r: 1 // (int(r) - 20))
+    dataset_id = service.register_dataset(dispatcher.target, wrong, on_error="skip")
+    got = list(service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC))
+    assert len(got) == 20 + (FILES - 1) * RECORDS
+
+
+@pytest.mark.usefixtures("workers")
+def test_elements_that_do_not_fit(dispatcher: DispatcherProcess) -> None:
+    mixed = beam.Pipeline() | beam.Create([[*range(20)], ["a"]]) | beam.FlatMap(list)
+    dataset_id = service.register_dataset(dispatcher.target, mixed)
+    with pytest.raises(PipelineError, match=r"element 0: .*'a'"):
+        list(service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC))
+
+
+def test_a_killed_workers_splits_are_lost_at_most(
+    dispatcher: DispatcherProcess, files: str
+) -> None:
+    records = beam.Pipeline() | beam.io.ReadFromTFRecord(files) | beam.Map(int)
+    dataset_id = service.register_dataset(dispatcher.target, records)
+    with WorkerProcess(dispatcher.address) as doomed:
+        read = iter(
+            service.read(
+                dispatcher.target, dataset_id, processing_mode=DYNAMIC, max_outstanding_requests=1
+            )
+        )
+        got = [int(next(read)) for _ in range(10)]
+        with WorkerProcess(dispatcher.address):
+            doomed.kill()
+            got += map(int, read)
+    assert len(got) == len({*got}) and {*got} <= {*range(FILES * RECORDS)}
+
+
+def test_what_needs_a_shuffle_is_refused(dispatcher: DispatcherProcess, files: str) -> None:
+    total = (
+        beam.Pipeline()
+        | beam.io.ReadFromTFRecord(files)
+        | "count" >> beam.combiners.Count.PerElement()
+    )
+    with pytest.raises(InvalidArgument, match="'count' groups, which needs a shuffle"):
+        service.register_dataset(dispatcher.target, total)

@@ -1,0 +1,325 @@
+"""Chains of Beam's transforms, run by bundles, beside Beam's own runner."""
+
+from __future__ import annotations
+
+import pathlib
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import apache_beam as beam
+import cloudpickle
+import fastavro
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+from apache_beam import pvalue
+from apache_beam.io import fileio
+from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
+from apache_beam.metrics import Metrics
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.testing.util import assert_that, equal_to
+from apache_beam.transforms.userstate import BagStateSpec
+from apache_beam.transforms.window import FixedWindows
+
+from forebay.service.errors import InvalidArgument
+from forebay.service.pipelines.beam.chain import Chain
+from forebay.service.pipelines.beam.translation import Translated, translate, values
+
+ROW = {"type": "record", "name": "row", "fields": [{"name": "n", "type": "long"}]}
+
+Build = Callable[[beam.Pipeline], beam.PCollection]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Two of each kind, of 30 records together."""
+    folder = tmp_path_factory.mktemp("files")
+    for at in range(2):
+        numbers = range(15 * at, 15 * at + 15)
+        (folder / f"{at}.txt").write_text("".join(f"line {n}\n" for n in numbers))
+        table = pa.table({"n": list(numbers), "square": [n * n for n in numbers]})
+        pq.write_table(table, folder / f"{at}.parquet", row_group_size=4)
+        with (folder / f"{at}.avro").open("wb") as rows:
+            fastavro.writer(rows, ROW, [{"n": n} for n in numbers])
+        with tf.io.TFRecordWriter(str(folder / f"{at}.tfrecord")) as records:
+            for n in numbers:
+                records.write(b"%d" % n)
+    return folder
+
+
+class Halves(beam.RestrictionProvider):  # type: ignore[misc]
+    def initial_restriction(self, element: int) -> OffsetRange:
+        return OffsetRange(0, element)
+
+    def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
+        return OffsetRestrictionTracker(restriction)
+
+    def split(self, element: int, restriction: OffsetRange) -> Iterator[OffsetRange]:
+        middle = (restriction.start + restriction.stop) // 2
+        yield OffsetRange(restriction.start, middle)
+        yield OffsetRange(middle, restriction.stop)
+
+    def restriction_size(self, element: int, restriction: OffsetRange) -> int:
+        return int(restriction.size())
+
+
+HALVES = beam.DoFn.RestrictionParam(Halves())
+
+
+class Count(beam.DoFn):  # type: ignore[misc]
+    """Splittable: counts up to its element."""
+
+    def process(self, element: int, tracker: Any = HALVES) -> Iterator[tuple[int, int]]:
+        at = tracker.current_restriction().start
+        while tracker.try_claim(at):
+            yield element, at
+            at += 1
+
+
+class SignedTwice(beam.DoFn):  # type: ignore[misc]
+    def process(self, element: int) -> Iterator[Any]:
+        yield element
+        yield pvalue.TaggedOutput("negative", -element)
+
+
+class AtTheEnd(beam.DoFn):  # type: ignore[misc]
+    """Gives what came in a bundle at its end."""
+
+    def start_bundle(self) -> None:
+        self.seen: list[int] = []
+
+    def process(self, element: int) -> None:
+        self.seen.append(element)
+
+    def finish_bundle(self) -> Iterator[Any]:
+        for element in self.seen:
+            yield beam.transforms.window.GlobalWindows.windowed_value(element)
+
+
+def signs(p: beam.Pipeline) -> Any:
+    return (
+        p
+        | beam.Create([1, 2, 3])
+        | beam.ParDo(SignedTwice()).with_outputs("negative", main="positive")
+    )
+
+
+def looked_up(p: beam.Pipeline) -> beam.PCollection:
+    numbers = p | "numbers" >> beam.Create([1, 2, 3])
+    words = p | "words" >> beam.Create([(1, "one"), (2, "two")])
+    return numbers | beam.Map(
+        lambda n, words, all_of_them, least, other: (n, words.get(n), sorted(all_of_them), least),
+        pvalue.AsDict(words),
+        pvalue.AsList(numbers),
+        other=pvalue.AsIter(words),
+        least=pvalue.AsSingleton(p | "least" >> beam.Create([7])),
+    )
+
+
+def lines_of(file: fileio.ReadableFile) -> list[bytes]:
+    with file.open() as opened:
+        return [*opened]
+
+
+def wrong(n: int) -> int:
+    return 1 // n
+
+
+PIPELINES: dict[str, Callable[[str], Build]] = {
+    "tfrecord": lambda d: lambda p: p | beam.io.ReadFromTFRecord(f"{d}/*.tfrecord")
+    | beam.Map(int) | beam.Filter(lambda n: n % 3) | beam.FlatMap(lambda n: range(n)),
+    "text": lambda d: lambda p: p | beam.io.ReadFromText(f"{d}/*.txt"),
+    "avro": lambda d: lambda p: p | beam.io.ReadFromAvro(f"{d}/*.avro"),
+    "parquet": lambda d: lambda p: p | beam.io.ReadFromParquet(f"{d}/*.parquet"),
+    "all text": lambda d: lambda p: p | beam.Create([f"{d}/0.txt", f"{d}/1.txt"])
+    | beam.io.ReadAllFromText() | beam.Map(str.upper),
+    "all tfrecord": lambda d: lambda p: p | beam.Create([f"{d}/*.tfrecord"])
+    | beam.io.ReadAllFromTFRecord(),
+    "matched": lambda d: lambda p: p | fileio.MatchFiles(f"{d}/*.txt")
+    | fileio.ReadMatches() | beam.FlatMap(lines_of),
+    "created": lambda d: lambda p: p | beam.Create(range(5)),
+    "one created": lambda d: lambda p: p | beam.Create(["one"]) | beam.Map(len),
+    "splittable": lambda d: lambda p: p | beam.Create([3, 4, 0]) | beam.ParDo(Count()),
+    "splittable twice": lambda d: lambda p: p | beam.Create([3, 4]) | beam.ParDo(Count())
+    | beam.Map(max) | "again" >> beam.ParDo(Count()),
+    "main output": lambda d: lambda p: signs(p).positive,
+    "tagged output": lambda d: lambda p: signs(p).negative | beam.Map(lambda n: n * 10),
+    "unnamed outputs": lambda d: lambda p: (
+        p | beam.Create([5]) | beam.ParDo(SignedTwice()).with_outputs()
+    )["negative"],
+    "side inputs": lambda d: looked_up,
+    "reshuffled": lambda d: lambda p: p | beam.Create(range(9)) | beam.Reshuffle()
+    | beam.Map(str) | "again" >> beam.Reshuffle(num_buckets=2),
+    "bundle": lambda d: lambda p: p | beam.Create([1, 2]) | beam.ParDo(AtTheEnd()),
+    "dead letters": lambda d: lambda p: (
+        p | beam.Create([0, 1, 2]) | beam.Map(wrong).with_exception_handling()
+    ).good,
+    "partition": lambda d: lambda p: (
+        p | beam.Create(range(9)) | beam.Partition(lambda n, parts: n % parts, 3)
+    )[1],
+    "keys": lambda d: lambda p: p | beam.Create([("a", 1), ("b", 2)])
+    | beam.MapTuple(lambda k, v: (v, k)) | beam.Keys(),
+    "timestamps": lambda d: lambda p: p | beam.Create([1, 2])
+    | beam.Map(lambda n: beam.window.TimestampedValue(n, n)),
+}  # fmt: skip
+
+
+def test_the_same_elements_as_beams_own_runner(files: pathlib.Path) -> None:
+    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        for name, build in PIPELINES.items():
+            ours = values(build(str(files))(beam.Pipeline()))
+            assert ours, name
+            theirs = name >> _Composite(build(str(files)))
+            assert_that(pipeline | theirs, equal_to(ours), label=f"compare {name}")
+
+
+class _Composite(beam.PTransform):  # type: ignore[misc]
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        self._build = build
+
+    def expand(self, begin: pvalue.PBegin) -> beam.PCollection:
+        return self._build(begin)
+
+
+def test_batches_are_of_a_bundle() -> None:
+    pipeline = beam.Pipeline()
+    batches = pipeline | beam.Create([3, 4]) | beam.ParDo(Count()) | beam.BatchElements(2, 2)
+    assert sorted(map(len, values(batches))) == [1, 2, 2, 2]  # of 1, 2, 2 and 2 elements
+
+
+@pytest.mark.parametrize(("read", "splits"), [("text", 2), ("parquet", 2), ("all text", 2)])
+def test_the_sources_own_splitting(files: pathlib.Path, read: str, splits: int) -> None:
+    translated = translate(PIPELINES[read](str(files))(beam.Pipeline()))
+    assert len(translated.splits) == splits
+
+
+def test_splits_of_a_wished_size(files: pathlib.Path) -> None:
+    lines = beam.Pipeline() | beam.io.ReadFromText(f"{files}/*.txt")
+    translated = translate(lines, split_bytes=40)
+    assert len(translated.splits) > 4
+    assert sorted(run(translated)) == sorted(values(lines))
+
+
+def test_a_split_can_be_read_again() -> None:
+    translated = translate(beam.Pipeline() | beam.Create([4]) | beam.ParDo(Count()))
+    assert [*run(translated), *run(translated)] == [(4, n) for n in [*range(4), *range(4)]]
+    again: list[Any] = []
+    for _ in range(2):
+        translated.chain.run_bundle(translated.splits[0], again.append)
+    assert again == [(4, 0), (4, 1)] * 2
+
+
+def run(translated: Translated) -> list[Any]:
+    """As a worker does it, of what was pickled."""
+    chain, splits = pickle.loads(cloudpickle.dumps(translated))
+    found: list[Any] = []
+    for split in splits:
+        chain.run_bundle(split, found.append)
+    chain.teardown()
+    return found
+
+
+log: list[str] = []
+
+
+class Logged(beam.DoFn):  # type: ignore[misc]
+    def setup(self) -> None:
+        log.append("setup")
+
+    def start_bundle(self) -> None:
+        log.append("start")
+
+    def process(self, element: int) -> Iterator[int]:
+        Metrics.counter("test", "elements").inc()
+        log.append(str(element))
+        if element < 0:
+            raise RuntimeError("a negative one")
+        yield element
+
+    def finish_bundle(self) -> None:
+        log.append("finish")
+
+    def teardown(self) -> None:
+        log.append("teardown")
+
+
+def split(*elements: int) -> bytes:
+    return pickle.dumps(elements)
+
+
+@pytest.fixture
+def logged() -> Iterator[Chain]:
+    log.clear()
+    chain = translate(beam.Pipeline() | beam.Create([1]) | beam.ParDo(Logged())).chain
+    yield chain
+    chain.teardown()
+
+
+def test_the_life_cycle_is_beams(logged: Chain) -> None:
+    got: list[int] = []
+    logged.run_bundle(split(1, 2), got.append)
+    logged.run_bundle(split(3), got.append)
+    logged.teardown()
+    logged.teardown()
+    assert " ".join(log) == "setup start 1 2 finish start 3 finish teardown"
+    assert got == [1, 2, 3]
+
+
+def test_what_fails_is_torn_down_and_set_up_anew(logged: Chain) -> None:
+    with pytest.raises(RuntimeError, match=r"a negative one \[while running 'ParDo\(Logged\)'\]"):
+        logged.run_bundle(split(1, -1, 2), lambda _: None)
+    logged.run_bundle(split(4), lambda _: None)
+    assert " ".join(log) == "setup start 1 -1 teardown setup start 4 finish"
+
+
+def test_user_metrics_are_counted(logged: Chain) -> None:
+    assert logged.counters() == {}
+    logged.run_bundle(split(1, 2), lambda _: None)
+    logged.run_bundle(split(3), lambda _: None)
+    assert logged.counters() == {"test:elements": 3}
+
+
+class Stateful(beam.DoFn):  # type: ignore[misc]
+    SEEN = beam.DoFn.StateParam(BagStateSpec("seen", beam.coders.VarIntCoder()))
+
+    def process(self, element: Any, seen: Any = SEEN) -> None:
+        seen.add(1)
+
+
+def pairs(p: beam.Pipeline) -> beam.PCollection:
+    return p | beam.Create([("a", 1), ("b", 2)])
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda p: pairs(p) | beam.GroupByKey(), "'GroupByKey' groups, .* materialize its"),
+        (lambda p: pairs(p) | "mine" >> beam.CombinePerKey(sum), "'mine' groups"),
+        (lambda p: pairs(p) | "all" >> beam.CombineGlobally(len), "'all' groups"),
+        (lambda p: {"x": pairs(p)} | "both" >> beam.CoGroupByKey(), "'both' (groups|flattens)"),
+        (lambda p: pairs(p) | beam.ParDo(Stateful()), r"'ParDo\(Stateful\)' keeps state by key"),
+        (lambda p: pairs(p) | "w" >> beam.WindowInto(FixedWindows(3)), "'w' has windows"),
+        (lambda p: (pairs(p), p | "x" >> beam.Create([1])) | "f" >> beam.Flatten(), "'f' flattens"),
+        (lambda p: p | "i" >> beam.Impulse(), "an Impulse alone"),
+        (signs, r"several outputs.*register one"),
+        (lambda p: p, "is no PCollection"),
+    ],
+)  # fmt: skip
+def test_what_is_no_chain_is_refused_by_its_label(build: Build, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        translate(build(beam.Pipeline()))
+
+
+def test_a_side_input_that_needs_a_shuffle() -> None:
+    p = beam.Pipeline()
+    total = pairs(p) | beam.Values() | "total" >> beam.CombineGlobally(sum).as_singleton_view()
+    with pytest.raises(InvalidArgument, match="'total' groups"):
+        translate(p | "n" >> beam.Create([1]) | beam.Map(lambda n, m: n / m, total))
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(OSError, match="No files found based on the file pattern nowhere"):
+        translate(beam.Pipeline() | beam.io.ReadFromText("nowhere/*.txt"))
