@@ -36,6 +36,22 @@ class Element(NamedTuple):
     provider: int
     pass_number: int
     split: int
+    index: int = 0  # in its run
+    run: int = 0  # of the pipeline, of all that there were
+
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """Its iteration, and where it is in that."""
+        return self.iteration_id, self.provider, self.pass_number, self.split
+
+
+@dataclass
+class Run:
+    """Of a pipeline: what it has made."""
+
+    task_id: int
+    elements: int = 0
+    blocks: list[tuple[int, int]] = field(default_factory=list)  # stop, cost
 
 
 @dataclass
@@ -91,6 +107,8 @@ class Oracle:
         self.unread: set[int] = set()  # tasks that nobody read yet as their worker was drained
         self.dropped: set[int] = set()  # tasks of which a worker says that it dropped something
         self.excused_consumers = 0  # that were killed, or given up, with elements on their way
+        self.runs: list[Run] = []
+        self.rules: list[Any] = []  # of what is read otherwise: told of events, by their names
         self._kernel = this
 
     # -- the log -----------------------------------------------------------------------------
@@ -143,9 +161,10 @@ class Oracle:
             self._kernel.fail(f"records {last + 1} to {len(self.records)} were lost")
 
     def _enter(self, event: ev.Event, kind: str) -> None:
-        entry = getattr(self, f"_{kind}", None)
-        if entry is not None:
-            entry(getattr(event, kind))
+        for entries in (self, *self.rules):
+            entry = getattr(entries, f"_{kind}", None)
+            if entry is not None:
+                entry(getattr(event, kind))
 
     def _leader_elected(self, event: ev.LeaderElected) -> None:
         if event.term <= self.state.term:
@@ -216,6 +235,9 @@ class Oracle:
     def _task_created(self, event: ev.TaskCreated) -> None:
         if self.books.epochs[event.iteration_id] in self.books.summarized:
             raise Violation(f"task {event.task_id} gives out again what is finished")
+        self.books.tasks[event.task_id] = (event.iteration_id, event.worker_id)
+
+    def _task_proposed(self, event: ev.TaskProposed) -> None:
         self.books.tasks[event.task_id] = (event.iteration_id, event.worker_id)
 
     def _task_completed(self, event: ev.TaskCompleted) -> None:
@@ -345,13 +367,26 @@ class Oracle:
 
     # -- elements ----------------------------------------------------------------------------
 
+    def began_run(self, task_id: int) -> int:
+        self.runs.append(Run(task_id))
+        return len(self.runs) - 1
+
+    def made(self, run: int, stop: int, cost: int) -> None:
+        """A pipeline has made another block."""
+        self.runs[run].elements = stop
+        self.runs[run].blocks.append((stop, cost))
+
+    def process_of(self, task_id: int) -> int:
+        """The uid of the worker's process that has the task."""
+        return self.books.workers[self.books.tasks[task_id][1]]
+
     def deliver(self, consumer: str, element: Element, dynamic: bool) -> None:
         """A trainer has taken an element. Without sharding each process of a worker gives each
         element once, whatever the dispatcher thinks of it meanwhile.
         """
-        key: tuple[int, ...] = element[1:]
+        key: tuple[Any, ...] = element.place
         if not dynamic:
-            key = (self.books.workers[self.books.tasks[element.task_id][1]], *key)
+            key = (self.process_of(element.task_id), *key)
         if (other := self.delivered.get(key)) is not None:
             raise Violation(f"{element} came to {other} and to {consumer}")
         if dynamic:
