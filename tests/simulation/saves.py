@@ -47,6 +47,7 @@ class SharedFiles:
     def __init__(self, this: Kernel, root: Path) -> None:
         self.root = root
         self.sync_s = this.rng.choice([1e-4, 5e-3, 0.05])  # typical
+        self.split_s = 10 ** this.rng.uniform(-3, -1)  # of work, typically
         self.full = 0.0  # how likely there is no room
         self.was_full = False
         self._kernel = this
@@ -83,9 +84,8 @@ class Chunk:
 class Bundle:
     """pipelines.Run of a range of splits, each of which is an element."""
 
-    def __init__(self, splits: Sequence[int], number: int, start: int) -> None:
+    def __init__(self, splits: Sequence[int], start: int) -> None:
         self._splits = splits
-        self._number = number
         self._start = start
         self._cancelled = Event()
 
@@ -97,7 +97,7 @@ class Bundle:
         at = self._start
         while at < len(self._splits):
             taken = self._splits[at : at + rng.randint(1, 8)]
-            if self._cancelled.wait(0.01 * len(taken) * rng.uniform(0.1, 2)):
+            if self._cancelled.wait(kernel().shared.split_s * len(taken) * rng.uniform(0.1, 2)):
                 return
             yield block_of([Element(0, 0, 0, 0, split) for split in taken], at)
             at += len(taken)
@@ -105,7 +105,7 @@ class Bundle:
 
 def _opened(graph: bytes, sources: Sequence[ev.SplitSource]) -> Any:
     def bundle(splits: SplitRange, *, number: int, seed: int, start: int = 0) -> Bundle:
-        return Bundle(range(splits.first, splits.first + splits.count), number, start)
+        return Bundle(range(splits.first, splits.first + splits.count), start)
 
     return SimpleNamespace(bundle=bundle, close=lambda: None)
 

@@ -82,7 +82,7 @@ def test_a_bug_is_found(name: str) -> None:
     variant = BROKEN[name]
     with variant.put_in(), simulated():
         for seed in range(variant.seeds):
-            scenario = draw(seed, variant.faults)
+            scenario = draw(seed, variant.faults, variant.mode)
             if not variant.fits(scenario):
                 continue
             try:
