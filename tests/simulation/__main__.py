@@ -34,9 +34,10 @@ def main() -> int:
         return _replay(given.seed, draw(given.seed, faults, given.mode), given.trace)
     begun = time.monotonic()
     failed = 0
+    attempt = partial(try_seed, faults=faults, mode=given.mode)
     seeds = range(given.first, given.first + given.seeds)
     with ProcessPoolExecutor(given.jobs) as pool:
-        for seed, failure in pool.map(partial(try_seed, faults=faults, mode=given.mode), seeds, chunksize=10):
+        for seed, failure in pool.map(attempt, seeds, chunksize=10):
             if failure:
                 failed += 1
                 print(f"seed {seed}: {failure}", flush=True)

@@ -14,10 +14,10 @@ from unittest.mock import patch
 import msgspec
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.core import commands, kinds, machine, ranges, saves, splits, workers
+from forebay.service.blocks import strided
+from forebay.service.core import commands, kinds, machine, places, ranges, saves, splits, workers
 from forebay.service.core.encoding import encode_state
 from forebay.service.core.state import State
-from forebay.service.blocks import strided
 from forebay.service.delivery import TaskOutput
 from forebay.service.delivery.cached import CachedOutput
 from forebay.service.delivery.rounds import RoundsOutput
@@ -269,7 +269,7 @@ def ends_an_epoch_with_its_first_shard() -> AbstractContextManager[None]:
 
 def gives_a_place_twice() -> AbstractContextManager[None]:
     """A dispatcher that gives a worker a place that another one has."""
-    found = workers.find_place
+    found = places.find_place
 
     def gives(state: State, address: str, stock: bool) -> int | None:
         return found(msgspec.structs.replace(state, worker_at={}), address, stock)

@@ -43,24 +43,24 @@ class Caches:
         self._had.add(key)
         run, whose = element.run, (trainer_id, element.run)
         due = at.get(run)
-        if due is not None and element.index < due:
+        if due is not None and element.number < due:
             raise Violation(f"{element} came to {trainer_id} after element {due - 1} of its run")
         if alone:
             before = self._furthest.get(whose, 0)
-            missed = element.index - (before if due is None else due)
+            missed = element.number - (before if due is None else due)
             if told > missed or (due is not None and told != missed):
                 raise Violation(
                     f"{trainer_id} got {element}, so it missed {missed}, and was told of {told}"
                 )
             if told or (whose not in self._furthest and missed):
                 self._check_had_left(trainer_id, element)
-        at[run] = element.index + 1
-        self._furthest[whose] = max(self._furthest.get(whose, 0), element.index + 1)
+        at[run] = element.number + 1
+        self._furthest[whose] = max(self._furthest.get(whose, 0), element.number + 1)
 
     def _check_had_left(self, trainer_id: str, oldest: Element) -> None:
         """With the element before this one, the window would not have had room for the newest."""
         size = sum(
-            cost for stop, cost in self._oracle.runs[oldest.run].blocks if stop >= oldest.index
+            cost for stop, cost in self._oracle.runs[oldest.run].blocks if stop >= oldest.number
         )
         if size <= self._cache_bytes:
             raise Violation(

@@ -53,7 +53,7 @@ class Rounds:
     def deliver(self, consumer: int, element: Element) -> None:
         """A consumer has taken the element of its next step."""
         name = f"consumer {consumer}, step {self.taken[consumer]}"
-        round_, whose = divmod(element.index, self._num_consumers)
+        round_, whose = divmod(element.number, self._num_consumers)
         if whose != consumer:
             raise Violation(f"{name}: {element} is consumer {whose}'s")
         there = element.run, round_
@@ -62,12 +62,12 @@ class Rounds:
             raise Violation(
                 f"{name}: {element} is of (run, round) {there}; another consumer had {step}"
             )
-        if (element.run, element.index) in self._had:
+        if (element.run, element.number) in self._had:
             raise Violation(f"{name}: {element} had come to a consumer")
-        self._had.add((element.run, element.index))
+        self._had.add((element.run, element.number))
         self._oracle.element_count += 1
         due = self._due.get((consumer, element.run), consumer)
-        if element.index != due:
+        if element.number != due:
             raise Violation(f"{name}: {element} came, and element {due} of its run was due")
         self._due[consumer, element.run] = due + self._num_consumers
         self.taken[consumer] += 1

@@ -36,7 +36,7 @@ class Element(NamedTuple):
     provider: int
     pass_number: int
     split: int
-    index: int = 0  # in its run
+    number: int = 0  # in its run
     run: int = 0  # of the pipeline, of all that there were
 
     @property
@@ -390,7 +390,7 @@ class Oracle:
         if (other := self.delivered.get(key)) is not None:
             raise Violation(f"{element} came to {other} and to {consumer}")
         if dynamic:
-            lease = self.books.holder.get(key)  # type: ignore[arg-type]
+            lease = self.books.holder.get(key)
             if lease is None or lease.task_id != element.task_id:
                 raise Violation(f"{element} came to {consumer}, but its split is of {lease}")
         self.delivered[key] = consumer

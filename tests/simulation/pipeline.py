@@ -60,7 +60,7 @@ class Computed:
         self._cancelled = Event()
         self._task_id = task.task_id
         self._iteration_id = task.iteration_id
-        self._number = kernel().oracle.began_run(task.task_id)
+        self._run = kernel().oracle.began_run(task.task_id)
 
     def cancel(self) -> None:
         self._cancelled.set()
@@ -83,12 +83,12 @@ class Computed:
 
     def _made(self, elements: list[Element]) -> Block:
         block = block_of(elements)
-        kernel().oracle.made(self._number, elements[-1].index + 1, cost(block))
+        kernel().oracle.made(self._run, elements[-1].number + 1, cost(block))
         return block
 
     def _elements(self) -> Iterator[Element]:
-        for index, place in enumerate(self._places()):
-            yield Element(self._task_id, self._iteration_id, *place, index, self._number)
+        for number, place in enumerate(self._places()):
+            yield Element(self._task_id, self._iteration_id, *place, number, self._run)
 
     def _places(self) -> Iterator[tuple[int, int, int]]:
         for opening in self._openings():
@@ -147,7 +147,7 @@ def _shard(task: pb.Task) -> Callable[[int], bool]:
 def block_of(elements: list[Element], index: int = 0) -> Block:
     rows = [
         (e.task_id, e.iteration_id, e.provider + (e.run << 8), e.pass_number,
-         e.split + (e.index << 32))
+         e.split + (e.number << 32))
         for e in elements
     ]  # fmt: skip
     return Block(len(elements), (Component(np.array(rows, np.int64)),), None, index)

@@ -88,8 +88,9 @@ class Run:
             for i, host in enumerate(self._worker_hosts)
         ]
         self.job = Job(
-            self.oracle, service, scenario.pipeline, scenario.policy, "job" if scenario.named else None,
-            scenario.epochs, scenario.credit_bytes, scenario.step_s, scenario.leaves,
+            self.oracle, service, scenario.pipeline, scenario.policy,
+            "job" if scenario.named else None, scenario.epochs, scenario.credit_bytes,
+            scenario.step_s, scenario.leaves,
         )  # fmt: skip
         self.shards: Shards | None = None
         places = [hosts[(2 if scenario.neighbours else 5) + i] for i in range(scenario.trainers)]

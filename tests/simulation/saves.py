@@ -4,8 +4,8 @@ After the documentation: a chunk that is where readers look stays there, and non
 in another one, at any time, since it may be read already; once the directory has DONE, it holds
 every element once. It has ERROR instead if its file system failed, and never both.
 
-The file system is shared, and keeps what was written whoever dies. The files are real; their writers
-take their time, and may find no room.
+The file system is shared, and keeps what was written whoever dies. The files are real; their
+writers take their time, and may find no room.
 """
 
 from __future__ import annotations
