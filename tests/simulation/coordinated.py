@@ -44,7 +44,7 @@ class Rounds:
         self.taken: Counter[int] = Counter()  # by consumer
         self._steps: dict[int, tuple[int, int]] = {}  # whose round each was: (run, round)
         self._due: dict[tuple[int, int], int] = {}  # by consumer and run: the element that follows
-        self._workers_lost = len(books.lost_workers)
+        self._workers_lost = self._count_lost_workers()
         self._left = set(books.left)
         self.is_disturbed = bool(books.consumers.keys() - books.left.keys())
         """Whether consumers may be out of step by no fault of the service: those of before are
@@ -77,7 +77,13 @@ class Rounds:
         books = self._oracle.books
         left = books.left.keys() - self._left
         given_up = any(books.left[consumer] != GOODBYE for consumer in left)
-        return self.is_disturbed or given_up or len(books.lost_workers) > self._workers_lost
+        return self.is_disturbed or given_up or self._count_lost_workers() > self._workers_lost
+
+    def _count_lost_workers(self) -> int:
+        """Those that tore a round, perhaps. One that drains does not, if it can talk to others."""
+        reasons = self._oracle.books.lost_workers.values()
+        may_fail = self._oracle.hand_back_may_fail
+        return sum(may_fail or reason != GOODBYE for reason in reasons)
 
 
 class Gang:
