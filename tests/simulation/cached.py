@@ -31,10 +31,12 @@ class Caches:
         self._furthest: dict[tuple[str, int], int] = {}  # by trainer and run: it is behind this
 
     def deliver(
-        self, trainer_id: str, element: Element, at: dict[int, int], told: int, alone: bool
-    ) -> None:
+        self, trainer_id: str, element: Element, at: dict[int, int], told: int, alone: bool,
+        new: bool,
+    ) -> None:  # fmt: skip
         """A trainer has taken the element. `at` is where this one of its readers is in each run,
-        which was just told to have skipped as many as that; `alone`: it has no other.
+        which was just told to have skipped as many as that; `alone`: it has no other; `new`: there
+        was none before it, either, with whose end something was lost on its way.
         """
         source = 0 if self._dynamic else self._oracle.process_of(element.task_id)
         key = (trainer_id, source, *element.place)
@@ -52,7 +54,7 @@ class Caches:
                 raise Violation(
                     f"{trainer_id} got {element}, so it missed {missed}, and was told of {told}"
                 )
-            if told or (whose not in self._furthest and missed):
+            if told or (new and due is None and missed):
                 self._check_had_left(trainer_id, element)
         at[run] = element.number + 1
         self._furthest[whose] = max(self._furthest.get(whose, 0), element.number + 1)
@@ -104,7 +106,8 @@ class CachedTrainer(Trainer):
             while self._steps > 0:
                 for element in elements_of(next(blocks)):
                     told, heard = cache.skipped - heard, cache.skipped
-                    self._caches.deliver(self._trainer_id, element, at, told, self._alone)
+                    new = len(self.processes) == 1
+                    self._caches.deliver(self._trainer_id, element, at, told, self._alone, new)
                     self._steps -= 1
                 if self.job.step_s:
                     self.kernel.sleep(self.job.step_s * rng.uniform(0.1, 2))

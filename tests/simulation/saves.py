@@ -69,16 +69,17 @@ class Chunk:
 
     def __init__(self, path: str) -> None:
         self.elements = self.bytes = 0
-        self._file = open(path, "w")  # noqa: SIM115 - whoever opens it closes it
+        self._path = path
+        with open(path, "w"):
+            pass
 
     def write(self, block: Block) -> None:
-        for element in elements_of(block):
-            self._file.write(json.dumps(element.split) + "\n")
+        with open(self._path, "a") as file:
+            file.writelines(f"{element.split}\n" for element in elements_of(block))
         self.elements += block.count
         self.bytes += block.payload_bytes
 
-    def close(self) -> None:
-        self._file.close()
+    def close(self) -> None: ...
 
 
 class Bundle:
