@@ -135,11 +135,17 @@ class Saver(Node):
         self._splits = splits
         self._path = files.root / "saved"
         self._seen: dict[str, list[int]] = {}
+        self._begun = False
+
+    @property
+    def began(self) -> bool:
+        return self._begun
 
     def main(self) -> None:
         attempts = itertools.count(1)
         while not self._begin(next(attempts)):
             self.kernel.sleep(1)
+        self._begun = True
         while not self.look():
             self.kernel.sleep(LOOK_S)
         self.done = True
