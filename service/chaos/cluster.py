@@ -32,7 +32,7 @@ import msgspec
 from ..blocks import BLOCK_BYTES
 from ..errors import ForebayError
 from ..processes import forebay, free_port, redis_program, tail
-from . import crowd
+from . import crowd, modes
 from .dataset import ELEMENT_BYTES
 from .members import Life, Member
 from .plan import Fault
@@ -136,6 +136,8 @@ class Cluster:
             for n, port in enumerate(self._ports)
         ]
         self.service = ",".join(self.addresses)
+        # Of those that have no port of their own any has any place of theirs.
+        self._worker_ports = [0 if n % 2 else free_port() for n in range(options.workers)]
         self._add("dispatcher", options.dispatchers, self._dispatcher)
         self._add("worker", options.workers, self._worker)
 
@@ -184,13 +186,14 @@ class Cluster:
             *(f"--storage={self.storage}", f"--port={self._ports[number]}"),
             *(f"--address={self.addresses[number]}", *DISPATCHER_OPTIONS),
         ]
+        places = ",".join(f"127.0.0.1:{port or '%port%'}" for port in self._worker_ports)
+        options.append(f"--workers={places}")
         if self._options.dispatchers > 1:
             options.append("--standby")
         return lambda name: forebay("cli", "dispatcher", *options)
 
     def _worker(self, number: int) -> Callable[[str], list[str]]:
-        port = 0 if number % 2 else free_port()
-        options = [f"--dispatcher={self.service}", f"--port={port}"]
+        options = [f"--dispatcher={self.service}", f"--port={self._worker_ports[number]}"]
         # By its tag the journal knows which process it was.
         if number % 2:
             options.append("--data-transfer-protocol=tcp")
@@ -221,10 +224,10 @@ class Cluster:
         """What each trainer has written down so far."""
         return [list(read_records(self._records(n))) for n in range(self._options.trainers)]
 
-    def _crowd(self, dataset_id: str) -> Callable[[str], list[str]]:
+    def _crowd(self, dataset_id: str, endless_id: str) -> Callable[[str], list[str]]:
         def command(name: str) -> list[str]:
             records = str(self._directory / name)
-            task = crowd.Task(name, self.service, dataset_id, records)
+            task = crowd.Task(name, self.service, dataset_id, endless_id, records)
             return forebay("chaos.crowd", msgspec.json.encode(task).decode())
 
         return command
@@ -239,6 +242,19 @@ class Cluster:
                 of_job = jobs.setdefault(crowd.job_of(life.name, reader), [])
                 of_job.append(list(read_records(path)))
         return found
+
+    def modes(self) -> dict[str, dict[str, list[list[Record]]]]:
+        """The same of those that read in other ways, by process and mode."""
+        return {
+            life.name: {
+                mode: [
+                    list(read_records(modes.records_of(self._directory / life.name, mode, reader)))
+                    for reader in range(modes.EACH)
+                ]
+                for mode in modes.MODES
+            }
+            for life in self.members["crowd"][0].lives
+        }
 
     # -- its life ------------------------------------------------------------------------------
 
@@ -262,10 +278,10 @@ class Cluster:
             if not member.running:
                 member.start()
         self.wait(lambda: not registering.running, START_S, starting=True)
-        dataset_id, of_crowds = answer.read_text().split()
+        dataset_id, *of_crowds = answer.read_text().split()
         del self.members["dataset"]
         self._add("trainer", self._options.trainers, lambda n: self._trainer(n, dataset_id))
-        self._add("crowd", 1, lambda _: self._crowd(of_crowds))
+        self._add("crowd", 1, lambda _: self._crowd(*of_crowds))
         self.members["crowd"][0].retired = True  # it comes when it is its turn
         for member in self.members["trainer"]:
             member.start()

@@ -18,6 +18,7 @@ import msgspec
 
 from ..connections.dispatcher_client import DispatcherClient
 from ..proto import forebay_pb2 as pb
+from .modes import MODES, Readers
 from .records import Recorder, Started
 from .trainer import read_epoch
 
@@ -31,6 +32,7 @@ class Task(msgspec.Struct, frozen=True):
     name: str  # of the process
     service: str
     dataset_id: str
+    endless_id: str  # of one without an end
     records: str  # the path of a directory, for each reader's file
 
 
@@ -45,9 +47,17 @@ def records_of(directory: pathlib.Path, reader: int) -> pathlib.Path:
 
 
 def main(task: Task) -> None:
-    pathlib.Path(task.records).mkdir()
-    with ThreadPoolExecutor(READERS) as pool:
+    directory = pathlib.Path(task.records)
+    directory.mkdir()
+    with ThreadPoolExecutor(READERS + len(MODES)) as pool:
+        others = [
+            pool.submit(Readers(mode, task.name, task.service, dataset_id, directory).read)
+            for mode in MODES
+            for dataset_id in [task.dataset_id if mode == "static" else task.endless_id]
+        ]
         list(pool.map(partial(_read, task), range(READERS)))
+        for other in others:
+            other.result()
 
 
 def _read(task: Task, reader: int) -> None:

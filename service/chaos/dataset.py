@@ -1,9 +1,9 @@
 """The datasets of chaos, and the process that registers them: the only one here with TensorFlow.
 
 Element i is its own split, of which there is one in each of the pipeline's PASSES passes; a crowd's
-dataset has one pass. It holds
-its id, and a payload of nothing but its id, so that a damaged one shows. Making it takes a worker
-`seconds`, asleep: processors are scarce where a whole cluster runs on one machine.
+dataset has one pass, and another one of crowds no end. It holds its id, and a payload of nothing
+but its id, so that a damaged one shows. Making it takes a worker `seconds`, asleep: processors are
+scarce where a whole cluster runs on one machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ELEMENT_BYTES = 8 * (1 + PAYLOAD_LENGTH)
 
 
 def main(service: str, elements: int, seconds: float, answer: pathlib.Path) -> None:
-    """Register the trainers' and a crowd's, and write their ids to the file `answer`."""
+    """Register the trainers' and the crowds', and write their ids to the file `answer`."""
     import tensorflow as tf
     from tensorflow.python.data.experimental.ops import testing
 
@@ -36,7 +36,9 @@ def main(service: str, elements: int, seconds: float, answer: pathlib.Path) -> N
     # Not asleep on top of the source, which keeps a lock, that cancelling needs, while it waits.
     of_trainers = tf.data.Dataset.range(elements).flat_map(element).repeat(PASSES)
     of_crowds = tf.data.Dataset.range(crowd.ELEMENTS).flat_map(element)
-    ids = [register_dataset(service, dataset) for dataset in (of_trainers, of_crowds)]
+    endless = tf.data.Dataset.counter().flat_map(element)
+    datasets = (of_trainers, of_crowds, endless)
+    ids = [register_dataset(service, dataset) for dataset in datasets]
     answer.write_text(" ".join(ids))
 
 

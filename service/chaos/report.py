@@ -17,6 +17,8 @@ from .crowd import READERS
 from .dataset import PASSES
 from .history import History, read_history
 from .ledger import Verdict, check, check_crowd
+from .modes import EACH, MODES
+from .modes_ledger import check_modes
 from .recovery import Waits, deliveries, throughput, waits_by_kind
 from .trainer import JOB
 
@@ -40,6 +42,7 @@ class Report(msgspec.Struct):
     ended_by_themselves: list[str]  # processes, with the end of their logs
     verdict: Verdict  # of the trainers, and all that was broken
     crowds: dict[str, Verdict]  # by process
+    modes: dict[str, Verdict]  # the same, of those that read in other ways
     waits: dict[str, Waits]  # by kind of fault
     throughput: list[int]  # elements, in each second since the faults began
     journal_events: int
@@ -80,7 +83,12 @@ def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) ->
         name: check_crowd(history, readers, lives, elements=CROWD_ELEMENTS, wall_s=wall_s)
         for name, readers in cluster.crowds().items()
     }
-    verdict.broken += [promise for crowd in crowds.values() for promise in crowd.broken]
+    modes = {
+        name: check_modes(history, name, readers, lives, elements=CROWD_ELEMENTS)
+        for name, readers in cluster.modes().items()
+    }
+    found = [*crowds.values(), *modes.values()]
+    verdict.broken += [promise for crowd in found for promise in crowd.broken]
     verdict.broken += [f"the journal: {problem.message}" for problem in verified.problems]
     if elsewhere:
         verdict.broken.append(
@@ -101,6 +109,7 @@ def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) ->
         ],
         verdict=verdict,
         crowds=crowds,
+        modes=modes,
         waits=waits_by_kind(done, got, no_worker_s),
         throughput=throughput(got, began_s),
         journal_events=history.events,
@@ -162,6 +171,9 @@ def render(report: Report) -> Any:
     found.add_row("lost otherwise", str(verdict.lost_unexplained))
     if report.crowds:
         found.add_row("crowds", _crowds(report.crowds))
+        delivered = sum(verdict.delivered for verdict in report.modes.values())
+        kinds = ", ".join(MODES)
+        found.add_row("", f"and {EACH} each of {kinds}: delivered {delivered} elements")
     journal = f"{report.journal_events} events in {report.journal_terms} terms, "
     found.add_row("journal", journal + ("sound" if report.journal_sound else "NOT SOUND"))
     waits = Table("fault", "hits", "waits", "p50", "p99", "longest", title_justify="left",

@@ -93,7 +93,7 @@ def read_epoch(
         _leave.clear()
         for block in consumer.blocks(NOTHING):
             if block is not NOTHING:
-                ids, damaged = _unpack(block)
+                ids, damaged = unpack(block)
                 task_id = consumer.last_task_id
                 recorder.add(Got(epoch, time.monotonic(), task_id, ids, damaged))
                 if pace_s:
@@ -107,7 +107,7 @@ def read_epoch(
         consumer.close()
 
 
-def _unpack(block: Block) -> tuple[list[int], list[int]]:
+def unpack(block: Block) -> tuple[list[int], list[int]]:
     """The ids of a block's elements, and those among them whose payload is another one's."""
     ids, payload = (component.values for component in block.components)
     assert isinstance(ids, np.ndarray) and isinstance(payload, np.ndarray)

@@ -12,7 +12,7 @@ from functools import partial
 from .kernel import Violation
 from .patches import simulated
 from .run import simulate
-from .scenario import FAULTS, ON_DEMAND, draw
+from .scenario import FAULTS, MODES, ON_DEMAND, Scenario, draw
 
 
 def main() -> int:
@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="run only this one, and say what comes of it")
     parser.add_argument("--trace", action="store_true", help="with --seed: print what happens")
     parser.add_argument("--faults", default="", help="only these kinds, comma-separated")
+    parser.add_argument("--mode", default="", choices=("", *MODES), help="how all of them read")
     given = parser.parse_args()
     faults = tuple(filter(None, given.faults.split(",")))
     if unknown := set(faults) - {*FAULTS, *ON_DEMAND}:
@@ -30,12 +31,13 @@ def main() -> int:
             f"no such faults: {sorted(unknown)}; choose from: {', '.join((*FAULTS, *ON_DEMAND))}"
         )
     if given.seed is not None:
-        return _replay(given.seed, faults, given.trace)
+        return _replay(given.seed, draw(given.seed, faults, given.mode), given.trace)
     begun = time.monotonic()
     failed = 0
+    attempt = partial(try_seed, faults=faults, mode=given.mode)
     seeds = range(given.first, given.first + given.seeds)
     with ProcessPoolExecutor(given.jobs) as pool:
-        for seed, failure in pool.map(partial(try_seed, faults=faults), seeds, chunksize=10):
+        for seed, failure in pool.map(attempt, seeds, chunksize=10):
             if failure:
                 failed += 1
                 print(f"seed {seed}: {failure}", flush=True)
@@ -43,11 +45,11 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def try_seed(seed: int, faults: tuple[str, ...]) -> tuple[int, str]:
+def try_seed(seed: int, faults: tuple[str, ...], mode: str) -> tuple[int, str]:
     """The seed, and what was violated, if anything was."""
     with simulated():
         try:
-            simulate(seed, scenario=draw(seed, faults))
+            simulate(seed, scenario=draw(seed, faults, mode))
         except Violation as violation:
             return seed, str(violation)
         except Exception:  # noqa: BLE001 - the simulator's own fault; the other seeds go on
@@ -55,8 +57,7 @@ def try_seed(seed: int, faults: tuple[str, ...]) -> tuple[int, str]:
     return seed, ""
 
 
-def _replay(seed: int, faults: tuple[str, ...], verbose: bool) -> int:
-    scenario = draw(seed, faults)
+def _replay(seed: int, scenario: Scenario, verbose: bool) -> int:
     print(scenario)
     with simulated():
         try:

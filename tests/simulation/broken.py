@@ -5,6 +5,7 @@ Each is a bug that somebody could make in a few lines, put in for as long as the
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
@@ -13,17 +14,25 @@ from unittest.mock import patch
 import msgspec
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.core import commands, machine, ranges, splits
+from forebay.service.blocks import strided
+from forebay.service.core import commands, kinds, machine, places, ranges, saves, splits, workers
 from forebay.service.core.encoding import encode_state
 from forebay.service.core.state import State
+from forebay.service.delivery import TaskOutput
+from forebay.service.delivery.cached import CachedOutput
+from forebay.service.delivery.rounds import RoundsOutput
 from forebay.service.dispatcher import dispatcher
 from forebay.service.dispatcher.attendance import Attendance
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.leadership import Leadership
+from forebay.service.dispatcher.task_removal import TaskRemovals
+from forebay.service.errors import FailedPrecondition
 from forebay.service.transport.messages import Key
 from forebay.service.transport.receiving import Receiving
 from forebay.service.transport.streams import Stream
 from forebay.service.worker.leases import LeaseFeed, _SourceLeases
+from forebay.service.worker.saves import StreamWriter
+from forebay.service.worker.tasks import Arrivals
 from forebay.service.worker.worker import Worker
 
 from .disk import Disk
@@ -184,6 +193,154 @@ def refuses_nobody() -> AbstractContextManager[None]:
     return replaced(Dispatcher, _refuse=welcome)
 
 
+def skips_a_round() -> AbstractContextManager[None]:
+    """A worker that leaves a round out, for all consumers alike."""
+    put = RoundsOutput.put
+
+    def skips(self: RoundsOutput, block: Any) -> None:
+        of = self.num_consumers
+        if self._stop and self._stop % of == 0 and block.count > of:
+            block = strided(block, of, 1, block.count - of)
+        put(self, block)
+
+    return replaced(RoundsOutput, put=skips)
+
+
+def gives_one_element_to_two_consumers() -> AbstractContextManager[None]:
+    """A worker that gives consumer 1 what is consumer 0's."""
+    opened = RoundsOutput.open
+
+    def confuses(self: RoundsOutput, order: Any) -> Any:
+        subscription = opened(self, order)
+        if order.consumer == 1:
+            self._at[1] -= 1
+        return subscription
+
+    return replaced(RoundsOutput, open=confuses)
+
+
+def tears_rounds() -> AbstractContextManager[None]:
+    """A dispatcher that lets a lost worker's task go from the round on that the first consumer has
+    not got."""
+
+    async def hold(self: TaskRemovals, mine: Any, consumer_index: int) -> None:
+        state = self._dispatcher.state
+        task = state.tasks.get(mine.task_id)
+        if task is not None and task.orphan is not None and task.worker_id == mine.lost:
+            await self._dispatcher.execute(
+                commands.RemoveTask(task_id=mine.task_id, round=mine.received)
+            )
+
+    return replaced(TaskRemovals, hold=hold)
+
+
+def forgets_who_held_a_task() -> AbstractContextManager[None]:
+    """A dispatcher that tells only the last consumer that all are out of step."""
+    held = TaskRemovals.hold
+
+    async def forgets(self: TaskRemovals, mine: Any, consumer_index: int) -> None:
+        try:
+            await held(self, mine, consumer_index)
+        except FailedPrecondition:
+            self._held.clear()
+            raise
+
+    return replaced(TaskRemovals, hold=forgets)
+
+
+def ends_shards_early() -> AbstractContextManager[None]:
+    """A worker that completes its shard once it has made it, and not when it has arrived."""
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with (
+            replaced(TaskOutput, wait_drained=lambda *_, **__: True),
+            replaced(Arrivals, wait=lambda *_: True),
+        ):
+            yield
+
+    return both()
+
+
+def ends_an_epoch_with_its_first_shard() -> AbstractContextManager[None]:
+    """A dispatcher that ends an epoch under static sharding as any other."""
+    return replaced(kinds.Divided, _is_read=kinds.Shared._is_read)
+
+
+def gives_a_place_twice() -> AbstractContextManager[None]:
+    """A dispatcher that gives a worker a place that another one has."""
+    found = places.find_place
+
+    def gives(state: State, address: str, stock: bool) -> int | None:
+        return found(msgspec.structs.replace(state, worker_at={}), address, stock)
+
+    return replaced(workers, find_place=gives)
+
+
+def reads_shards_again() -> AbstractContextManager[None]:
+    """A dispatcher that gives out again a shard that was read to its end."""
+
+    def new_task(
+        self: kinds.Divided, iteration: Any, worker: Any, place: int, ids: Any
+    ) -> list[ev.Event]:
+        created = kinds.created(ids.new(), iteration.iteration_id, worker.worker_id, shard=place)
+        return [created]
+
+    return replaced(kinds.Divided, _new_task=new_task)
+
+
+def hides_what_was_skipped() -> AbstractContextManager[None]:
+    """A cache that does not say what a trainer has skipped."""
+    given = CachedOutput._give
+
+    def hides(self: CachedOutput, *how: Any) -> Any:
+        found = given(self, *how)
+        if isinstance(found, tuple):
+            found = dataclasses.replace(found[0], skipped=0), found[1]
+        return found
+
+    return replaced(CachedOutput, _give=hides)
+
+
+def forgets_positions() -> AbstractContextManager[None]:
+    """A cache that takes a trainer that comes back for a new one."""
+    opened = CachedOutput.open
+
+    def forgets(self: CachedOutput, order: Any) -> Any:
+        self._trainers.pop(order.trainer_id, None)
+        return opened(self, order)
+
+    return replaced(CachedOutput, open=forgets)
+
+
+def drops_what_has_room() -> AbstractContextManager[None]:
+    """A cache that keeps nothing which its fastest trainer has got."""
+    put = CachedOutput.put
+
+    def drops(self: CachedOutput, block: Any) -> None:
+        self._max_bytes = 0
+        put(self, block)
+
+    return replaced(CachedOutput, put=drops)
+
+
+def writes_chunks_again() -> AbstractContextManager[None]:
+    """A worker that begins a stream anew which another one had written a part of."""
+    began = StreamWriter._write
+
+    def again(self: StreamWriter) -> bool:
+        self._take_over()
+        self._stream.elements, self._stream.last_file = 0, ""
+        return began(self)
+
+    return replaced(StreamWriter, _write=again)
+
+
+def ends_a_save_early() -> AbstractContextManager[None]:
+    """A dispatcher that ends a save when all streams that there are have ended."""
+    return replaced(saves, _together=lambda save: save.sources[0].next)
+
+
 class Variant(NamedTuple):
     """A bug, how it shows, and the faults under which it does (none: those of the seed)."""
 
@@ -192,6 +349,7 @@ class Variant(NamedTuple):
     faults: tuple[str, ...] = ()
     seeds: int = 60  # within which it is found
     fits: Callable[[Scenario], bool] = lambda _: True  # whether a seed's scenario can show it
+    mode: str = "shared"
 
 
 BROKEN: dict[str, Variant] = {
@@ -221,5 +379,34 @@ BROKEN: dict[str, Variant] = {
         Variant(storage_does_not_fence, "term", ("pause dispatcher", "storage slow")),
         Variant(refuses_nobody, "begins anew on an emptied storage", ("storage emptied",)),
         Variant(snapshot_without_answers, "differs from the replayed one", ("kill dispatcher",)),
+        Variant(skips_a_round, "was due", mode="rounds"),
+        Variant(gives_one_element_to_two_consumers, "is consumer 0's", mode="rounds"),
+        Variant(tears_rounds, "another consumer had", ("kill worker",), 200, mode="rounds"),
+        Variant(
+            forgets_who_held_a_task, "was not told", ("kill worker",), 200,
+            lambda scenario: scenario.trainers > 1 and not scenario.together, "rounds",
+        ),
+        Variant(
+            ends_shards_early, "came to nobody", ("kill worker",), 200,
+            lambda scenario: (
+                scenario.step_s > 0 and scenario.credit_bytes < 5_000
+                and scenario.pipeline.split_s < 2e-3 and scenario.output_bytes > 600
+            ), "static",
+        ),
+        Variant(ends_an_epoch_with_its_first_shard, "was not read", mode="static"),
+        Variant(gives_a_place_twice, "and so has worker", ("kill worker",), mode="static"),
+        Variant(
+            reads_shards_again, "is read again", ("kill worker",), 200,
+            lambda scenario: scenario.workers > 1 and not scenario.any_port, "static",
+        ),
+        Variant(
+            hides_what_was_skipped, "was told of 0", seeds=200,
+            fits=lambda scenario: scenario.cache_bytes == 2_000 and scenario.trainers > 1,
+            mode="cached",
+        ),
+        Variant(forgets_positions, "twice", ("kill trainer", "cut connections"), mode="cached"),
+        Variant(drops_what_has_room, "the window has room", mode="cached"),
+        Variant(writes_chunks_again, "more than once", ("kill worker",), mode="save"),
+        Variant(ends_a_save_early, "without its elements", mode="save"),
     )
 }  # fmt: skip

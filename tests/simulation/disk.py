@@ -178,13 +178,19 @@ class Os:
         return real.write(fd, data)
 
     def fsync(self, fd: int) -> None:
-        _disk().synced(fd)
+        shared = kernel().shared
+        if shared is not None and real.readlink(f"/proc/self/fd/{fd}").startswith(str(shared.root)):
+            shared.synced()
+        else:
+            _disk().synced(fd)
 
     def fdatasync(self, fd: int) -> None:
         _disk().synced(fd)
 
     def rename(self, source: Any, target: Any) -> None:
-        _disk().pass_time(0.1)
+        shared = kernel().shared
+        is_shared = shared is not None and str(source).startswith(str(shared.root))
+        (shared if is_shared else _disk()).pass_time(0.1)
         real.rename(source, target)
 
     def utime(self, fd: int) -> None:

@@ -135,6 +135,7 @@ class Kernel:
         ] = []  # heap: (step, _, what then)
         self.network: Any = None  # what the product's replaced modules reach through the kernel
         self.disk: Any = None
+        self.shared: Any = None  # a file system that all hosts see, if there is one
         self.oracle: Any = None
         self.hub = getcurrent()
         self._ready: list[SimThread] = []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 
 from forebay.service.client.datasets import remove_dataset
 from forebay.service.client.options import ShardingPolicy
@@ -16,7 +18,7 @@ from forebay.service.worker.observer import Observer, Undelivered
 from forebay.service.worker.worker import Worker
 
 from .kernel import Kernel, Process
-from .oracle import Oracle
+from .oracle import Element, Oracle
 from .pipeline import GRAPH, Computation, Pipeline, elements_of
 from .threads import SimpleQueue
 
@@ -199,12 +201,11 @@ class Trainer(Node):
     def _read(self, reader: Reader) -> bool:
         """Read an epoch; of one without an end, enough, and say whether it was."""
         rng, oracle = self.kernel.rng, self.kernel.oracle
-        dynamic = self.job.policy is ShardingPolicy.DYNAMIC
         left = len(self.job.pipeline.places()) if self.job.pipeline.endless else -1
         with closing(reader.iterate()) as blocks:
             for block in blocks:
                 for element in elements_of(block):
-                    oracle.deliver(self.name, element, dynamic)
+                    self.job.deliver(self.name, element)
                 self.job.seen.add(element.iteration_id)
                 if self.job.leaves and rng.random() < self.job.leaves:
                     oracle.excused_consumers += 1  # what is on its way to it
@@ -248,6 +249,7 @@ class Job:
 
     def __init__(
         self,
+        oracle: Oracle,
         service: str,
         pipeline: Pipeline,
         policy: ShardingPolicy,
@@ -267,6 +269,8 @@ class Job:
         self.leaves = leaves  # the chance that it leaves the epoch after a block
         self.seen: set[int] = set()  # iterations of which a trainer had an element
         self.registered: set[str] = set()  # ids of datasets
+        is_dynamic = policy is ShardingPolicy.DYNAMIC
+        self.deliver: Callable[[str, Element], None] = partial(oracle.deliver, dynamic=is_dynamic)
 
     def dataset_id(self) -> str:
         """Registers it; every trainer does, as in life."""

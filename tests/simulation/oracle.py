@@ -36,6 +36,22 @@ class Element(NamedTuple):
     provider: int
     pass_number: int
     split: int
+    number: int = 0  # in its run
+    run: int = 0  # of the pipeline, of all that there were
+
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """Its iteration, and where it is in that."""
+        return self.iteration_id, self.provider, self.pass_number, self.split
+
+
+@dataclass
+class Run:
+    """Of a pipeline: what it has made."""
+
+    task_id: int
+    elements: int = 0
+    blocks: list[tuple[int, int]] = field(default_factory=list)  # stop, cost
 
 
 @dataclass
@@ -52,6 +68,7 @@ class Books:
     """What the journal's events say, kept apart from the state that the product makes of them."""
 
     jobs: set[int] = field(default_factory=set)
+    removed_jobs: set[int] = field(default_factory=set)
     datasets: set[str] = field(default_factory=set)
     consumers: dict[int, int] = field(default_factory=dict)  # iteration, by consumer
     left: dict[int, str] = field(default_factory=dict)  # why, by consumer
@@ -91,6 +108,8 @@ class Oracle:
         self.unread: set[int] = set()  # tasks that nobody read yet as their worker was drained
         self.dropped: set[int] = set()  # tasks of which a worker says that it dropped something
         self.excused_consumers = 0  # that were killed, or given up, with elements on their way
+        self.runs: list[Run] = []
+        self.rules: list[Any] = []  # of what is read otherwise: told of events, by their names
         self._kernel = this
 
     # -- the log -----------------------------------------------------------------------------
@@ -143,9 +162,10 @@ class Oracle:
             self._kernel.fail(f"records {last + 1} to {len(self.records)} were lost")
 
     def _enter(self, event: ev.Event, kind: str) -> None:
-        entry = getattr(self, f"_{kind}", None)
-        if entry is not None:
-            entry(getattr(event, kind))
+        for entries in (self, *self.rules):
+            entry = getattr(entries, f"_{kind}", None)
+            if entry is not None:
+                entry(getattr(event, kind))
 
     def _leader_elected(self, event: ev.LeaderElected) -> None:
         if event.term <= self.state.term:
@@ -156,6 +176,9 @@ class Oracle:
 
     def _job_created(self, event: ev.JobCreated) -> None:
         self.books.jobs.add(event.job_id)
+
+    def _job_removed(self, event: ev.JobRemoved) -> None:
+        self.books.removed_jobs.add(event.job_id)
 
     def _iteration_created(self, event: ev.IterationCreated) -> None:
         self.books.epochs[event.iteration_id] = (event.job_id, event.epoch)
@@ -216,6 +239,9 @@ class Oracle:
     def _task_created(self, event: ev.TaskCreated) -> None:
         if self.books.epochs[event.iteration_id] in self.books.summarized:
             raise Violation(f"task {event.task_id} gives out again what is finished")
+        self.books.tasks[event.task_id] = (event.iteration_id, event.worker_id)
+
+    def _task_proposed(self, event: ev.TaskProposed) -> None:
         self.books.tasks[event.task_id] = (event.iteration_id, event.worker_id)
 
     def _task_completed(self, event: ev.TaskCompleted) -> None:
@@ -315,6 +341,9 @@ class Oracle:
             as_of_now = ("journal", "dataset_id")  # the rest is what was decided
             fields = response.ListFields()
             answer = tuple(value for field, value in fields if field.name not in as_of_now)
+            before = self.answers.get((caller, number), ())
+            if name == "GetOrCreateJob" and self.books.removed_jobs.intersection(before):
+                del self.answers[caller, number]  # a late copy: nobody waits for its answer
         if self.answers.setdefault((caller, number), answer) != answer:
             before = self.answers[caller, number]
             raise Violation(f"request {number} of {caller}: answered {before}, then {answer}")
@@ -345,17 +374,30 @@ class Oracle:
 
     # -- elements ----------------------------------------------------------------------------
 
+    def began_run(self, task_id: int) -> int:
+        self.runs.append(Run(task_id))
+        return len(self.runs) - 1
+
+    def made(self, run: int, stop: int, cost: int) -> None:
+        """A pipeline has made another block."""
+        self.runs[run].elements = stop
+        self.runs[run].blocks.append((stop, cost))
+
+    def process_of(self, task_id: int) -> int:
+        """The uid of the worker's process that has the task."""
+        return self.books.workers[self.books.tasks[task_id][1]]
+
     def deliver(self, consumer: str, element: Element, dynamic: bool) -> None:
         """A trainer has taken an element. Without sharding each process of a worker gives each
         element once, whatever the dispatcher thinks of it meanwhile.
         """
-        key: tuple[int, ...] = element[1:]
+        key: tuple[Any, ...] = element.place
         if not dynamic:
-            key = (self.books.workers[self.books.tasks[element.task_id][1]], *key)
+            key = (self.process_of(element.task_id), *key)
         if (other := self.delivered.get(key)) is not None:
             raise Violation(f"{element} came to {other} and to {consumer}")
         if dynamic:
-            lease = self.books.holder.get(key)  # type: ignore[arg-type]
+            lease = self.books.holder.get(key)
             if lease is None or lease.task_id != element.task_id:
                 raise Violation(f"{element} came to {consumer}, but its split is of {lease}")
         self.delivered[key] = consumer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from forebay.journal.proto import events_pb2 as ev
+from forebay.service.block_limits import cost
 from forebay.service.blocks import Block, Component
 from forebay.service.errors import ForebayError, PipelineError
 from forebay.service.pipelines import SplitFeed, SplitRange, definitions
@@ -54,10 +55,12 @@ class Computed:
 
     def __init__(self, pipeline: Pipeline, task: pb.Task, feed: SplitFeed | None) -> None:
         self._pipeline = pipeline
+        self._mine = _shard(task)
         self._feed = feed
         self._cancelled = Event()
         self._task_id = task.task_id
         self._iteration_id = task.iteration_id
+        self._run = kernel().oracle.began_run(task.task_id)
 
     def cancel(self) -> None:
         self._cancelled.set()
@@ -71,14 +74,23 @@ class Computed:
                     return
                 waiting.append(element)
                 if len(waiting) >= rng.randint(1, pipeline.block_elements):
-                    yield _block(waiting)
+                    yield self._made(waiting)
                     waiting = []
         except ForebayError as error:  # as TensorFlow passes on what a feed raises
             raise PipelineError("UNKNOWN", str(error)) from error
         if waiting:
-            yield _block(waiting)
+            yield self._made(waiting)
+
+    def _made(self, elements: list[Element]) -> Block:
+        block = block_of(elements)
+        kernel().oracle.made(self._run, elements[-1].number + 1, cost(block))
+        return block
 
     def _elements(self) -> Iterator[Element]:
+        for number, place in enumerate(self._places()):
+            yield Element(self._task_id, self._iteration_id, *place, number, self._run)
+
+    def _places(self) -> Iterator[tuple[int, int, int]]:
         for opening in self._openings():
             open_ends = list(range(self._pipeline.providers))
             while open_ends:
@@ -89,9 +101,8 @@ class Computed:
                     continue
                 if self._pipeline.alternate:
                     open_ends.append(open_ends.pop(0))
-                for split in range(found.first, found.first + found.count):
-                    place = (provider, found.pass_number, split)
-                    yield Element(self._task_id, self._iteration_id, *place)
+                for split in filter(self._mine, range(found.first, found.first + found.count)):
+                    yield provider, found.pass_number, split
 
     def _openings(self) -> Iterator[int]:
         if not self._pipeline.endless:
@@ -127,14 +138,29 @@ class Computation(Pipelines):
         return SimpleNamespace(run=run, close=lambda: None)
 
 
-def _block(elements: list[Element]) -> Block:
-    return Block(len(elements), (Component(np.array(elements, np.int64)),))
+def _shard(task: pb.Task) -> Callable[[int], bool]:
+    """Which splits are the task's."""
+    of, shard = task.num_shards or 1, task.shard
+    return lambda split: split % of == shard % of
+
+
+def block_of(elements: list[Element], index: int = 0) -> Block:
+    rows = [
+        (e.task_id, e.iteration_id, e.provider + (e.run << 8), e.pass_number,
+         e.split + (e.number << 32))
+        for e in elements
+    ]  # fmt: skip
+    return Block(len(elements), (Component(np.array(rows, np.int64)),), None, index)
 
 
 def elements_of(block: Block) -> list[Element]:
     values = block.components[0].values
     assert isinstance(values, np.ndarray)
-    return [Element(*row) for row in values.tolist()]
+    return [
+        Element(task, iteration, provider & 255, pass_number, split & 0xFFFFFFFF, split >> 32,
+                provider >> 8)
+        for task, iteration, provider, pass_number, split in values.tolist()
+    ]  # fmt: skip
 
 
 def _graph() -> bytes:

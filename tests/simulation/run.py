@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from forebay.service.client.consumer import MUTE_S
@@ -18,11 +19,15 @@ from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.worker import WorkerOptions
 
 from . import dispatchers
+from .cached import CachedTrainer, Caches
+from .coordinated import Consumer, Gang, Rounds
 from .disk import Disk
+from .divided import Shards
 from .kernel import Kernel, Violation, running
 from .network import Network, Weather
 from .nodes import Job, Node, Operator, Trainer, WorkerNode
 from .oracle import Oracle
+from .saves import Saver, SharedFiles, stood_in_for
 from .scenario import Fault, Scenario, draw
 
 END_S = 900.0
@@ -51,7 +56,9 @@ class Outcome:
 class Run:
     """One run of a scenario. A context manager, because it takes place in the product's modules."""
 
-    def __init__(self, this: Kernel, scenario: Scenario, directory: Path | None) -> None:
+    def __init__(
+        self, this: Kernel, scenario: Scenario, directory: Path | None, shared: Path | None
+    ) -> None:
         self.kernel = this
         self.scenario = scenario
         self.network = this.network = Network(this, scenario.weather)
@@ -59,6 +66,9 @@ class Run:
         self.storages = dispatchers.Storages(this, directory)
         self.disk = this.disk = None if directory is None else Disk(this, directory)
         hosts = [f"10.0.0.{i}" for i in range(1, 10)]
+        self._worker_hosts = hosts[2 : 2 + scenario.workers]
+        if scenario.spare:
+            self._worker_hosts[-1] = hosts[2]
         self.dispatchers = [
             dispatchers.DispatcherNode(
                 this, f"dispatcher-{i}", hosts[0 if scenario.files else i], self._options(i, hosts)
@@ -66,28 +76,69 @@ class Run:
             for i in range(scenario.dispatchers)
         ]
         service = ",".join(f"{d.host}:{d.options.port}" for d in self.dispatchers)
+        self.shared = this.shared = None if shared is None else SharedFiles(this, shared)
         self.workers = [
             WorkerNode(
                 this,
                 f"worker-{i}",
-                hosts[2 + i],
-                self._worker_options(i, hosts, service),
+                host,
+                self._worker_options(host, service),
                 scenario.pipeline,
             )
-            for i in range(scenario.workers)
+            for i, host in enumerate(self._worker_hosts)
         ]
         self.job = Job(
-            service, scenario.pipeline, scenario.policy, "job" if scenario.named else None,
-            scenario.epochs, scenario.credit_bytes, scenario.step_s, scenario.leaves,
+            self.oracle, service, scenario.pipeline, scenario.policy,
+            "job" if scenario.named else None, scenario.epochs, scenario.credit_bytes,
+            scenario.step_s, scenario.leaves,
         )  # fmt: skip
-        self.trainers = [
-            Trainer(this, f"trainer-{i}", hosts[(2 if scenario.neighbours else 5) + i], self.job)
-            for i in range(scenario.trainers)
-        ]
+        self.shards: Shards | None = None
+        places = [hosts[(2 if scenario.neighbours else 5) + i] for i in range(scenario.trainers)]
+        self.trainers = self._make_trainers(places)
         self.nodes: list[Node] = [*self.dispatchers, *self.workers, *self.trainers]
+        self.readers: list[Node] = [*self.trainers]  # whose end is waited for
+        if self.shared is not None:
+            self.readers.append(
+                Saver(this, "saver", hosts[8], service, self.shared, scenario.saved_splits)
+            )
+            self.nodes.append(self.readers[-1])
         if scenario.removals:
             self.nodes.append(Operator(this, "operator", hosts[8], self.job, scenario.removals))
         self._healed = False
+
+    def _make_trainers(self, hosts: list[str]) -> list[Trainer]:
+        """One on each host, as the scenario has them read."""
+        this, job, scenario = self.kernel, self.job, self.scenario
+        names = [(f"trainer-{i}", host) for i, host in enumerate(hosts)]
+        match scenario.mode:
+            case "rounds":
+                rounds = Rounds(self.oracle, scenario.trainers)
+                gang = Gang(this, rounds, scenario.steps, scenario.together)
+                return [Consumer(this, name, host, job, gang) for name, host in names]
+            case "cached":
+                dynamic = scenario.policy.name == "DYNAMIC"
+                caches = Caches(self.oracle, scenario.cache_bytes, dynamic)
+                ids = ["a", "a" if scenario.pairs else "b", "c"]
+                return [
+                    CachedTrainer(
+                        this, name, host, job, caches, scenario.steps, trainer_id,
+                        ids[: scenario.trainers].count(trainer_id) == 1,
+                    )
+                    for (name, host), trainer_id in zip(names, ids, strict=False)
+                ]  # fmt: skip
+            case "static":
+                self.shards = Shards(self.oracle, len(self._places()))
+                self.oracle.rules.append(self.shards)
+                job.deliver = self.shards.deliver
+        return [Trainer(this, name, host, job) for name, host in names]
+
+    def _places(self) -> tuple[str, ...]:
+        """The list of workers, if there is one."""
+        scenario = self.scenario
+        if scenario.mode != "static":
+            return ()
+        port = "%port%" if scenario.any_port else "6000"
+        return tuple(f"{host}:{port}" for host in dict.fromkeys(self._worker_hosts))
 
     def _options(self, i: int, hosts: list[str]) -> DispatcherOptions:
         scenario = self.scenario
@@ -101,6 +152,7 @@ class Run:
             port=5050 + i,
             standby=scenario.dispatchers > 1,
             leader_lease_ms=scenario.lease_ms,
+            workers=self._places(),
             worker_timeout_ms=scenario.worker_timeout_ms,
             client_timeout_ms=scenario.client_timeout_ms,
             reconnect_grace_ms=scenario.reconnect_grace_ms,
@@ -108,13 +160,16 @@ class Run:
             retention_hours=scenario.retention_hours,
         )
 
-    def _worker_options(self, i: int, hosts: list[str], service: str) -> WorkerOptions:
+    def _worker_options(self, host: str, service: str) -> WorkerOptions:
         return WorkerOptions(
             dispatcher=service,
-            host=hosts[2 + i],
-            port=6000,
-            data_port=7000 if self.scenario.same_ports else 0,
+            host=host,
+            port=0 if self.scenario.any_port else 6000,
+            data_port=7000 if self.scenario.same_ports and not self.scenario.spare else 0,
             output_bytes=self.scenario.output_bytes,
+            cross_trainer_cache_size_bytes=self.scenario.cache_bytes,
+            save_chunk_bytes=self.scenario.chunk_bytes,
+            save_chunk_s=1.0,
         )
 
     # -- the course of a run -----------------------------------------------------------------
@@ -137,7 +192,7 @@ class Run:
         healing_s = max((f.at_s + f.for_s for f in self.scenario.faults), default=0.0)
         this.at(healing_s + 0.1, self._heal)
         if not this.run(self._finished, healing_s + END_S + 20 * self.scenario.work_s):
-            waiting = [node.name for node in self.trainers if not node.done]
+            waiting = [node.name for node in self.readers if not node.done]
             raise Violation(f"{waiting} did not come to the end of the job:\n{self._where()}")
         self._heal()
         if not this.run(self._few_are_idle, IDLE_S):
@@ -151,7 +206,7 @@ class Run:
         )  # fmt: skip
 
     def _finished(self) -> bool:
-        return all(trainer.done for trainer in self.trainers)
+        return all(reader.done for reader in self.readers)
 
     def _idle(self) -> list[Iteration]:
         """The epochs of the job that nobody reads, and that workers still have tasks of."""
@@ -173,12 +228,10 @@ class Run:
                 reasons = set(lost.values()) - fine
                 if any(not reason.endswith("was removed") for reason in reasons):
                     raise Violation(f"one of {node} was given up without a cause: {reasons}")
+        account = partial(self.oracle.account, dynamic=scenario.policy.name == "DYNAMIC")
         return sum(
-            self.oracle.account(
-                iteration_id,
-                dynamic=scenario.policy.name == "DYNAMIC",
-                wanted=pipeline.places(),
-                on_their_way=on_their_way,
+            (account if self.shards is None else self.shards.account)(
+                iteration_id, wanted=pipeline.places(), on_their_way=on_their_way
             )
             for iteration_id in sorted(self.job.seen & books.finished)
             if scenario.named or iteration_id not in self._abandoned()
@@ -297,6 +350,8 @@ class Run:
 
     def _trouble(self, begins: bool) -> None:
         rng = self.kernel.rng
+        if self.shared is not None:
+            self.shared.full = rng.choice([0, 0, 0.1, 1]) if begins else 0
         if self.disk is not None:
             self.disk.trouble = rng.choice([0.05, 1]) if begins else 0
         else:
@@ -365,16 +420,21 @@ def simulate(seed: int, *, scenario: Scenario | None = None, verbose: bool = Fal
         stack.callback(gc.enable)
         gc.disable()  # what it would finalize, and when, no seed rules
         gc.freeze()
-        directory = None
-        if scenario.files:
-            place = MEMORY if MEMORY.is_dir() else None
-            directory = Path(tempfile.mkdtemp(prefix="forebay-simulation-", dir=place))
-            stack.callback(shutil.rmtree, directory)
+        directory = _make_directory(stack) if scenario.files else None
+        shared = _make_directory(stack) if scenario.mode == "save" else None
+        stack.enter_context(stood_in_for())
         stack.enter_context(running(this))
-        run = Run(this, scenario, directory)
+        run = Run(this, scenario, directory, shared)
         stack.enter_context(dispatchers.on(run.storages))
         stack.callback(_end, run)
         return run.go()
+
+
+def _make_directory(stack: ExitStack) -> Path:
+    place = MEMORY if MEMORY.is_dir() else None
+    directory = Path(tempfile.mkdtemp(prefix="forebay-simulation-", dir=place))
+    stack.callback(shutil.rmtree, directory)
+    return directory
 
 
 def _end(run: Run) -> None:

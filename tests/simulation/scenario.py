@@ -35,6 +35,10 @@ FAULTS = (
 
 ON_DEMAND = ("storage emptied",)
 """Faults that no seed draws by itself."""
+MODES = ("shared", "rounds", "cached", "static", "save")
+"""What is read how: a job that its trainers share, or each for themselves; a coordinated read;
+through a cross-trainer cache; statically sharded; or shared, while another dataset is saved."""
+
 LATER = {"freeze worker"}
 """Kinds with chances of their own, so that the seeds from before them stay as they were."""
 
@@ -78,6 +82,15 @@ class Scenario:
     finished_retention_ms: int = 300_000
     unused_retention_s: float = -1
     removals: list[tuple[float, bool]] = field(default_factory=list)  # of the dataset: when, forced
+    mode: str = "shared"
+    steps: int = 0  # elements that a trainer takes of a coordinated or a cached read
+    together: bool = False  # trainers of rounds wait for each other after each of them
+    cache_bytes: int = 1 << 30
+    pairs: bool = False  # two trainers have the same trainer_id
+    any_port: bool = False  # a worker that is started again has another port
+    spare: bool = False  # two workers are on the same host, which has one place
+    chunk_bytes: int = 1 << 30  # of a save
+    saved_splits: int = 0
     faults: list[Fault] = field(default_factory=list)
 
     @property
@@ -85,12 +98,17 @@ class Scenario:
         """How long it would take without faults, roughly."""
         pipeline = self.pipeline
         elements = len(pipeline.places()) * self.epochs
+        if self.steps:
+            elements = self.steps * self.trainers
+        elements += self.saved_splits
         each = elements * (1 if self.policy is ShardingPolicy.OFF else 1 / self.workers)
         return 0.5 + each * pipeline.split_s + elements * self.step_s / self.trainers
 
 
-def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
-    """The scenario of a seed; with `only` these kinds of faults, whatever the seed says."""
+def draw(seed: int, only: Sequence[str] = (), mode: str = "") -> Scenario:
+    """The scenario of a seed; with `only` these kinds of faults, and with `mode` this one of MODES,
+    whatever the seed says.
+    """
     rng = random.Random(f"scenario {seed}")
     block_elements = rng.choice([1, 3, 8, 40])
     pipeline = Pipeline(
@@ -138,13 +156,16 @@ def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
         same_ports=rng.random() < 0.5,
         neighbours=rng.random() < 0.4,
     )
+    modes = random.Random(f"mode {seed}")
+    drawn = modes.choice(MODES)  # of its own as well
+    _have_read(scenario, mode or drawn, modes)
     share = (0.1, 0.2, 0.35)[seed % 3]
     chances = random.Random(f"later {seed}")
-    if chances.random() < 0.15:
+    if chances.random() < 0.15 and not scenario.steps:
         scenario.leaves = chances.choice([0.02, 0.2, 1])
         scenario.named, scenario.epochs = True, chances.randint(3, 6)
     tidy = random.Random(f"tidy {seed}")
-    if tidy.random() < 0.3:
+    if tidy.random() < 0.3 and not scenario.steps:
         scenario.finished_retention_ms = tidy.choice([0, 1_000])
         scenario.unused_retention_s = tidy.choice([-1, -1, 3])
         if tidy.random() < 0.5:
@@ -174,3 +195,29 @@ def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
                 if longer.random() < 0.25:
                     fault.for_s += MUTE_S
     return scenario
+
+
+def _have_read(scenario: Scenario, mode: str, rng: random.Random) -> None:
+    """Have it read in a mode."""
+    scenario.mode = mode
+    pipeline = scenario.pipeline
+    if mode in ("rounds", "cached"):
+        scenario.named, scenario.epochs = True, 1
+        scenario.pipeline = replace(pipeline, endless=True, passes=1)
+        scenario.steps = min(pipeline.splits, 150)
+        scenario.policy = rng.choice([ShardingPolicy.OFF, ShardingPolicy.DYNAMIC])
+    match mode:
+        case "rounds":
+            scenario.trainers = rng.randint(1, 3)
+            scenario.together = rng.random() < 0.3
+        case "cached":
+            scenario.cache_bytes = rng.choice([2_000, 20_000, 1 << 30])
+            scenario.pairs = rng.random() < 0.3
+        case "static":
+            scenario.pipeline = replace(pipeline, endless=False)
+            scenario.policy = rng.choice([ShardingPolicy.FILE, ShardingPolicy.DATA])
+            scenario.any_port = rng.random() < 0.5
+            scenario.spare = scenario.any_port and scenario.workers > 1 and rng.random() < 0.4
+        case "save":
+            scenario.chunk_bytes = rng.choice([1, 400, 4_000, 1 << 30])
+            scenario.saved_splits = int(10 ** rng.uniform(0.5, 2.3))

@@ -59,11 +59,14 @@ def test_nobody_begins_anew_on_an_emptied_storage(first: int) -> None:
             check(seed, EMPTIED)
 
 
-def check(seed: int, faults: tuple[str, ...] = ()) -> None:
+def check(seed: int, faults: tuple[str, ...] = (), mode: str = "") -> None:
+    scenario = draw(seed, faults, mode)
     try:
-        simulate(seed, scenario=draw(seed, faults))
+        simulate(seed, scenario=scenario)
     except Violation as violation:
-        only = f" --faults '{','.join(faults)}'" if faults else ""
+        only = f" --mode {scenario.mode}"
+        if faults:
+            only += f" --faults '{','.join(faults)}'"
         pytest.fail(
             f"seed {seed}: {violation}\n"
             f"replay it with: python -m tests.simulation --seed {seed}{only} --trace"
@@ -73,7 +76,7 @@ def check(seed: int, faults: tuple[str, ...] = ()) -> None:
 @pytest.mark.parametrize("what", FOUND)
 def test_what_was_found_stays_mended(what: str) -> None:
     with simulated():
-        check(*FOUND[what])
+        check(*FOUND[what], mode="shared")
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -82,7 +85,7 @@ def test_a_bug_is_found(name: str) -> None:
     variant = BROKEN[name]
     with variant.put_in(), simulated():
         for seed in range(variant.seeds):
-            scenario = draw(seed, variant.faults)
+            scenario = draw(seed, variant.faults, variant.mode)
             if not variant.fits(scenario):
                 continue
             try:

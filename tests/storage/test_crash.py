@@ -236,6 +236,10 @@ class Disk:
                 self._entries[inode] = {}
         return inode
 
+    def close(self) -> None:
+        for fd in self._held.values():
+            os.close(fd)
+
     def after_power_failure(self, target: Path) -> None:
         self._copy(self.root.stat().st_ino, target)
 
@@ -328,5 +332,4 @@ def test_what_was_acknowledged_survives_a_power_failure(
     assert storage.extent() == Extent(storage.first_sequence(), len(records))
     assert storage.first_sequence() > 1
     assert len(list(storage.path.glob("takeover-*"))) == displace
-    for writer in writers:
-        writer.close()
+    disk.close()

@@ -1,0 +1,128 @@
+"""Readers of a crowd that read in other ways, all small, and each beside others of its kind.
+
+- *rounds*: the consumers of a coordinated read. If one of them is told that they are out of step,
+  all leave, and begin again together, as a launcher would have them do.
+- *cached*: trainers that read through one cross-trainer cache.
+- *static*: readers that share a job that is divided among the list of workers.
+
+The first two read a dataset without an end, whose elements are numbered from 0 by each worker.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from ..client.consumer import Consumer
+from ..client.options import AS_EVER, CrossTrainerCache, ReadOptions
+from ..client.rounds import RoundsConsumer
+from ..connections.dispatcher_client import DispatcherClient
+from ..errors import FailedPrecondition, NotFound, PipelineError
+from ..proto import forebay_pb2 as pb
+from .records import Ended, Got, Joined, Left, Recorder
+from .trainer import CREDIT_BYTES, NOTHING, unpack
+
+MODES = ("rounds", "cached", "static")
+EACH = 2
+"""Readers of each."""
+
+STEPS = 100
+"""Elements that a reader takes where there is no end."""
+
+
+def job_of(name: str, mode: str) -> str:
+    """The job of the crowd `name` in a mode."""
+    return f"{name} {mode}"
+
+
+def records_of(directory: pathlib.Path, mode: str, reader: int) -> pathlib.Path:
+    """The file of a reader."""
+    return directory / f"{mode}{reader}.records"
+
+
+class Readers:
+    """All of one mode."""
+
+    def __init__(
+        self, mode: str, name: str, service: str, dataset_id: str, directory: pathlib.Path
+    ) -> None:
+        self._service = service
+        self._request = pb.GetOrCreateJobRequest(
+            dataset_id=dataset_id,
+            job_name=job_of(name, mode),
+            sharding="DATA" if mode == "static" else "OFF",
+            num_consumers=EACH if mode == "rounds" else None,
+            cross_trainer_cache=mode == "cached",
+        )
+        self._mode = mode
+        self._directory = directory
+        self._changed = threading.Condition()
+        self._have_enough: set[int] = set()
+        self._out_of_step = False
+
+    def read(self) -> None:
+        """Until each has had enough."""
+        while len(self._have_enough) < EACH:
+            self._have_enough.clear()
+            self._out_of_step = False
+            with ThreadPoolExecutor(EACH) as pool:
+                list(pool.map(self._read, range(EACH)))
+
+    def _how(self, reader: int) -> ReadOptions:
+        match self._mode:
+            case "rounds":
+                return ReadOptions(consumer_index=reader, num_consumers=EACH)
+            case "cached":
+                return ReadOptions(cache=CrossTrainerCache(f"trainer {reader}"))
+        return AS_EVER
+
+    def _read(self, reader: int) -> None:
+        recorder = Recorder(records_of(self._directory, self._mode, reader))
+        dispatcher = DispatcherClient(self._service)
+        try:
+            job = dispatcher.call_numbered(self._request, pb.GetOrCreateJobResponse)
+            join = pb.JoinIterationRequest(job_id=job.job_id, epoch=1)
+            joined = dispatcher.call_numbered(join, pb.JoinIterationResponse)
+            kind = RoundsConsumer if self._mode == "rounds" else Consumer
+            consumer = kind(
+                dispatcher, joined, credit_bytes=CREDIT_BYTES, reading=self._how(reader)
+            )
+            try:
+                recorder.add(Joined(1, consumer.consumer_id, time.monotonic()))
+                self._take(consumer, reader, recorder)
+            finally:
+                consumer.close()
+        finally:
+            dispatcher.close()
+            recorder.close()
+
+    def _take(self, consumer: Consumer, reader: int, recorder: Recorder) -> None:
+        left = STEPS
+        try:
+            for block in consumer.blocks(NOTHING):
+                if self._out_of_step:
+                    break
+                if block is NOTHING:
+                    continue
+                ids, damaged = unpack(block)
+                recorder.add(Got(1, time.monotonic(), consumer.last_task_id, ids, damaged))
+                left -= block.count
+                if left <= 0 and self._mode != "static":
+                    break
+        except (FailedPrecondition, NotFound, PipelineError):
+            if self._mode != "rounds":
+                raise
+            self._tell(partial(setattr, self, "_out_of_step", True))
+        if not self._out_of_step:
+            self._tell(partial(self._have_enough.add, reader))
+        with self._changed:  # who leaves is one less to agree with
+            self._changed.wait_for(lambda: self._out_of_step or len(self._have_enough) == EACH)
+        recorder.add((Left if self._out_of_step else Ended)(1, time.monotonic()))
+
+    def _tell(self, what: partial[None]) -> None:
+        with self._changed:
+            what()
+            self._changed.notify_all()

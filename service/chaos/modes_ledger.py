@@ -1,0 +1,157 @@
+"""What readers of a crowd that read in other ways got, held against what is promised of each.
+
+- Coordinated reads: in each step all consumers get the elements of one round of one worker, each
+  its own, and no worker's round is left out; if they begin again, a worker or a consumer was lost.
+- A cache: each trainer gets what a worker makes in order, from its first element, each once, and
+  without a gap, as the window is larger than all that is made; but behind a worker that was given
+  up, and is back, with what was on its way lost.
+- Static sharding: each element comes, whatever happens to workers, of the task that has its shard,
+  and once from each task; a shard that was begun is only begun anew when its worker is gone.
+
+That workers make the same elements leaves open whose a round is. This is pure, as the ledger is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .history import History, listed
+from .ledger import Verdict
+from .members import Life
+from .modes import STEPS, job_of
+from .records import Ended, Got, Joined, Record
+
+Readers = Sequence[Iterable[Record]]
+
+LINGERS_S = 15.0
+"""After so long the dispatcher has given up a consumer that could not say that it leaves."""
+
+
+@dataclass
+class Visit:
+    """Of a reader: what it got since it joined, as (task, id)."""
+
+    joined_s: float
+    got: list[tuple[int, int]] = field(default_factory=list)
+    until_s: float = 0.0
+    ended: bool = False
+
+
+def check_modes(
+    history: History, name: str, modes: Mapping[str, Readers], lives: Mapping[str, Life],
+    *, elements: int,
+) -> Verdict:  # fmt: skip
+    """Find every promise that was broken to the crowd `name`.
+
+    `modes` are the records of each reader, by its mode, `lives` all processes by name. What is
+    divided statically has the elements 0 … `elements` − 1.
+    """
+    verdict = Verdict([])
+    visits = {mode: [_visits(records, verdict) for records in modes[mode]] for mode in modes}
+    found = [
+        *(("rounds", what) for what in _check_rounds(visits["rounds"], lives)),
+        *(("cached", what) for what in _check_cached(visits["cached"], history)),
+        *(("static", what) for what in _check_static(visits["static"], history, name, elements)),
+    ]
+    for mode, readers in visits.items():
+        for number, reader in enumerate(readers):
+            if not (reader and reader[-1].ended):
+                found.append((mode, f"reader {number} did not come to the end"))
+    verdict.broken += [f"{job_of(name, mode)}: {what}" for mode, what in found]
+    return verdict
+
+
+def _visits(records: Iterable[Record], verdict: Verdict) -> list[Visit]:
+    visits: list[Visit] = []
+    for record in records:
+        match record:
+            case Joined():
+                visits.append(Visit(record.at_s))
+                continue
+            case Got():
+                visits[-1].got += [(record.task_id, i) for i in record.ids]
+                verdict.delivered += len(record.ids)
+                if record.damaged:
+                    verdict.damaged += len(record.damaged)
+                    verdict.broken.append(f"{listed(record.damaged)} damaged on the way")
+            case Ended():
+                visits[-1].ended = True
+        visits[-1].until_s = record.at_s
+    return visits
+
+
+def _check_rounds(readers: list[list[Visit]], lives: Mapping[str, Life]) -> list[str]:
+    found = []
+    of = len(readers)
+    for attempt, together in enumerate(zip(*readers, strict=False)):
+        for step, elements in enumerate(zip(*(visit.got for visit in together), strict=False)):
+            ids = [i for _, i in elements]
+            if ids != list(range(ids[0], ids[0] + of)) or ids[0] % of:
+                found.append(f"step {step} of attempt {attempt} has the elements {ids}")
+                break
+        for consumer, visit in enumerate(together):
+            seen: Counter[int] = Counter()  # rounds; each worker has its own
+            for _, i in visit.got:
+                round_ = i // of
+                seen[round_] += 1
+                if round_ and seen[round_] > seen[round_ - 1]:
+                    found.append(f"consumer {consumer} has round {round_}, and not the one before")
+                    break
+        since_s = min(visit.joined_s for visit in together) - LINGERS_S
+        until_s = max(visit.until_s for visit in together)
+        if not all(visit.ended for visit in together) and not _was_hit(lives, since_s, until_s):
+            found.append(f"attempt {attempt} ended early, and nobody was hit")
+    if all(reader and reader[-1].ended for reader in readers):
+        short = [n for n, reader in enumerate(readers) if len(reader[-1].got) < STEPS]
+        found += [f"consumer {n} did not get {STEPS} elements" for n in short]
+    return found
+
+
+def _was_hit(lives: Mapping[str, Life], since_s: float, until_s: float) -> bool:
+    """Whether something happened to a process then, or within what led to it."""
+    moments = [
+        at_s
+        for life in lives.values()
+        if life.role != "trainer"
+        for at_s in (life.killed_s, life.terminated_s, *(b for pause in life.pauses for b in pause))
+    ]
+    return any(at_s is not None and since_s <= at_s <= until_s for at_s in moments)
+
+
+def _check_cached(readers: list[list[Visit]], history: History) -> list[str]:
+    found = []
+    for number, reader in enumerate(readers):
+        of_task: defaultdict[int, list[int]] = defaultdict(list)
+        for visit in reader:
+            for task, i in visit.got:
+                of_task[task].append(i)
+        for task, ids in of_task.items():
+            worker = history.workers.get(history.worker_of.get(task, 0))
+            if sorted(set(ids)) != ids:
+                found.append(f"trainer {number} got elements of task {task} twice, or not in order")
+            elif ids != list(range(len(ids))) and (worker is None or worker.given_up_ms is None):
+                gap = next(at for at, i in enumerate(ids) if at != i)
+                found.append(f"trainer {number} did not get element {gap} of task {task}")
+    return found
+
+
+def _check_static(
+    readers: list[list[Visit]], history: History, name: str, elements: int
+) -> list[str]:
+    found = []
+    counts = Counter(one for reader in readers for visit in reader for one in visit.got)
+    if twice := sorted({i for (_, i), times in counts.items() if times > 1}):
+        found.append(f"{listed(twice)} delivered twice by one task")
+    tasks = {
+        task: shard
+        for epoch in history.jobs.get(job_of(name, "static"), {}).values()
+        for task, shard in epoch.shard_of.items()
+    }
+    num_shards = len(history.places)
+    if stray := sorted({i for task, i in counts if tasks.get(task, -1) != i % num_shards}):
+        found.append(f"{listed(stray)} delivered by a task that has not their shard")
+    if lost := sorted(set(range(elements)) - {i for _, i in counts}):
+        found.append(f"{listed(lost)} lost")
+    return found
