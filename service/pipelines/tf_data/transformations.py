@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.data.ops import dataset_ops, structured_function
 from tensorflow.python.data.util import structure
+from tensorflow.python.eager import context, execute
 from tensorflow.python.ops import gen_dataset_ops, gen_experimental_dataset_ops
 
 from .element_specs import plain
@@ -89,15 +91,7 @@ def unbatched(dataset: Dataset) -> Dataset:
 
 def nothing_of(dataset: Dataset) -> Dataset:
     """No element, of a cardinality that TensorFlow does not know."""
-    none = dataset.take(0)
-    made = traced(lambda *_: tf.constant(False), dataset.element_spec)
-    variant = gen_dataset_ops.filter_dataset(
-        none._variant_tensor,
-        made.function.captured_inputs,
-        predicate=made.function,
-        **_types(dataset.element_spec),
-    )
-    return _Made(none, variant, dataset.element_spec)
+    return dataset.take(0).ignore_errors()
 
 
 def drained(dataset: Dataset, function: Callable[[Any], Any] | None = None) -> Tensor:
@@ -144,6 +138,26 @@ def once(
         **_types(spec),
     )
     return dataset_ops._VariantDataset(variant, spec).take(1)
+
+
+def call_unoptimized(function: Any, *inputs: Tensor) -> list[Tensor]:
+    """Call a traced function that only puts datasets together, as it is.
+
+    Its first call would wait for TensorFlow's optimizer, some 30 ms, which has nothing to gain
+    there: iterators optimize what they iterate over by themselves.
+    """
+    config = config_pb2.ConfigProto.FromString(
+        context.context().function_call_options.config_proto_serialized
+    )
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    found: list[Tensor] = execute.execute(
+        function.name.decode(),
+        num_outputs=len(function.outputs),
+        inputs=[*inputs, *function.captured_inputs],
+        attrs=("executor_type", "", "config_proto", config.SerializeToString(deterministic=True)),
+        ctx=context.context(),
+    )
+    return found
 
 
 class _Made(dataset_ops._VariantDataset):  # type: ignore[misc]
