@@ -118,26 +118,34 @@ class GetOrCreateJobResponse(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class JoinIterationRequest(_message.Message):
-    __slots__ = ("request", "job_id", "epoch", "known")
+    __slots__ = ("request", "job_id", "epoch", "known", "job")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     request: _events_pb2.Request
     job_id: int
     epoch: int
     known: JournalPosition
-    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., job_id: _Optional[int] = ..., epoch: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+    job: GetOrCreateJobRequest
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., job_id: _Optional[int] = ..., epoch: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., job: _Optional[_Union[GetOrCreateJobRequest, _Mapping]] = ...) -> None: ...
 
 class JoinIterationResponse(_message.Message):
-    __slots__ = ("iteration_id", "consumer_id", "journal")
+    __slots__ = ("iteration_id", "consumer_id", "journal", "job_id", "dataset_id", "news")
     ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    NEWS_FIELD_NUMBER: _ClassVar[int]
     iteration_id: int
     consumer_id: int
     journal: JournalPosition
-    def __init__(self, iteration_id: _Optional[int] = ..., consumer_id: _Optional[int] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+    job_id: int
+    dataset_id: str
+    news: ConsumerHeartbeatResponse
+    def __init__(self, iteration_id: _Optional[int] = ..., consumer_id: _Optional[int] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., job_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., news: _Optional[_Union[ConsumerHeartbeatResponse, _Mapping]] = ...) -> None: ...
 
 class ConsumerHeartbeatRequest(_message.Message):
     __slots__ = ("consumer_id", "version", "wait_ms", "known", "refused", "rounds")
