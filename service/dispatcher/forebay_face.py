@@ -283,10 +283,13 @@ class ForebayFace:
             if worker_id not in state.workers:  # "no tasks" would have it drop what it has
                 raise Unavailable(f"worker {request.address} was given up meanwhile; beat again")
             response.version = worker.version if are_all else 0  # so that it asks again at once
+            graphs: dict[str, str] = {}  # by dataset; many tasks may be of one
             for task_id in sorted(worker.tasks):
                 task = state.tasks[task_id]
                 iteration = state.iterations[task.iteration_id]
                 job = state.jobs[iteration.job_id]
+                if job.dataset_id not in graphs:
+                    graphs[job.dataset_id] = self._unique_graph(job.dataset_id)
                 response.tasks.append(
                     pb.Task(
                         task_id=task_id,
@@ -298,11 +301,17 @@ class ForebayFace:
                         shard=task.shard or 0,
                         num_consumers=job.num_consumers or 0,
                         cross_trainer_cache=job.cross_trainer_cache,
+                        graph=graphs[job.dataset_id],
                     )
                 )
             response.streams.extend(_stream(save, number) for save, number in streams)
             await dispatcher.settled()  # within the poll, which may break meanwhile
         return response
+
+    def _unique_graph(self, dataset_id: str) -> str:
+        """The name of its graph; empty if others may have had it, in an early version."""
+        name = self._dispatcher.state.datasets[dataset_id].definition.tf_data_graph.blob
+        return name if "." in name else ""
 
     async def lease_splits(self, request: pb.LeaseSplitsRequest) -> pb.LeaseSplitsResponse:
         self._dispatcher.attendance.heard_of(request.task_id)
