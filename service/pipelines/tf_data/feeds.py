@@ -40,7 +40,7 @@ from .imports import (
 from .packs import calls_functions
 from .split_sources import NotSplittable, SourceNode, SourceWalk, require_splittable
 from .state import State, state_of
-from .transformations import Traced, opened, traced, until_stopped
+from .transformations import Traced, call_as_it_is, opened, traced, until_stopped
 
 Dataset = Any
 Tensor = Any
@@ -130,7 +130,7 @@ class LoadedGraph:
 
     def __init__(
         self,
-        build: Callable[[Tensor], list[Tensor]],
+        build: Any,  # a traced function: (first feed) → the variant, tables
         strands: Mapping[str, tuple[int, bool]],
         repeats: Sequence[list[int]],
         feed: SplitFeed | None,
@@ -142,7 +142,8 @@ class LoadedGraph:
             asked += [_Gate(feed, own) for own in repeats]
         self._numbers = _number(asked)
         try:
-            self.variant, *self._tables = build(tf.constant(self._numbers.start, tf.int64))
+            first = tf.constant(self._numbers.start, tf.int64)
+            self.variant, *self._tables = call_as_it_is(build, first)
         except BaseException:
             self.close()
             raise

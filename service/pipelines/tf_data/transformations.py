@@ -140,16 +140,23 @@ def once(
     return dataset_ops._VariantDataset(variant, spec).take(1)
 
 
-def call_unoptimized(function: Any, *inputs: Tensor) -> list[Tensor]:
-    """Call a traced function that only puts datasets together, as it is.
+def call_as_it_is(function: Any, *inputs: Tensor, place: int = 0) -> list[Tensor]:
+    """Call a traced function that only puts datasets together, or drives one.
 
-    Its first call would wait for TensorFlow's optimizer, some 30 ms, which has nothing to gain
-    there: iterators optimize what they iterate over by themselves.
+    The first call would wait for TensorFlow's optimizer, tens of milliseconds, which has nothing to
+    gain there: datasets are optimized when they are iterated over, and their functions then, too.
+
+    TensorFlow has one set of kernels for all calls of a function with the same configuration, and
+    of some, `reduce`'s for instance, one works for one call at a time: another would wait until the
+    first has ended. So calls at the same time have a `place` of their own each.
     """
     config = config_pb2.ConfigProto.FromString(
         context.context().function_call_options.config_proto_serialized
     )
     config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.experimental.session_metadata.version = place
+    # Not by calling it: CancellationManager.get_cancelable_function keeps the manager in a global
+    # variable, where the calls of all threads find it.
     found: list[Tensor] = execute.execute(
         function.name.decode(),
         num_outputs=len(function.outputs),
