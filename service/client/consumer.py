@@ -137,8 +137,13 @@ class Consumer:
         self._refusing_lock = threading.Lock()
         self._closed = threading.Event()
         self._heartbeats = threading.Thread(
-            target=self._heartbeat, name=f"forebay-consumer-{self.consumer_id}", daemon=True
+            target=self._heartbeat,
+            args=(joined.news.version,),
+            name=f"forebay-consumer-{self.consumer_id}",
+            daemon=True,
         )
+        if joined.HasField("news"):
+            self._inbox.put(joined.news)
         self._heartbeats.start()
         _open.add(self)
 
@@ -276,9 +281,9 @@ class Consumer:
 
     # -- the dispatcher ------------------------------------------------------------------------
 
-    def _heartbeat(self) -> None:
+    def _heartbeat(self, version: int) -> None:
         request = pb.ConsumerHeartbeatRequest(
-            consumer_id=self.consumer_id, wait_ms=HEARTBEAT_WAIT_MS
+            consumer_id=self.consumer_id, wait_ms=HEARTBEAT_WAIT_MS, version=version
         )
         told = ""  # why no worker has a task
         while not self._closed.is_set():

@@ -139,19 +139,7 @@ class Reader:
         dispatcher = DispatcherClient(self.service, known=self._known)
         consumer = None
         try:
-            request = pb.GetOrCreateJobRequest(
-                dataset_id=self.dataset_id,
-                job_name=self._job_name or "",
-                sharding=self._policy.name,
-                num_consumers=self._how.num_consumers,
-                target_workers=self._how.targets,
-                cross_trainer_cache=self._how.cache is not None,
-            )
-            ask = partial(dispatcher.call_numbered, request, pb.GetOrCreateJobResponse)
-            job = yield from self._answered(ask, nothing)
-            if job.dataset_id not in ("", self.dataset_id):  # "": it is gone, as joining will say
-                yield from self._require_same_elements(dispatcher, job.dataset_id, nothing)
-            joined = yield from self._joined(dispatcher, job.job_id, nothing)
+            joined = yield from self._joined(dispatcher, nothing)
             consumer = (Consumer if self._how.num_consumers is None else RoundsConsumer)(
                 dispatcher, joined, credit_bytes=self._credit_bytes, reading=self._how
             )
@@ -164,7 +152,7 @@ class Reader:
                 self._known = dispatcher.known
 
     def _joined(
-        self, dispatcher: DispatcherClient, job_id: int, nothing: Block | None
+        self, dispatcher: DispatcherClient, nothing: Block | None
     ) -> Generator[Block, None, pb.JoinIterationResponse]:
         """The job's next epoch; for the next iteration, if this one is left before it is there."""
         epoch = self._next_epoch() if self._job_name else 0
@@ -173,10 +161,26 @@ class Reader:
                 "Cross-trainer caching requires infinite datasets and disallows multiple "
                 f"repetitions of the same dataset. Got repetition {epoch}"
             )
-        request = pb.JoinIterationRequest(job_id=job_id, epoch=epoch)
-        ask = partial(dispatcher.call_numbered, request, pb.JoinIterationResponse)
+        job = pb.GetOrCreateJobRequest(
+            dataset_id=self.dataset_id,
+            job_name=self._job_name or "",
+            sharding=self._policy.name,
+            num_consumers=self._how.num_consumers,
+            target_workers=self._how.targets,
+            cross_trainer_cache=self._how.cache is not None,
+        )
+
+        def ask(**how: Any) -> Generator[Block, None, pb.JoinIterationResponse]:
+            request = pb.JoinIterationRequest(epoch=epoch, **how)
+            call = partial(dispatcher.call_numbered, request, pb.JoinIterationResponse)
+            return (yield from self._answered(call, nothing))
+
         try:
-            return (yield from self._answered(ask, nothing))
+            joined = yield from ask(job=job)
+            if not joined.consumer_id:
+                yield from self._require_same_elements(dispatcher, joined.dataset_id, nothing)
+                joined = yield from ask(job_id=joined.job_id)
+            return joined
         except BaseException:
             if epoch:
                 heapq.heappush(self._not_joined, epoch)

@@ -35,6 +35,7 @@ from ..pipelines.tf_data.element_specs import (
     without_extension_types,
 )
 from ..pipelines.tf_data.transformations import (
+    call_as_it_is,
     flat_mapped,
     mapped,
     nothing_of,
@@ -129,7 +130,7 @@ class _Maker:
 
     def make(self, number: int) -> Any:
         """The dataset of the blocks that are opened under this number."""
-        variant = self._make(tf.constant(number, tf.int64))
+        (variant,) = call_as_it_is(self._make, tf.constant(number, tf.int64))
         return dataset_ops._VariantDataset(variant, self._spec)
 
 

@@ -4,7 +4,7 @@ from .base import Command
 from .consumers import JoinIteration, LeaveIteration
 from .datasets import DecideCompression, ForgetBlob, RegisterDataset, RemoveDataset
 from .iterations import CollectIteration
-from .jobs import GetOrCreateJob, RemoveJob
+from .jobs import GetOrCreateJob, JoinJob, RemoveJob
 from .rounds import RemoveTask, ReportRound
 from .saves import (
     AssignSplit,
@@ -35,6 +35,7 @@ __all__ = [
     "GetOrCreateJob",
     "GetSplit",
     "JoinIteration",
+    "JoinJob",
     "LeaseSplits",
     "LeaveIteration",
     "LoseWorker",

@@ -44,27 +44,31 @@ def _join_iteration(state: State, command: JoinIteration) -> Decision:
             f"Job id {command.job_id} not found: it was collected, or this dispatcher lost its "
             "state; read the dataset again"
         )
+    return join(state, job, command.epoch, Ids(state), stock=command.stock)
+
+
+def join(state: State, job: Job, epoch: int, ids: Ids, *, stock: bool = False) -> Decision:
+    """As for JoinIteration, of a job that may be yet to be created."""
     require_list(state, job.sharding)
-    if command.epoch < 0:
-        raise InvalidArgument(f"epoch {command.epoch} is negative; the first one is 0")
-    ids = Ids(state)
+    if epoch < 0:
+        raise InvalidArgument(f"epoch {epoch} is negative; the first one is 0")
     events = []
-    iteration = state.iterations.get(job.iterations.get(command.epoch, -1))
+    iteration = state.iterations.get(job.iterations.get(epoch, -1))
     if iteration is None:
-        iteration = Iteration(ids.new(), job.job_id, command.epoch, [])
+        iteration = Iteration(ids.new(), job.job_id, epoch, [])
         begun = ev.IterationCreated(
-            iteration_id=iteration.iteration_id, job_id=job.job_id, epoch=command.epoch
+            iteration_id=iteration.iteration_id, job_id=job.job_id, epoch=epoch
         )
         events.append(ev.Event(iteration_created=begun))
-        if ranges.holds(job.summarized, command.epoch):
+        if ranges.holds(job.summarized, epoch):
             iteration.finished = True
             ended = ev.IterationFinished(iteration_id=iteration.iteration_id)
             events.append(ev.Event(iteration_finished=ended))
     if kind_of(job).is_for_one_kind_of_consumers:
-        _require_same_kind(state, job, iteration, command.stock)
+        _require_same_kind(state, job, iteration, stock)
     events += kind_of(job).when_somebody_joins(state, iteration, ids)
     joined = ev.ConsumerJoined(
-        consumer_id=ids.new(), iteration_id=iteration.iteration_id, stock=command.stock
+        consumer_id=ids.new(), iteration_id=iteration.iteration_id, stock=stock
     )
     return Decision([*events, ev.Event(consumer_joined=joined)], joined)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
-from .base import Apply, Command, Decide, Decision, find_dataset, taken
-from .consumers import left
+from .base import Apply, Command, Decide, Decision, Ids, find_dataset, taken
+from .consumers import join, left
 from .iterations import collected
 from .places import require_list
 from .state import Job, State
@@ -22,6 +22,16 @@ class GetOrCreateJob(Command, frozen=True, kw_only=True):
     num_consumers: int | None = None
     cross_trainer_cache: bool = False
     target_workers: int = 0
+
+
+class JoinJob(GetOrCreateJob, frozen=True, kw_only=True):
+    """→ (JobCreated,) and what joining its epoch leads to. Answers the ConsumerJoined event.
+
+    A job of that name that is of another dataset is not joined: whose elements these are is for
+    the consumer to look at first. Answers None then.
+    """
+
+    epoch: int
 
 
 class RemoveJob(Command, frozen=True, kw_only=True):
@@ -58,6 +68,20 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
         target_workers=command.target_workers,
     )
     return Decision([ev.Event(job_created=created)], created.job_id)
+
+
+def _join_job(state: State, command: JoinJob) -> Decision:
+    created, job_id = _get_or_create_job(state, command)
+    ids = Ids(state)
+    if created:
+        job = _job(created[0].job_created)
+        assert job.job_id == ids.new()
+    else:
+        job = state.jobs[job_id]
+        if job.dataset_id != command.dataset_id:
+            return Decision([], None)
+    joined = join(state, job, command.epoch, ids)
+    return Decision([*created, *joined.events], joined.answer)
 
 
 def _check_coordinated(command: GetOrCreateJob, num_consumers: int) -> None:
@@ -113,18 +137,22 @@ def _targets(number: int) -> str:
     return {1: "AUTO", 2: "ANY", 3: "LOCAL"}.get(number, str(number))
 
 
-def _job_created(state: State, event: ev.JobCreated) -> None:
-    job_id = taken(state, event.job_id)
-    state.jobs[job_id] = Job(
-        job_id,
+def _job(event: ev.JobCreated, used_ms: int = 0) -> Job:
+    return Job(
+        event.job_id,
         event.name,
         event.dataset_id,
         event.sharding,
         event.num_consumers if event.HasField("num_consumers") else None,
         event.cross_trainer_cache,
         event.target_workers,
-        used_ms=state.time_ms,
+        used_ms=used_ms,
     )
+
+
+def _job_created(state: State, event: ev.JobCreated) -> None:
+    job_id = taken(state, event.job_id)
+    state.jobs[job_id] = _job(event, state.time_ms)
     state.datasets[event.dataset_id].used_ms = state.time_ms
     if event.name:
         state.job_by_name[event.name] = job_id
@@ -163,5 +191,9 @@ def _job_removed(state: State, event: ev.JobRemoved) -> None:
         del state.job_by_name[job.name]
 
 
-DECIDE: Decide = {GetOrCreateJob: _get_or_create_job, RemoveJob: _remove_job}
+DECIDE: Decide = {
+    GetOrCreateJob: _get_or_create_job,
+    JoinJob: _join_job,
+    RemoveJob: _remove_job,
+}
 APPLY: Apply = {"job_created": _job_created, "job_removed": _job_removed}

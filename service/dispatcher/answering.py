@@ -25,13 +25,13 @@ def answering(
     messages: ModuleType,
     functions: Mapping[str, Function],
     deciding: Collection[str],
-    askers: Mapping[str, str] | None = None,
+    askers: Mapping[str, Callable[[Any], str]] | None = None,
 ) -> dict[str, Method]:
     """The methods of a service, by name, for `generic_handler` and a grpc.aio server.
 
-    `messages` has <name>Request and <name>Response. `askers` says in words who asks, as a format of
-    the request: of the methods whose requests say what journal they know. `deciding` are those that
-    answer what they have just decided: that the storage took it proves that this one leads.
+    `messages` has <name>Request and <name>Response. `askers` say in words who asks, by the request:
+    of the methods whose requests say what journal they know. `deciding` are those that answer what
+    they have just decided: that the storage took it proves that this one leads.
     """
 
     def method(name: str, function: Function) -> Method:
@@ -42,7 +42,7 @@ def answering(
         async def answer(request: Any) -> Any:
             since_s = time.monotonic() if name in deciding else math.inf
             if asker is not None:
-                await dispatcher.check_history(asker.format(request), request.known)
+                await dispatcher.check_history(asker(request), request.known)
             try:
                 response = await function(request)
             except Unavailable:

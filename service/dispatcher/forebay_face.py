@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -27,19 +28,26 @@ SERVICE = "forebay.v1.Dispatcher"
 MAX_WAIT_MS = 30_000
 TARGET_WORKERS_AUTO = 1  # as stock clients say it, so that both share jobs
 
-_ASKERS = {
-    "GetDataset": "a reader of dataset {0.dataset_id}",
-    "GetOrCreateJob": "a trainer of dataset {0.dataset_id}",
-    "JoinIteration": "a trainer of job {0.job_id}",
-    "ConsumerHeartbeat": "consumer {0.consumer_id}",
-    "LeaveIteration": "consumer {0.consumer_id}",
-    "WorkerHeartbeat": "worker {0.address}",
-    "LeaseSplits": "task {0.task_id}",
-    "CompleteTask": "task {0.task_id}",
-    "LeaveService": "worker {0.worker_id}",
-    "CommitChunk": "stream {0.stream} of save {0.save_id}",
-    "EndStream": "stream {0.stream} of save {0.save_id}",
-    "FindGoneConsumers": "a worker that drains",
+
+def _joining(request: pb.JoinIterationRequest) -> str:
+    if request.HasField("job"):
+        return f"a trainer of dataset {request.job.dataset_id}"
+    return f"a trainer of job {request.job_id}"
+
+
+_ASKERS: dict[str, Callable[[Any], str]] = {
+    "GetDataset": "a reader of dataset {0.dataset_id}".format,
+    "GetOrCreateJob": "a trainer of dataset {0.dataset_id}".format,
+    "JoinIteration": _joining,
+    "ConsumerHeartbeat": "consumer {0.consumer_id}".format,
+    "LeaveIteration": "consumer {0.consumer_id}".format,
+    "WorkerHeartbeat": "worker {0.address}".format,
+    "LeaseSplits": "task {0.task_id}".format,
+    "CompleteTask": "task {0.task_id}".format,
+    "LeaveService": "worker {0.worker_id}".format,
+    "CommitChunk": "stream {0.stream} of save {0.save_id}".format,
+    "EndStream": "stream {0.stream} of save {0.save_id}".format,
+    "FindGoneConsumers": "a worker that drains".format,
 }
 """Who asks: of the methods that name what a journal has given out, and say which one they know."""
 
@@ -142,19 +150,8 @@ class ForebayFace:
     async def get_or_create_job(
         self, request: pb.GetOrCreateJobRequest
     ) -> pb.GetOrCreateJobResponse:
-        job_id = await self._dispatcher.execute(
-            c.GetOrCreateJob(
-                request=_numbered(request.request),
-                dataset_id=request.dataset_id,
-                name=request.job_name,
-                sharding=request.sharding,
-                num_consumers=(
-                    request.num_consumers if request.HasField("num_consumers") else None
-                ),
-                cross_trainer_cache=request.cross_trainer_cache,
-                target_workers=request.target_workers or TARGET_WORKERS_AUTO,
-            )
-        )
+        command = c.GetOrCreateJob(request=_numbered(request.request), **_job(request))
+        job_id = await self._dispatcher.execute(command)
         job = self._dispatcher.state.jobs.get(job_id)  # a retry's may be gone
         return pb.GetOrCreateJobResponse(
             job_id=job_id,
@@ -162,17 +159,27 @@ class ForebayFace:
         )
 
     async def join_iteration(self, request: pb.JoinIterationRequest) -> pb.JoinIterationResponse:
-        joined: ev.ConsumerJoined = await self._dispatcher.execute(
-            c.JoinIteration(
-                request=_numbered(request.request),
-                job_id=request.job_id,
-                epoch=request.epoch,
-            )
-        )
+        state = self._dispatcher.state
+        number = _numbered(request.request)
+        command: c.Command
+        if request.HasField("job"):
+            command = c.JoinJob(request=number, epoch=request.epoch, **_job(request.job))
+        else:
+            command = c.JoinIteration(request=number, job_id=request.job_id, epoch=request.epoch)
+        joined: ev.ConsumerJoined | None = await self._dispatcher.execute(command)
+        if joined is None:
+            job = state.jobs[state.job_by_name[request.job.job_name]]
+            return pb.JoinIterationResponse(job_id=job.job_id, dataset_id=job.dataset_id)
         self._dispatcher.attendance.saw(joined.consumer_id)
-        return pb.JoinIterationResponse(
+        response = pb.JoinIterationResponse(
             iteration_id=joined.iteration_id, consumer_id=joined.consumer_id
         )
+        if joined.consumer_id in state.consumers:  # a retry's may be gone
+            iteration = state.iterations[joined.iteration_id]
+            # In rounds they say where they are before they hear of tasks.
+            if state.jobs[iteration.job_id].num_consumers is None:
+                response.news.CopyFrom(self._news(iteration))
+        return response
 
     async def consumer_heartbeat(
         self, request: pb.ConsumerHeartbeatRequest
@@ -196,13 +203,7 @@ class ForebayFace:
                 wait_ms,
             )
             self._iteration_of(consumer_id)
-            response = pb.ConsumerHeartbeatResponse(
-                version=iteration.version,
-                finished=iteration.finished,
-                tasks=[self._task_info(state.tasks[task_id]) for task_id in iteration.tasks],
-                removed=iteration.removed,
-                no_task=why_no_task(state, iteration),
-            )
+            response = self._news(iteration)
             # Who is told of no round to stop before goes on: with the tasks of the same answer.
             if iteration.barrier is not None and iteration.barrier.target_round:
                 response.block_round = iteration.barrier.target_round
@@ -218,6 +219,16 @@ class ForebayFace:
         )
         for held in report.held:
             await self._dispatcher.removals.hold(held, report.consumer_index)
+
+    def _news(self, iteration: Iteration) -> pb.ConsumerHeartbeatResponse:
+        tasks = self._dispatcher.state.tasks
+        return pb.ConsumerHeartbeatResponse(
+            version=iteration.version,
+            finished=iteration.finished,
+            tasks=[self._task_info(tasks[task_id]) for task_id in iteration.tasks],
+            removed=iteration.removed,
+            no_task=why_no_task(self._dispatcher.state, iteration),
+        )
 
     def _task_info(self, task: Task) -> pb.TaskInfo:
         info = pb.TaskInfo(
@@ -279,10 +290,13 @@ class ForebayFace:
             if worker_id not in state.workers:  # "no tasks" would have it drop what it has
                 raise Unavailable(f"worker {request.address} was given up meanwhile; beat again")
             response.version = worker.version if are_all else 0  # so that it asks again at once
+            graphs: dict[str, str] = {}  # by dataset; many tasks may be of one
             for task_id in sorted(worker.tasks):
                 task = state.tasks[task_id]
                 iteration = state.iterations[task.iteration_id]
                 job = state.jobs[iteration.job_id]
+                if job.dataset_id not in graphs:
+                    graphs[job.dataset_id] = self._unique_graph(job.dataset_id)
                 response.tasks.append(
                     pb.Task(
                         task_id=task_id,
@@ -294,11 +308,17 @@ class ForebayFace:
                         shard=task.shard or 0,
                         num_consumers=job.num_consumers or 0,
                         cross_trainer_cache=job.cross_trainer_cache,
+                        graph=graphs[job.dataset_id],
                     )
                 )
             response.streams.extend(_stream(save, number) for save, number in streams)
             await dispatcher.settled()  # within the poll, which may break meanwhile
         return response
+
+    def _unique_graph(self, dataset_id: str) -> str:
+        """The name of its graph; empty if others may have had it, in an early version."""
+        name = self._dispatcher.state.datasets[dataset_id].definition.tf_data_graph.blob
+        return name if "." in name else ""
 
     async def lease_splits(self, request: pb.LeaseSplitsRequest) -> pb.LeaseSplitsResponse:
         self._dispatcher.attendance.heard_of(request.task_id)
@@ -418,6 +438,18 @@ def _stream(save: Save, number: int) -> pb.Stream:
         last_file=stream.last_file,
         assignment=stream.assignments,
     )
+
+
+def _job(request: pb.GetOrCreateJobRequest) -> dict[str, Any]:
+    """Of a command what says which job it is, and what it is to be."""
+    return {
+        "dataset_id": request.dataset_id,
+        "name": request.job_name,
+        "sharding": request.sharding,
+        "num_consumers": request.num_consumers if request.HasField("num_consumers") else None,
+        "cross_trainer_cache": request.cross_trainer_cache,
+        "target_workers": request.target_workers or TARGET_WORKERS_AUTO,
+    }
 
 
 def _wait_ms(wanted: int, timeout_ms: int) -> int:

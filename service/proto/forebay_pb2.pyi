@@ -120,26 +120,34 @@ class GetOrCreateJobResponse(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class JoinIterationRequest(_message.Message):
-    __slots__ = ("request", "job_id", "epoch", "known")
+    __slots__ = ("request", "job_id", "epoch", "known", "job")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     request: _events_pb2.Request
     job_id: int
     epoch: int
     known: JournalPosition
-    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., job_id: _Optional[int] = ..., epoch: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+    job: GetOrCreateJobRequest
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., job_id: _Optional[int] = ..., epoch: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., job: _Optional[_Union[GetOrCreateJobRequest, _Mapping]] = ...) -> None: ...
 
 class JoinIterationResponse(_message.Message):
-    __slots__ = ("iteration_id", "consumer_id", "journal")
+    __slots__ = ("iteration_id", "consumer_id", "journal", "job_id", "dataset_id", "news")
     ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    NEWS_FIELD_NUMBER: _ClassVar[int]
     iteration_id: int
     consumer_id: int
     journal: JournalPosition
-    def __init__(self, iteration_id: _Optional[int] = ..., consumer_id: _Optional[int] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+    job_id: int
+    dataset_id: str
+    news: ConsumerHeartbeatResponse
+    def __init__(self, iteration_id: _Optional[int] = ..., consumer_id: _Optional[int] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., job_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., news: _Optional[_Union[ConsumerHeartbeatResponse, _Mapping]] = ...) -> None: ...
 
 class ConsumerHeartbeatRequest(_message.Message):
     __slots__ = ("consumer_id", "version", "wait_ms", "known", "refused", "rounds")
@@ -275,7 +283,7 @@ class WorkerHeartbeatResponse(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., streams: _Optional[_Iterable[_Union[Stream, _Mapping]]] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("task_id", "iteration_id", "dataset_id", "sharding", "num_sources", "num_shards", "shard", "num_consumers", "cross_trainer_cache")
+    __slots__ = ("task_id", "iteration_id", "dataset_id", "sharding", "num_sources", "num_shards", "shard", "num_consumers", "cross_trainer_cache", "graph")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
@@ -285,6 +293,7 @@ class Task(_message.Message):
     SHARD_FIELD_NUMBER: _ClassVar[int]
     NUM_CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     CROSS_TRAINER_CACHE_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     iteration_id: int
     dataset_id: str
@@ -294,7 +303,8 @@ class Task(_message.Message):
     shard: int
     num_consumers: int
     cross_trainer_cache: bool
-    def __init__(self, task_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., num_sources: _Optional[int] = ..., num_shards: _Optional[int] = ..., shard: _Optional[int] = ..., num_consumers: _Optional[int] = ..., cross_trainer_cache: bool = ...) -> None: ...
+    graph: str
+    def __init__(self, task_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., num_sources: _Optional[int] = ..., num_shards: _Optional[int] = ..., shard: _Optional[int] = ..., num_consumers: _Optional[int] = ..., cross_trainer_cache: bool = ..., graph: _Optional[str] = ...) -> None: ...
 
 class LeaseSplitsRequest(_message.Message):
     __slots__ = ("request", "task_id", "source", "pass_number", "want", "begun", "returned", "known", "or_later")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from ...journal.proto import events_pb2 as ev
@@ -15,6 +16,9 @@ from ..proto import forebay_pb2 as pb
 from .leases import LeaseFeed
 from .observer import Observer, Undelivered
 from .task_states import Complete, Ended, HandedOut, Instruction
+
+KEPT_BYTES = 32 << 20
+"""Of datasets that were fetched, with their graphs."""
 
 
 class Pipelines:
@@ -41,6 +45,38 @@ class Pipelines:
         """No further task comes. Idempotent."""
         if self._loaded:
             pipelines.forget_idle()
+
+
+class Datasets:
+    """What the dispatcher has told of datasets, for the next tasks of the same. Thread-safe.
+
+    A graph's name is used once in a journal, and says with the dataset's id which definition it is.
+    """
+
+    def __init__(self, dispatcher: DispatcherClient, most_bytes: int = KEPT_BYTES) -> None:
+        self._dispatcher = dispatcher
+        self._left_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, str, str], pb.GetDatasetResponse] = OrderedDict()
+
+    def of(self, task: pb.Task) -> pb.GetDatasetResponse:
+        """A task's dataset, with its graph. Raises as DispatcherClient.get_dataset."""
+        if not task.graph:
+            return self._dispatcher.get_dataset(task.dataset_id, with_graph=True)
+        name = (self._dispatcher.known.journal_id, task.dataset_id, task.graph)
+        with self._lock:
+            if name in self._kept:
+                self._kept.move_to_end(name)
+                return self._kept[name]
+        dataset = self._dispatcher.get_dataset(task.dataset_id, with_graph=True)
+        if dataset.definition.tf_data_graph.blob == task.graph:  # else it was replaced meanwhile
+            with self._lock:
+                if name not in self._kept:
+                    self._kept[name] = dataset
+                    self._left_bytes -= dataset.ByteSize()
+                while self._left_bytes < 0:
+                    self._left_bytes += self._kept.popitem(last=False)[1].ByteSize()
+        return dataset
 
 
 class Arrivals:
@@ -80,6 +116,7 @@ class TaskRunner:
         observer: Observer,
         tell: Callable[[TaskRunner, HandedOut | Ended], list[Instruction]],
         arrivals: Arrivals | None = None,
+        datasets: Datasets | None = None,
     ) -> None:
         """`starting` bounds how many tasks load their graphs at a time. `tell` is called by the
         task's thread, and answers with what that has yet to do. With `arrivals`, which the output
@@ -91,6 +128,7 @@ class TaskRunner:
         self.output = output
         self.definition = ev.DatasetDefinition()  # once there is output
         self._dispatcher = dispatcher
+        self._datasets = datasets or Datasets(dispatcher)
         self._starting = starting
         self._pipelines = pipelines
         self._observer = observer
@@ -194,7 +232,7 @@ class TaskRunner:
 
     def _open(self) -> Run:
         task = self.task
-        dataset = self._dispatcher.get_dataset(task.dataset_id, with_graph=True)
+        dataset = self._datasets.of(task)
         if task.num_sources:
             sources = dataset.definition.sources
             self._feed = LeaseFeed(self._dispatcher, task.task_id, sources, self._observer)

@@ -52,7 +52,7 @@ from .task_states import (
     StopAsked,
     TaskStates,
 )
-from .tasks import Arrivals, Pipelines, TaskRunner
+from .tasks import Arrivals, Datasets, Pipelines, TaskRunner
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +89,7 @@ class Worker:
         self._pipelines = pipelines or Pipelines()
         self.uid = secrets.randbits(62) + 1  # of this process, for all to know it by
         self._dispatcher = DispatcherClient(options.dispatcher)
+        self._datasets = Datasets(self._dispatcher)
         # Never behind the calls of the tasks: who is late is given up.
         self._beats = DispatcherClient(options.dispatcher, own_connection=True)
         self._blocks = BlockServer(self.uid, options.host, options.data_port)
@@ -265,7 +266,7 @@ class Worker:
         output = _output(task, self._options, arrivals)
         runner = TaskRunner(
             task, self._dispatcher, output, self._starting, self._pipelines, self._observer,
-            self._told, arrivals,
+            self._told, arrivals, self._datasets,
         )  # fmt: skip
         self._blocks.add_task(task.task_id, output)
         self._runners[task.task_id] = runner

@@ -22,7 +22,8 @@ class Dispatcher:
     def __init__(self) -> None:
         self.away: type[Message] | None = None
         self.asked: list[Any] = []
-        self.dataset_id = ""  # of the job
+        self.dataset_id = ""  # of the job, if it is another's
+        self.finished = True  # when it is joined
 
     def numbers(self, kind: type[Any]) -> list[tuple[str, int]]:
         asked = (request.request for request in self.asked if isinstance(request, kind))
@@ -37,10 +38,11 @@ class Dispatcher:
         self.asked.append(copy)
         if isinstance(request, self.away or ()):
             raise Unavailable("it is away")
-        if isinstance(request, pb.GetOrCreateJobRequest):
-            return pb.GetOrCreateJobResponse(job_id=1, dataset_id=self.dataset_id)
         if isinstance(request, pb.JoinIterationRequest):
-            return pb.JoinIterationResponse(iteration_id=1, consumer_id=1)
+            if self.dataset_id and not request.job_id:
+                return pb.JoinIterationResponse(job_id=1, dataset_id=self.dataset_id)
+            news = pb.ConsumerHeartbeatResponse(version=1, finished=self.finished)
+            return pb.JoinIterationResponse(iteration_id=1, consumer_id=1, news=news)
         if isinstance(request, pb.ConsumerHeartbeatRequest):
             if request.version and closed is not None:
                 closed.wait()
@@ -79,12 +81,21 @@ def drop_while_it_waits(reader: Reader) -> None:
     iteration.close()
 
 
-@pytest.mark.parametrize("away", [pb.GetOrCreateJobRequest, pb.JoinIterationRequest])
+def test_who_begins_to_read_asks_once_and_then_waits_for_news(dispatcher: Dispatcher) -> None:
+    dispatcher.finished = False
+    iteration = named().iterate(NOTHING)
+    assert next(iteration) is NOTHING
+    iteration.close()
+    joining, waiting, *_ = dispatcher.asked
+    assert joining.job.dataset_id == "dataset"
+    assert (waiting.consumer_id, waiting.version) == (1, 1)
+
+
 def test_an_iteration_that_is_dropped_while_it_waits_uses_up_no_epoch(
-    dispatcher: Dispatcher, away: type[Message]
+    dispatcher: Dispatcher,
 ) -> None:
     reader = named()
-    dispatcher.away = away
+    dispatcher.away = pb.JoinIterationRequest
     drop_while_it_waits(reader)
     dispatcher.away = None
     dispatcher.asked.clear()
@@ -92,12 +103,11 @@ def test_an_iteration_that_is_dropped_while_it_waits_uses_up_no_epoch(
     assert dispatcher.epochs() == [1, 2]
 
 
-@pytest.mark.parametrize("away", [pb.GetOrCreateJobRequest, pb.JoinIterationRequest])
 def test_what_is_cached_can_be_read_after_an_iteration_that_was_dropped_while_it_waited(
-    dispatcher: Dispatcher, away: type[Message]
+    dispatcher: Dispatcher,
 ) -> None:
     reader = named(CrossTrainerCache("trainer"))
-    dispatcher.away = away
+    dispatcher.away = pb.JoinIterationRequest
     drop_while_it_waits(reader)
     dispatcher.away = None
     assert list(reader.iterate(NOTHING)) == []
@@ -113,14 +123,22 @@ def test_an_iteration_can_be_dropped_while_it_asks_what_others_read(
     drop_while_it_waits(named())
 
 
-@pytest.mark.parametrize("away", [pb.GetOrCreateJobRequest, pb.JoinIterationRequest])
-def test_who_asks_on_asks_for_the_answer_to_the_same_request(
-    dispatcher: Dispatcher, away: type[Message]
+def test_who_shares_a_job_of_another_dataset_joins_it_by_its_id_once_elements_are_alike(
+    dispatcher: Dispatcher,
 ) -> None:
+    dispatcher.dataset_id = "other"
+    assert list(named().iterate()) == []
+    asked = [r for r in dispatcher.asked if isinstance(r, pb.JoinIterationRequest)]
+    assert [(r.job.dataset_id, r.job_id, r.epoch) for r in asked] == [
+        ("dataset", 0, 1), ("", 1, 1)
+    ]  # fmt: skip
+
+
+def test_who_asks_on_asks_for_the_answer_to_the_same_request(dispatcher: Dispatcher) -> None:
     """Whose answer may only have been lost."""
-    dispatcher.away = away
+    dispatcher.away = pb.JoinIterationRequest
     drop_while_it_waits(named())
-    first, second = dispatcher.numbers(away)
+    first, second = dispatcher.numbers(pb.JoinIterationRequest)
     assert first == second and first[1]
 
 

@@ -25,6 +25,43 @@ def test_a_named_job_is_found_whosever_dataset_it_is() -> None:
         )
 
 
+def test_a_job_is_created_and_joined_in_one_decision_which_a_retry_is_answered_by() -> None:
+    given = Given()
+    given.worker(1)
+    asked = c.JoinJob(
+        request=("trainer", 1), dataset_id="d", name="n", sharding=ev.DYNAMIC, epoch=1
+    )
+    joined = given.when(asked)
+    assert given.then == ["job_created", "iteration_created", "task_created", "consumer_joined"]
+    assert given.when(asked) == joined
+    assert given.then == []
+    fellow = given.when(
+        c.JoinJob(request=("fellow", 1), dataset_id="d", name="n", sharding=ev.DYNAMIC, epoch=1)
+    )
+    assert given.then == ["consumer_joined"]
+    assert given.state.iterations[joined.iteration_id].consumers == {
+        joined.consumer_id, fellow.consumer_id
+    }  # fmt: skip
+
+
+def test_a_job_of_another_dataset_is_not_joined_unasked() -> None:
+    given = Given()
+    other = given.when(dataset("a"))
+    given.iteration("n")
+    asked = c.JoinJob(
+        request=("trainer", 1), dataset_id=other, name="n", sharding=ev.DYNAMIC, epoch=0
+    )
+    assert given.when(asked) is None
+    assert given.then == []
+
+
+def test_a_job_that_cannot_be_joined_is_not_created() -> None:
+    given = Given()
+    with pytest.raises(InvalidArgument, match="epoch -1 is negative"):
+        given.when(c.JoinJob(dataset_id="d", name="n", sharding=ev.DYNAMIC, epoch=-1))
+    assert not given.state.jobs
+
+
 def test_an_iteration_whose_workers_are_all_lost_waits_for_the_next_one() -> None:
     given = Given()
     worker = given.worker(1)

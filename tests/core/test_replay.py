@@ -209,17 +209,25 @@ class Dispatcher(RuleBasedStateMachine):
         dataset=st.sampled_from(["d", "d", "whole", "unknown"]),
         sharding=st.sampled_from([ev.OFF, ev.DYNAMIC, ev.DYNAMIC, ev.FILE, ev.HINT]),
         num_consumers=st.sampled_from([None, None, 0, 1, 2]),
+        epoch=st.sampled_from([None, -1, 0, 0, 1]),
     )
-    def job(self, name: str, dataset: str, sharding: int, num_consumers: int | None) -> None:
-        self.run(
-            c.GetOrCreateJob(
-                request=self.numbered("t"),
-                dataset_id=dataset,
-                name=name,
-                sharding=sharding,
-                num_consumers=num_consumers,
-            )
-        )
+    def job(
+        self,
+        name: str,
+        dataset: str,
+        sharding: int,
+        num_consumers: int | None,
+        epoch: int | None = None,
+    ) -> None:
+        """It alone, or together with one of its epochs."""
+        fields: dict[str, Any] = {
+            "request": self.numbered("t"),
+            "dataset_id": dataset,
+            "name": name,
+            "sharding": sharding,
+            "num_consumers": num_consumers,
+        }
+        self.run(c.GetOrCreateJob(**fields) if epoch is None else c.JoinJob(epoch=epoch, **fields))
 
     @rule(
         consumer=st.integers(0, 50),

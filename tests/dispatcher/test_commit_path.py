@@ -15,6 +15,7 @@ import pytest
 from forebay.journal import verify
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.service.dispatcher.dispatcher import recover
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import tf_service_pb2 as tf
 from forebay.storage import open_storage
@@ -25,6 +26,7 @@ from ..stock import GRAPH, DispatcherProcess, ServerProcess
 POINTS = ["before-append", "after-append", "before-reply"]
 CRASHES = 4
 SPLITS = 300
+JOIN_EVERY = 10  # splits
 CRASHING = pathlib.Path(__file__).parent.parent / "crashing_dispatcher.py"
 
 
@@ -63,8 +65,8 @@ class CrashingDispatcher(DispatcherProcess):
         self._thread.join()
 
 
-def prepare(client: DispatcherClient) -> tuple[int, int]:
-    """A worker with a task over SPLITS splits; (task id, iteration id)."""
+def prepare(client: DispatcherClient) -> tuple[str, int, int]:
+    """A worker with a task over SPLITS splits; (dataset id, task id, iteration id)."""
     register = pb.RegisterDatasetRequest(graph=GRAPH, sources=[ev.SplitSource(count=SPLITS)])
     dataset_id = client.call(register, pb.RegisterDatasetResponse).dataset_id
     job = client.call_numbered(
@@ -73,15 +75,19 @@ def prepare(client: DispatcherClient) -> tuple[int, int]:
     )
     client.call_numbered(pb.JoinIterationRequest(job_id=job.job_id), pb.JoinIterationResponse)
     beat = client.call(pb.WorkerHeartbeatRequest(address="w:1", uid=1), pb.WorkerHeartbeatResponse)
-    return beat.tasks[0].task_id, beat.tasks[0].iteration_id
+    return dataset_id, beat.tasks[0].task_id, beat.tasks[0].iteration_id
 
 
 @pytest.mark.parametrize("point", POINTS)
 def test_leases_are_neither_repeated_nor_lost(tmp_path: pathlib.Path, point: str) -> None:
+    """Nor is a job without its consumer, or two for one request."""
     with CrashingDispatcher(tmp_path, point) as dispatcher:
         client = DispatcherClient(dispatcher.target)
-        task_id, _ = prepare(client)
+        dataset_id, task_id, iteration_id = prepare(client)
         dispatcher.crash_from_now_on()
+        iterations = {iteration_id}
+        job = pb.GetOrCreateJobRequest(dataset_id=dataset_id, sharding=ev.DYNAMIC)
+        joining = pb.JoinIterationRequest(job=job)
         got: list[int] = []
         begun: list[int] = []
         for number in range(1, 10 * SPLITS):
@@ -93,18 +99,27 @@ def test_leases_are_neither_repeated_nor_lost(tmp_path: pathlib.Path, point: str
                 break
             got += range(lease.first, lease.first + lease.count)
             begun = [lease.lease_id]
+            if number % JOIN_EVERY == 0:
+                joined = client.call_numbered(joining, pb.JoinIterationResponse)
+                assert [task.worker_address for task in joined.news.tasks] == ["w:1"]
+                iterations.add(joined.iteration_id)
         dispatcher.wait_until_over()
         client.close()
     assert got == list(range(SPLITS))
     storage = open_storage(str(tmp_path))
     assert verify(storage).ok
+    state, _ = recover(storage)
+    assert state.iterations.keys() == iterations
+    assert {i.job_id for i in state.iterations.values()} == state.jobs.keys()
+    assert [len(i.consumers) for i in state.iterations.values()] == [1] * len(state.jobs)
+    assert len(state.jobs) == 1 + SPLITS // JOIN_EVERY
 
 
 @pytest.mark.parametrize("point", POINTS)
 def test_splits_are_not_repeated_on_tensorflows_face(tmp_path: pathlib.Path, point: str) -> None:
     with CrashingDispatcher(tmp_path, point) as dispatcher:
         client = DispatcherClient(dispatcher.target)
-        _, iteration_id = prepare(client)
+        *_, iteration_id = prepare(client)
         client.close()
         dispatcher.crash_from_now_on()
         got: list[bytes] = []

@@ -279,6 +279,8 @@ def test_a_worker_that_asks_for_splits_is_there_whatever_its_heartbeat() -> None
         job_id = job(client, dataset_id, sharding=ev.DYNAMIC)
         client.call(pb.JoinIterationRequest(job_id=job_id), pb.JoinIterationResponse)
         [task] = client.call(worker, pb.WorkerHeartbeatResponse).tasks
+        registered = client.get_dataset(dataset_id, with_graph=False).definition
+        assert registered.tf_data_graph.blob == task.graph != ""
         for _ in range(30):  # for twice its timeout
             ask = pb.LeaseSplitsRequest(task_id=task.task_id, want=1)
             assert client.call(ask, pb.LeaseSplitsResponse, patience_s=5).count == 1

@@ -300,9 +300,12 @@ class Oracle:
                 yield response.dataset_id, response.dataset_id in books.datasets
             case "GetOrCreateJob":
                 yield f"job {response.job_id}", response.job_id in books.jobs
-            case "JoinIteration":
+            case "JoinIteration" if response.consumer_id:
                 joined = (response.consumer_id, response.iteration_id)
                 yield f"consumer {joined}", joined in books.consumers.items()
+                for task in response.news.tasks:
+                    known = books.tasks.get(task.task_id, (0, 0))[0] == response.iteration_id
+                    yield f"task {task.task_id}", known
             case "WorkerHeartbeat":
                 registered = books.workers.get(response.worker_id)
                 yield f"worker {response.worker_id}", registered == request.uid
@@ -338,7 +341,7 @@ class Oracle:
                 raise Violation(f"request {-number} of {caller}: a lease, and then none")
         else:
             caller = request.request.caller
-            as_of_now = ("journal", "dataset_id")  # the rest is what was decided
+            as_of_now = ("journal", "dataset_id", "news")  # the rest is what was decided
             fields = response.ListFields()
             answer = tuple(value for field, value in fields if field.name not in as_of_now)
             before = self.answers.get((caller, number), ())

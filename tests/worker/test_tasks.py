@@ -28,7 +28,7 @@ from forebay.service.pipelines import SplitFeed
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker.observer import Observer
 from forebay.service.worker.task_states import Complete, Ended, HandedOut
-from forebay.service.worker.tasks import Arrivals, Pipelines, TaskRunner
+from forebay.service.worker.tasks import Arrivals, Datasets, Pipelines, TaskRunner
 
 TIMEOUT_S = 30
 
@@ -124,6 +124,52 @@ def test_a_shard_is_read_once_its_last_element_has_arrived(arrives: bool) -> Non
         opened.close([given[0]])
     assert runner.join(TIMEOUT_S)
     assert dispatcher.completed.is_set()
+
+
+class Registry:
+    """A dispatcher with one dataset."""
+
+    def __init__(self) -> None:
+        self.known = pb.JournalPosition(journal_id="first")
+        self.graph = "digest.1-1"
+        self.asked = 0
+
+    def get_dataset(self, dataset_id: str, *, with_graph: bool) -> pb.GetDatasetResponse:
+        self.asked += 1
+        definition = ev.DatasetDefinition(tf_data_graph=ev.TfDataGraph(blob=self.graph))
+        return pb.GetDatasetResponse(definition=definition, graph=bytes(1000))
+
+
+def test_a_dataset_is_fetched_once_for_the_name_of_its_graph_in_a_journal() -> None:
+    dispatcher = Registry()
+    datasets = Datasets(dispatcher)  # type: ignore[arg-type]
+    task = pb.Task(dataset_id="d", graph="digest.1-1")
+    assert datasets.of(task) == datasets.of(task)
+    assert dispatcher.asked == 1
+    dispatcher.known = pb.JournalPosition(journal_id="second")
+    datasets.of(task)
+    datasets.of(pb.Task(dataset_id="other", graph="digest.1-1"))
+    assert dispatcher.asked == 3
+    for _ in range(2):  # of an early version, whose graphs may share a name
+        datasets.of(pb.Task(dataset_id="d"))
+    assert dispatcher.asked == 5
+
+
+def test_a_dataset_that_was_replaced_as_it_was_fetched_is_not_kept() -> None:
+    dispatcher = Registry()
+    datasets = Datasets(dispatcher)  # type: ignore[arg-type]
+    before = pb.Task(dataset_id="d", graph="digest.1-0")
+    for _ in range(2):
+        assert datasets.of(before).definition.tf_data_graph.blob == "digest.1-1"
+    assert dispatcher.asked == 2
+
+
+def test_datasets_are_kept_by_their_bytes() -> None:
+    dispatcher = Registry()
+    datasets = Datasets(dispatcher, most_bytes=2500)  # type: ignore[arg-type]
+    for number in (0, 1, 0, 2, 0, 1):  # two of them at a time, those that were used last
+        datasets.of(pb.Task(dataset_id=str(number), graph="digest.1-1"))
+    assert dispatcher.asked == 4
 
 
 class Drained(Pipelines):

@@ -42,7 +42,7 @@ from .packs import calls_functions
 from .source_walk import CHUNKS, NotSplittable, SourceNode, SourceWalk
 from .split_sources import require_splittable
 from .state import State, state_of
-from .transformations import Traced, opened, traced, until_stopped
+from .transformations import Traced, call_as_it_is, opened, traced, until_stopped
 from .watches import Watch, saves_in
 
 Dataset = Any
@@ -136,13 +136,16 @@ class LoadedGraph:
     """A traced graph as the dataset of one run. `close` frees what it holds in TensorFlow."""
 
     def __init__(
-        self, build: Callable[[Tensor], list[Tensor]], asked: Sequence[_Feed | _Gate | Watch]
+        self,
+        build: Any,  # a traced function: (first feed) → the variant, tables
+        asked: Sequence[_Feed | _Gate | Watch],
     ) -> None:
         self._tables: list[Tensor] = []
         self._asked = asked
         self._numbers = _number(asked)
         try:
-            self.variant, *self._tables = build(tf.constant(self._numbers.start, tf.int64))
+            first = tf.constant(self._numbers.start, tf.int64)
+            self.variant, *self._tables = call_as_it_is(build, first)
         except BaseException:
             self.close()
             raise

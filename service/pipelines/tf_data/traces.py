@@ -16,10 +16,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 import tensorflow as tf
-from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.data.experimental.ops import compression_ops
 from tensorflow.python.data.ops import dataset_ops
-from tensorflow.python.eager import context, execute
 
 from ..splits import SplitFeed
 from .bundles import BundleGraph
@@ -28,7 +26,7 @@ from .element_specs import component_specs, flatten, options_for
 from .feeds import LoadedGraph, TracedGraph
 from .packs import elements_per_pack
 from .queues import OwnedQueue, Queue, QueueSpec
-from .transformations import drained, flat_mapped, mapped, until_stopped
+from .transformations import call_as_it_is, drained, flat_mapped, mapped, until_stopped
 
 LARGE_BYTES = 4 << 20  # an element of this size travels alone, and is not copied into a block
 MAX_BLOCK_ELEMENTS = 8192
@@ -117,15 +115,7 @@ class Trace:
         """
         function = self._function
         with self._places.taken() as place:
-            # Not by calling it: CancellationManager.get_cancelable_function keeps the manager in a
-            # global variable, where the calls of all threads find it.
-            execute.execute(
-                function.name.decode(),
-                num_outputs=len(function.outputs),
-                inputs=[*inputs, *function.captured_inputs],
-                attrs=("executor_type", "", "config_proto", _config_of(place)),
-                ctx=context.context(),
-            )
+            call_as_it_is(function, *inputs, place=place)
 
     def _trace(self, function: Callable[..., Any], *inputs: Any) -> None:
         self._function = tf.function(function, autograph=False).get_concrete_function(*inputs)
@@ -278,21 +268,6 @@ class Places:
         finally:
             with self._lock:
                 self._taken.remove(place)
-
-
-def _config_of(place: int) -> bytes:
-    """The configuration with which the run at a place calls a trace's function.
-
-    TensorFlow has one set of kernels for all calls of a function with the same configuration, and
-    of some, `reduce`'s for instance, one works for one call at a time: another would wait until
-    the first run has ended.
-    """
-    config = config_pb2.ConfigProto.FromString(
-        context.context().function_call_options.config_proto_serialized
-    )
-    config.experimental.session_metadata.version = place
-    serialized: bytes = config.SerializeToString(deterministic=True)
-    return serialized
 
 
 class _Entry:

@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.data.ops import dataset_ops, structured_function
 from tensorflow.python.data.util import structure
+from tensorflow.python.eager import context, execute
 from tensorflow.python.ops import gen_dataset_ops, gen_experimental_dataset_ops
 
 from .element_specs import plain
@@ -89,15 +91,7 @@ def unbatched(dataset: Dataset) -> Dataset:
 
 def nothing_of(dataset: Dataset) -> Dataset:
     """No element, of a cardinality that TensorFlow does not know."""
-    none = dataset.take(0)
-    made = traced(lambda *_: tf.constant(False), dataset.element_spec)
-    variant = gen_dataset_ops.filter_dataset(
-        none._variant_tensor,
-        made.function.captured_inputs,
-        predicate=made.function,
-        **_types(dataset.element_spec),
-    )
-    return _Made(none, variant, dataset.element_spec)
+    return dataset.take(0).ignore_errors()
 
 
 def drained(dataset: Dataset, function: Callable[[Any], Any] | None = None) -> Tensor:
@@ -144,6 +138,33 @@ def once(
         **_types(spec),
     )
     return dataset_ops._VariantDataset(variant, spec).take(1)
+
+
+def call_as_it_is(function: Any, *inputs: Tensor, place: int = 0) -> list[Tensor]:
+    """Call a traced function that only puts datasets together, or drives one.
+
+    The first call would wait for TensorFlow's optimizer, tens of milliseconds, which has nothing to
+    gain there: datasets are optimized when they are iterated over, and their functions then, too.
+
+    TensorFlow has one set of kernels for all calls of a function with the same configuration, and
+    of some, `reduce`'s for instance, one works for one call at a time: another would wait until the
+    first has ended. So calls at the same time have a `place` of their own each.
+    """
+    config = config_pb2.ConfigProto.FromString(
+        context.context().function_call_options.config_proto_serialized
+    )
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.experimental.session_metadata.version = place
+    # Not by calling it: CancellationManager.get_cancelable_function keeps the manager in a global
+    # variable, where the calls of all threads find it.
+    found: list[Tensor] = execute.execute(
+        function.name.decode(),
+        num_outputs=len(function.outputs),
+        inputs=[*inputs, *function.captured_inputs],
+        attrs=("executor_type", "", "config_proto", config.SerializeToString(deterministic=True)),
+        ctx=context.context(),
+    )
+    return found
 
 
 class _Made(dataset_ops._VariantDataset):  # type: ignore[misc]
