@@ -66,7 +66,7 @@ def join(state: State, job: Job, epoch: int, ids: Ids, *, stock: bool = False) -
             events.append(ev.Event(iteration_finished=ended))
     if kind_of(job).is_for_one_kind_of_consumers:
         _require_same_kind(state, job, iteration, stock)
-    events += kind_of(job).when_somebody_joins(state, iteration, ids)
+    events += kind_of(job).when_somebody_joins(state, job, iteration, ids)
     joined = ev.ConsumerJoined(
         consumer_id=ids.new(), iteration_id=iteration.iteration_id, stock=stock
     )

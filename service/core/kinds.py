@@ -30,15 +30,18 @@ class Shared:
     stays_listed = False
     """Whether consumers ask for a task whose worker is lost, until they agree to do without it."""
 
-    def when_somebody_joins(self, state: State, iteration: Iteration, ids: Ids) -> list[ev.Event]:
-        """The iteration, which may be yet to begin, has a task for each worker that stays then."""
+    def when_somebody_joins(
+        self, state: State, job: Job, iteration: Iteration, ids: Ids
+    ) -> list[ev.Event]:
+        """The iteration, which may be yet to begin, as its job, has a task for each worker that
+        stays then."""
         if iteration.finished:
             return []
         having = {state.tasks[task_id].worker_id for task_id in iteration.all_tasks}
         return [
             event
             for worker in map(state.workers.__getitem__, staying(state))
-            if worker.worker_id not in having and can_run(state, iteration, worker)
+            if worker.worker_id not in having and can_run(state, job, worker)
             for event in self._new_task(iteration, worker, place_of(state, worker.address), ids)
         ]
 
@@ -86,7 +89,9 @@ class Shared:
             return []
         swept = completes is not None and completes.sweeps  # what it could
         if not swept and any(ledger.owes for ledger in iteration.ledgers):
-            able = (w for w in workers if can_run(state, iteration, state.workers[w]))
+            able = (
+                w for w in workers if can_run(state, state.jobs[iteration.job_id], state.workers[w])
+            )
             if (sweeper := next(able, None)) is None:
                 return []
             return [created(ids.new(), iteration.iteration_id, sweeper, sweeps=True)]
@@ -140,9 +145,13 @@ class Coordinated(Shared):
 
     stays_listed = True
 
-    def when_somebody_joins(self, state: State, iteration: Iteration, ids: Ids) -> list[ev.Event]:
+    def when_somebody_joins(
+        self, state: State, job: Job, iteration: Iteration, ids: Ids
+    ) -> list[ev.Event]:
         """In the midst of others, that comes to the workers' next heartbeats."""
-        return [] if iteration.consumers else super().when_somebody_joins(state, iteration, ids)
+        return (
+            [] if iteration.consumers else super().when_somebody_joins(state, job, iteration, ids)
+        )
 
     def when_a_worker_comes(
         self,
@@ -189,21 +198,21 @@ class Coordinated(Shared):
         return []
 
 
-def can_run(state: State, iteration: Iteration, worker: AnyWorker) -> bool:
+def can_run(state: State, job: Job, worker: AnyWorker) -> bool:
     """Whether it can run the dataset: TensorFlow's own workers run graphs only."""
     if not worker.stock:
         return True
-    dataset = state.datasets[state.jobs[iteration.job_id].dataset_id]
+    dataset = state.datasets[job.dataset_id]
     return not dataset.definition.HasField("python_function")
 
 
 def why_no_task(state: State, iteration: Iteration) -> str:
     """Why none of the workers that there are has a task, if it is that none can run it; or ""."""
-    workers = state.workers.values()
-    if not workers or any(can_run(state, iteration, worker) for worker in workers):
+    workers, job = state.workers.values(), state.jobs[iteration.job_id]
+    if not workers or any(can_run(state, job, worker) for worker in workers):
         return ""
     return (
-        f"dataset {state.jobs[iteration.job_id].dataset_id} is a Python dataset, and all workers "
+        f"dataset {job.dataset_id} is a Python dataset, and all workers "
         f"that there are, {len(workers)}, are tf.data service's own, which run graphs only: start "
         "`forebay worker --allow-python`"
     )

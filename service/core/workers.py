@@ -56,9 +56,11 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
                 drains = ev.WorkerDrains(worker_id=known.worker_id)
                 return Decision([ev.Event(worker_drains=drains)], known.worker_id)
             for iteration in state.iterations.values():
-                if not iteration.finished and can_run(state, iteration, known):
-                    kind = kind_of(state.jobs[iteration.job_id])
-                    events += kind.when_a_worker_beats(state, iteration, known.worker_id, ids)
+                job = state.jobs[iteration.job_id]
+                if not iteration.finished and can_run(state, job, known):
+                    events += kind_of(job).when_a_worker_beats(
+                        state, iteration, known.worker_id, ids
+                    )
             return Decision(events, known.worker_id)
         if known.replaced_uid == command.uid:
             raise FailedPrecondition(
@@ -84,9 +86,9 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
     lost = [task for task in state.lost_tasks.values() if task.lost_with == command.uid]
     for iteration in state.iterations.values():
         over = iteration.finished or iteration.iteration_id in finished
-        if not over and can_run(state, iteration, registered):
-            kind = kind_of(state.jobs[iteration.job_id])
-            events += kind.when_a_worker_comes(state, iteration, registered, lost, ids)
+        job = state.jobs[iteration.job_id]
+        if not over and can_run(state, job, registered):
+            events += kind_of(job).when_a_worker_comes(state, iteration, registered, lost, ids)
     return Decision(events, registered.worker_id)
 
 

@@ -385,7 +385,8 @@ class Dispatcher(RuleBasedStateMachine):
                     task = state.tasks[task_id]
                     assert task.shard == place_of(state, state.workers[task.worker_id].address)
                 if iteration.consumers:
-                    known = {place_of(state, w.address) for w in state.workers.values()} - {None}
+                    stay = [w.address for w in state.workers.values() if not w.draining]
+                    known = {place_of(state, address) for address in stay} - {None}
                     assert known <= set(shards) | iteration.shards_read
             running = [i for i in iteration.tasks if not state.tasks[i].completed]
             assert iteration.running_tasks == len(running)
