@@ -283,7 +283,7 @@ class TestKilled:
                 return tf.identity(x)
 
         with (
-            DispatcherProcess(tmp_path / "journal") as d,
+            DispatcherProcess(tmp_path / "journal", worker_timeout_ms=60_000) as d,
             WorkerProcess(d.address) as one,
             WorkerProcess(d.address) as two,
         ):
