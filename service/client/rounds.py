@@ -140,6 +140,11 @@ class RoundsConsumer(Consumer):
 
     # -- the dispatcher ------------------------------------------------------------------------
 
+    def _matters_to_others(self, error: ForebayError) -> bool:
+        """They hear that a round is torn only when all have said where they are, and the dispatcher
+        that was told may have gone."""
+        return isinstance(error, FailedPrecondition)
+
     def _report(self, request: pb.ConsumerHeartbeatRequest) -> None:
         with self._step:
             request.rounds.CopyFrom(
