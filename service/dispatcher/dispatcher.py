@@ -255,7 +255,7 @@ class Dispatcher:
                 "memory, or was repaired); read the dataset again"
             )
             raise NotFound(
-                f"Unknown iteration client id, or consumer: id {consumer_id} not found: {why}"
+                f"Unknown iteration client id, or consumer: client id {consumer_id} not found: {why}"
             )
         return consumer
 
