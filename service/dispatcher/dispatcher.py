@@ -255,7 +255,8 @@ class Dispatcher:
                 "memory, or was repaired); read the dataset again"
             )
             raise NotFound(
-                f"Unknown iteration client id, or consumer: client id {consumer_id} not found: {why}"
+                f"Unknown iteration client id, or consumer: client id {consumer_id} not found: "
+                f"{why}"
             )
         return consumer
 
