@@ -117,6 +117,30 @@ def test_elements_of_every_kind_arrive_as_they_were() -> None:
         assert element["words"].tolist() == [b"w"] * (i % 4)
 
 
+def test_names_of_files_that_are_no_text_arrive_as_they_are_on_the_disk() -> None:
+    found = read(lambda split: [split], ["caf\udce9", "\ud800"], '{"tensor":"string","shape":[]}')
+    assert found == [b"caf\xe9", "\ud800".encode(errors="surrogatepass")]
+
+
+def test_an_error_that_is_no_text_is_told() -> None:
+    def function(split: int) -> Iterator[object]:
+        yield split
+        raise FileNotFoundError("caf\udce9.txt")
+
+    with pytest.raises(PipelineError, match=r"FileNotFoundError.*caf.udce9.txt"):
+        read(function, [0])
+
+
+def test_a_fork_that_goes_on_takes_nothing_of_the_functions_process() -> None:
+    def function(split: int) -> Iterator[object]:
+        os.fork()
+        for i in range(40):
+            yield np.full(1 << 20, i, np.uint8)  # more than may be on its way at once
+
+    found = read(function, [0], '{"tensor":"uint8","shape":[1048576]}')
+    assert [int(x[0]) for x in found] == [*range(40)]
+
+
 def test_a_function_may_change_what_it_has_yielded() -> None:
     def function(split: int) -> Iterator[object]:
         buffer = np.zeros(3, np.int64)

@@ -70,6 +70,7 @@ class Failed(Exception):
     """The user's function has; ends the request."""
 
     def __init__(self, code: str, text: str, split: int = -1, element: int = -1) -> None:
+        text = text.encode(errors="backslashreplace").decode()  # names of files may be anything
         super().__init__(code, text, split, element)
 
 
@@ -293,8 +294,8 @@ class Child:
 
     def _send_columns(self, count: int, columns: list[Column], behind: tuple[int, int]) -> None:
         size = max(1, sum(column.size for column in columns))
+        self._require_process()  # before it takes or writes what is the other one's
         self._wait_for_credit()
-        self._require_process()  # before it writes where the other one does
         self._credit -= 1
         slab: int | None = None
         descriptor: int | None

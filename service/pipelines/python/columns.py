@@ -214,7 +214,12 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
 
 
 def _encoded(value: str | bytes) -> bytes:
-    return value.encode() if isinstance(value, str) else value
+    if isinstance(value, bytes):
+        return value
+    try:
+        return value.encode(errors="surrogateescape")  # a file's name as it is on the disk
+    except UnicodeEncodeError:
+        return value.encode(errors="surrogatepass")
 
 
 def _strings(values: list[bytes], shape: tuple[int, ...]) -> Column:
