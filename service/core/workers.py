@@ -27,6 +27,7 @@ class RegisterWorker(Command, frozen=True, kw_only=True):
     transfer_servers: tuple[ev.TransferServer, ...] = ()
     stock: bool = False
     draining: bool = False
+    no_python: bool = False  # it does not run Python datasets
 
 
 class LoseWorker(Command, frozen=True, kw_only=True):
@@ -81,6 +82,7 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
         replaced_uid=known.uid if known is not None else 0,
         place=place,
         draining=command.draining,
+        no_python=command.no_python,
     )
     events.append(ev.Event(worker_registered=registered))
     lost = [task for task in state.lost_tasks.values() if task.lost_with == command.uid]
@@ -103,6 +105,7 @@ def _worker_registered(state: State, event: ev.WorkerRegistered) -> None:
         event.stock,
         event.replaced_uid,
         draining=event.draining,
+        no_python=event.no_python,
     )
     state.worker_at[event.address] = worker_id
     if event.HasField("place"):

@@ -270,6 +270,7 @@ class ForebayFace:
                 tags=tuple(request.tags),
                 transfer_servers=tuple(request.transfer_servers),
                 draining=request.draining,
+                no_python=request.no_python,
             )
         )
         worker = state.workers.get(worker_id)
