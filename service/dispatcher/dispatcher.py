@@ -344,7 +344,10 @@ class Dispatcher:
     def _next_snapshot(self) -> int:
         """So far away that what snapshots cost an event is bounded: one adds one thing to them."""
         state = self.state
-        live = len(state.tasks) + len(state.leases) + len(state.iterations) + size_of_saves(state)
+        ledgers = (ledger for i in state.iterations.values() for ledger in i.ledgers)
+        names = sum(len(ledger.names) for ledger in ledgers)  # many come with one event
+        live = len(state.tasks) + len(state.leases) + len(state.iterations) + names
+        live += size_of_saves(state)
         return state.sequence + max(self.options.snapshot_events, 2 * live)
 
     async def _snapshot(self, sequence: int, state: bytes, time_ms: int) -> None:

@@ -189,6 +189,27 @@ def test_snapshots_are_rarer_while_large_saves_are_written(tmp_path: Path) -> No
     assert distances == sorted(distances), "further and further apart"
 
 
+def test_snapshots_are_rarer_while_many_splits_have_names() -> None:
+    """Those of a save that is read while it is written: each snapshot has them all."""
+    storage = MemoryStorage()
+
+    async def scene(dispatcher: Dispatcher) -> None:
+        source = ev.SplitSource(saved_chunks=ev.SavedChunks(path="/save"))
+        definition = ev.DatasetDefinition(sources=[source])
+        await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
+        job = c.GetOrCreateJob(dataset_id="d", name="n", sharding=ev.DYNAMIC)
+        join = c.JoinIteration(job_id=await dispatcher.execute(job), epoch=0)
+        joined = await dispatcher.execute(join)
+        found = c.FindSplits(
+            iteration_id=joined.iteration_id, source=0, complete=False,
+            names=tuple(f"chunk {number}" for number in range(1_000)),
+        )  # fmt: skip
+        await dispatcher.execute(found)
+        assert dispatcher._next_snapshot() >= dispatcher.state.sequence + 2_000
+
+    run_dispatcher(storage, scene, snapshot_events=10, **NEVER)
+
+
 class Stubborn(MemoryStorage):
     """Deletes no graph until it is told to."""
 
