@@ -23,6 +23,7 @@ LOOSE = "service.*"
 WORDS = {
     "storage.errors",
     "journal.proto",
+    "journal.datasets",
     "journal.splits",
     "service.proto",
 }  # of the system: almost anybody's

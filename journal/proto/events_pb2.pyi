@@ -410,7 +410,7 @@ class TransferServer(_message.Message):
     def __init__(self, protocol: _Optional[str] = ..., address: _Optional[str] = ..., compatibility_info: _Optional[bytes] = ..., fall_back_to_grpc_at_client_creation_time: bool = ..., fall_back_to_grpc_at_get_element_time: bool = ...) -> None: ...
 
 class WorkerRegistered(_message.Message):
-    __slots__ = ("worker_id", "address", "uid", "tags", "transfer_servers", "stock", "replaced_uid", "place", "draining")
+    __slots__ = ("worker_id", "address", "uid", "tags", "transfer_servers", "stock", "replaced_uid", "place", "draining", "no_python")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
@@ -420,6 +420,7 @@ class WorkerRegistered(_message.Message):
     REPLACED_UID_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    NO_PYTHON_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     address: str
     uid: int
@@ -429,7 +430,8 @@ class WorkerRegistered(_message.Message):
     replaced_uid: int
     place: int
     draining: bool
-    def __init__(self, worker_id: _Optional[int] = ..., address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[TransferServer, _Mapping]]] = ..., stock: bool = ..., replaced_uid: _Optional[int] = ..., place: _Optional[int] = ..., draining: bool = ...) -> None: ...
+    no_python: bool
+    def __init__(self, worker_id: _Optional[int] = ..., address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[TransferServer, _Mapping]]] = ..., stock: bool = ..., replaced_uid: _Optional[int] = ..., place: _Optional[int] = ..., draining: bool = ..., no_python: bool = ...) -> None: ...
 
 class WorkerDrains(_message.Message):
     __slots__ = ("worker_id",)

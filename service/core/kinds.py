@@ -199,8 +199,8 @@ class Coordinated(Shared):
 
 
 def can_run(state: State, job: Job, worker: AnyWorker) -> bool:
-    """Whether it can run the dataset: TensorFlow's own workers run graphs only."""
-    if not worker.stock:
+    """Whether it can run the dataset: TensorFlow's own workers, and some of ours, run graphs only."""
+    if not (worker.stock or worker.no_python):
         return True
     dataset = state.datasets[job.dataset_id]
     return not dataset.definition.HasField("python_function")
@@ -212,9 +212,10 @@ def why_no_task(state: State, iteration: Iteration) -> str:
     if not workers or any(can_run(state, job, worker) for worker in workers):
         return ""
     return (
-        f"dataset {job.dataset_id} is a Python dataset, and all workers "
-        f"that there are, {len(workers)}, are tf.data service's own, which run graphs only: start "
-        "`forebay worker --allow-python`"
+        f"dataset {job.dataset_id} is a Python dataset, and none of the workers that there are, "
+        f"{len(workers)}, may run it: tf.data service's own run graphs only, and so do Forebay's "
+        "that listen beyond loopback, unless they are told otherwise; start a worker with "
+        "--allow-python"
     )
 
 

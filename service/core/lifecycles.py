@@ -48,7 +48,7 @@ TASK: Table = {
     },
     "task_proposed": {ABSENT: PENDING},
     "task_started": {PENDING: RUNNING},
-    "task_removed": {RUNNING: ABSENT, ORPHANED: ABSENT},
+    "task_removed": {RUNNING: ABSENT, ORPHANED: ABSENT, PENDING: ABSENT},
     "splits_leased": {RUNNING: RUNNING, PENDING: PENDING},
     "task_completed": {RUNNING: COMPLETED},
 }  # fmt: skip

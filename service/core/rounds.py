@@ -168,8 +168,12 @@ def _task_started(state: State, event: ev.TaskStarted) -> None:
 
 def _task_removed(state: State, event: ev.TaskRemoved) -> None:
     task = state.tasks[event.task_id]
+    iteration = state.iterations[task.iteration_id]
+    is_listed = task.task_id in iteration.tasks
     tasks.remove(state, task)
-    removed = state.iterations[task.iteration_id].removed
+    if not is_listed:  # nobody knows of it
+        return
+    removed = iteration.removed
     removed[task.task_id] = event.round
     if len(removed) > MAX_REMOVED:
         del removed[next(iter(removed))]

@@ -171,6 +171,12 @@ def lease_begun(lease_id: int) -> ev.Event:
     return ev.Event(lease_begun=ev.LeaseBegun(lease_id=lease_id))
 
 
+def all_returned(lease: Lease) -> ev.Event:
+    """None of its elements was seen, nor will be."""
+    returned = ev.LeaseReturned(lease_id=lease.lease_id, count=lease.count)
+    return ev.Event(lease_returned=returned)
+
+
 def lost_leases(state: State, task_ids: Iterable[int]) -> Iterator[ev.Event]:
     """Of tasks whose end nobody has heard of."""
     for task_id in task_ids:

@@ -159,6 +159,7 @@ class Worker(Struct):
     tasks: set[int] = set()  # not completed
     version: int = 1  # grows when `tasks` changes
     draining: bool = False  # it gets nothing new, and ends soon
+    no_python: bool = False  # one of ours that does not run Python datasets
 
 
 class Place(Struct):

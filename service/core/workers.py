@@ -8,7 +8,7 @@ from . import tasks
 from .base import Apply, Command, Decide, Decision, Ids, taken
 from .kinds import can_run, kind_of, staying
 from .places import find_place
-from .splits import lost_leases
+from .splits import all_returned, lost_leases
 from .state import MAX_DEPARTED, State, Worker
 
 
@@ -18,7 +18,8 @@ class RegisterWorker(Command, frozen=True, kw_only=True):
     It gets a task of each iteration that somebody reads, and those that it had before it was lost,
     as the iteration's kind has it (kinds.py). Answers the worker's id. A worker that is registered
     stays as it is, but for coordinated reads that it has no task of: TaskProposed. One that drains
-    gets nothing that it has not had before: WorkerDrains, once.
+    gets nothing that it has not had before: WorkerDrains, once, with LeaseReturned … and
+    TaskRemoved of each round that it was yet to join.
     """
 
     address: str
@@ -27,6 +28,7 @@ class RegisterWorker(Command, frozen=True, kw_only=True):
     transfer_servers: tuple[ev.TransferServer, ...] = ()
     stock: bool = False
     draining: bool = False
+    no_python: bool = False  # it does not run Python datasets
 
 
 class LoseWorker(Command, frozen=True, kw_only=True):
@@ -53,8 +55,7 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
             if known.draining:
                 return Decision([], known.worker_id)
             if command.draining:
-                drains = ev.WorkerDrains(worker_id=known.worker_id)
-                return Decision([ev.Event(worker_drains=drains)], known.worker_id)
+                return Decision(_drains(state, known), known.worker_id)
             for iteration in state.iterations.values():
                 job = state.jobs[iteration.job_id]
                 if not iteration.finished and can_run(state, job, known):
@@ -81,6 +82,7 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
         replaced_uid=known.uid if known is not None else 0,
         place=place,
         draining=command.draining,
+        no_python=command.no_python,
     )
     events.append(ev.Event(worker_registered=registered))
     lost = [task for task in state.lost_tasks.values() if task.lost_with == command.uid]
@@ -103,6 +105,7 @@ def _worker_registered(state: State, event: ev.WorkerRegistered) -> None:
         event.stock,
         event.replaced_uid,
         draining=event.draining,
+        no_python=event.no_python,
     )
     state.worker_at[event.address] = worker_id
     if event.HasField("place"):
@@ -116,6 +119,18 @@ def _lose_worker(state: State, command: LoseWorker) -> Decision:
     if worker is None:
         return Decision([], None)
     return Decision(_lost(state, worker, command.reason, Ids(state), left=command.left), None)
+
+
+def _drains(state: State, worker: Worker) -> list[ev.Event]:
+    """It joins no read any more; of its pending tasks nobody has had an element."""
+    events = [ev.Event(worker_drains=ev.WorkerDrains(worker_id=worker.worker_id))]
+    for task_id in sorted(worker.tasks):
+        task = state.tasks[task_id]
+        if task_id in state.iterations[task.iteration_id].tasks:
+            continue
+        events += [all_returned(state.leases[lease_id]) for lease_id in task.leases]
+        events.append(ev.Event(task_removed=ev.TaskRemoved(task_id=task_id)))
+    return events
 
 
 def _lost(

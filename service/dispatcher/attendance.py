@@ -185,6 +185,7 @@ class Attendance:
         gc_s = self._dispatcher.options.job_gc_check_interval_ms / 1000
         interval_s = min(CHECK_S, gc_s)
         next_gc = time.monotonic() + gc_s
+        collected = False
         while True:
             deaf_s = await self._listen(interval_s)
             if deaf_s >= interval_s:
@@ -199,6 +200,9 @@ class Attendance:
                         continue  # with the others in the next turn
                     next_gc = time.monotonic() + gc_s
                     await self._dispatcher.graphs.delete_unused()
+                    if not collected:  # who knows of events that were lost has said so by now
+                        collected = True
+                        await self._dispatcher.graphs.collect()
             except Unavailable:
                 if self._dispatcher.stopped.is_set():
                     return

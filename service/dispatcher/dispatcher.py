@@ -89,7 +89,6 @@ class Dispatcher:
         self._keeper: asyncio.Task[None] | None = None
         self.removals = TaskRemovals(self)
         self.graphs = Graphs(self, storage, writer)
-        self._collector: asyncio.Task[None] | None = None
         self.saves = Saves(self)
         self.growth = Growth(self)
         self._saver: asyncio.Task[None] | None = None
@@ -130,8 +129,6 @@ class Dispatcher:
         self._watcher.add_done_callback(self.task_ended)
         self._saver = asyncio.create_task(self.saves.follow(), name="forebay-saves")
         self._saver.add_done_callback(self.task_ended)
-        self._collector = asyncio.create_task(self.graphs.collect(), name="forebay-graphs")
-        self._collector.add_done_callback(self.task_ended)
         return self
 
     async def finish(self) -> None:
@@ -147,9 +144,7 @@ class Dispatcher:
         """Flush and give up the journal. Call it when no request is being served any more."""
         self.stopped.set()
         self.wake_all()
-        for task in (
-            self._watcher, self._saver, self._collector, self._snapshot_task, self._keeper,
-        ):  # fmt: skip
+        for task in (self._watcher, self._saver, self._snapshot_task, self._keeper):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -294,6 +289,11 @@ class Dispatcher:
         await asyncio.shield(self._condemning)
         raise self._unavailable()
 
+    @property
+    def condemns(self) -> bool:
+        """Whether it has heard that the journal lacks events that were acknowledged."""
+        return self._condemning is not None
+
     async def _refuse(self, who: str, known: pb.JournalPosition) -> None:
         state = self.state
         reason = (
@@ -345,7 +345,10 @@ class Dispatcher:
     def _next_snapshot(self) -> int:
         """So far away that what snapshots cost an event is bounded: one adds one thing to them."""
         state = self.state
-        live = len(state.tasks) + len(state.leases) + len(state.iterations) + size_of_saves(state)
+        ledgers = (ledger for i in state.iterations.values() for ledger in i.ledgers)
+        names = sum(len(ledger.names) for ledger in ledgers)  # many come with one event
+        live = len(state.tasks) + len(state.leases) + len(state.iterations) + names
+        live += size_of_saves(state)
         return state.sequence + max(self.options.snapshot_events, 2 * live)
 
     async def _snapshot(self, sequence: int, state: bytes, time_ms: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from ...journal.datasets import stored
 from ...journal.proto import events_pb2 as ev
 from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
@@ -270,6 +271,7 @@ class ForebayFace:
                 tags=tuple(request.tags),
                 transfer_servers=tuple(request.transfer_servers),
                 draining=request.draining,
+                no_python=request.no_python,
             )
         )
         worker = state.workers.get(worker_id)
@@ -317,7 +319,7 @@ class ForebayFace:
 
     def _unique_graph(self, dataset_id: str) -> str:
         """The name of its graph; empty if others may have had it, in an early version."""
-        name = self._dispatcher.state.datasets[dataset_id].definition.tf_data_graph.blob
+        name = stored(self._dispatcher.state.datasets[dataset_id].definition).blob
         return name if "." in name else ""
 
     async def lease_splits(self, request: pb.LeaseSplitsRequest) -> pb.LeaseSplitsResponse:

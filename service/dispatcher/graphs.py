@@ -1,7 +1,8 @@
 """Graphs: what datasets are, kept as blobs beside the journal.
 
 A graph is stored before the event that names it, and deleted after the one that no longer does. So
-a dispatcher that dies in between leaves one that nothing names; the next one removes it.
+a dispatcher that dies in between leaves one that nothing names; the next one removes it, once
+whoever was told of events that the journal has lost has had time to say so.
 """
 
 from __future__ import annotations
@@ -156,14 +157,17 @@ class Graphs:
         """Remove what dispatchers before this one have stored, and no event names.
 
         Nobody misses it: an event of an earlier term that is not in the journal by now never will
-        be. Not after a repair, which may have cut off the events that named it.
+        be. Unless it was lost, and a person brings it back: so not after a repair, which may have
+        cut it off; nor once the journal is known to lack events.
         """
-        state = self._dispatcher.state
+        dispatcher, state = self._dispatcher, self._dispatcher.state
         if state.predecessors:
             return
         try:
             named = {*needed_blobs(state).values(), *state.unused_blobs}
             for blob in await asyncio.to_thread(self._storage.blobs):
+                if dispatcher.condemns or dispatcher.stopped.is_set():
+                    return
                 if blob not in named and 0 < _term(blob) < self._writer.term:
                     await asyncio.to_thread(self._writer.delete_blob, blob)
                     log.info("the graph %s, which no dataset has, was deleted", blob)

@@ -17,7 +17,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -60,6 +60,9 @@ SILENT_S = 15.0
 DOUBTED_S = 120.0
 """For so long: then all threads of a worker have found it, or have given up."""
 
+WITHHELD = -math.inf
+"""For a time at which it was heard of a stream: its worker is to let it go first."""
+
 RETRY_S = 5.0
 """How soon it is tried again to say in a directory that its save is over."""
 
@@ -93,7 +96,7 @@ class Saves:
         self._waiting: dict[int, str] = {}  # saves, and which kind of worker they lack
         self._ended = asyncio.Event()
         self._doubted_until_s = time.monotonic() + DOUBTED_S
-        self._heard_s = {  # of streams of an earlier term: when a split was last asked for
+        self._heard_s = {  # when a split was last asked for, of streams begun in an earlier term
             (save.save_id, number): time.monotonic()
             for save in dispatcher.state.saves.values()
             for number, stream in enumerate(save.streams)
@@ -244,25 +247,34 @@ class Saves:
                 )
             )
 
-    def has_given_up(self, progress: tf.SnapshotTaskProgress) -> bool:
-        """Whether one of TensorFlow's workers may have given up a stream that it still has.
+    def told(
+        self, streams: Sequence[tuple[Save, int]], reports: Mapping[str, tf.SnapshotTaskProgress]
+    ) -> list[tuple[Save, int]]:
+        """Those of the streams of one of TensorFlow's workers that it is told to write now.
+        `reports` are what it says of those that it has, by their saves' paths.
 
-        It does, without a word, if it misses the dispatcher for longer than its
+        It gives up a stream, without a word, if it misses the dispatcher for longer than its
         `dispatcher_timeout_ms`: one of its threads may, when others have found the dispatcher
-        again. So if of a stream of an earlier term nobody asks for a split any more, this is true
-        for once: who is then not told to write it lets it go, and begins it anew behind its last
-        checkpoint when told again.
+        again. So if of a stream of an earlier term nobody asks for a split any more, it is not told
+        to write that until it has it no longer: then it begins the stream anew behind its last
+        checkpoint.
         """
-        task = progress.snapshot_task
-        stream = self._dispatcher.state.save_at.get(task.base_path, 0), task.stream_index
-        if time.monotonic() - self._heard_s.get(stream, math.inf) < SILENT_S:
-            return False
-        del self._heard_s[stream]
-        if progress.completed or progress.status.code:
-            return False
-        log.info("stream %d of the save at %s is begun anew by its worker: nobody has asked for a "
-                 "split of it for %g s", task.stream_index, task.base_path, SILENT_S)  # fmt: skip
-        return True
+        told = []
+        for save, number in streams:
+            stream, says = (save.save_id, number), reports.get(save.path)
+            if says is None or says.snapshot_task.stream_index != number:
+                self._heard_s.pop(stream, None)  # it begins the stream, and knows this dispatcher
+            elif not (says.completed or says.status.code):
+                heard_s = self._heard_s.get(stream, math.inf)
+                if time.monotonic() - heard_s >= SILENT_S:
+                    if heard_s != WITHHELD:
+                        log.info("stream %d of the save at %s is begun anew by its worker: nobody "
+                                 "has asked for a split of it for %g s", number, save.path,
+                                 SILENT_S)  # fmt: skip
+                        self._heard_s[stream] = WITHHELD
+                    continue
+            told.append((save, number))
+        return told
 
     def _hear(self, stream: tuple[int, int]) -> None:
         if self._heard_s.pop(stream, None) and time.monotonic() < self._doubted_until_s:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..core import commands as c
-from ..core.state import Task
+from ..core.state import Orphan, Task
 from ..errors import FailedPrecondition, InvalidArgument
 from ..proto import forebay_pb2 as pb
 
@@ -35,11 +35,14 @@ PATIENCE_S = 10.0
 """How long a consumer waits for the others before it tries to reach the worker again."""
 
 
-def _torn(address: str, round_: int) -> str:
+def _lost(orphan: Orphan) -> str:
+    return f"the worker at {orphan.address} was lost"
+
+
+def _torn(what: str, round_: int) -> str:
     return (
-        f"the worker at {address} was lost within a round: some consumers have its element of "
-        f"round {round_}, and others do not, so they would be out of step. Start all consumers "
-        "again"
+        f"{what} within a round: some consumers have its element of round {round_}, and others do "
+        "not, so they would be out of step. Start all consumers again"
     )
 
 
@@ -85,7 +88,7 @@ class TaskRemovals:
             if task.orphan is None:
                 self._end(task_id, vote, removed=False)
                 return False
-            vote.torn = vote.torn or _torn(task.orphan.address, min(vote.round, round_))
+            vote.torn = vote.torn or _torn(_lost(task.orphan), min(vote.round, round_))
             log.error("task %d: %s", task_id, vote.torn)
             self._wake(vote, removed=False)
         if vote.torn:
@@ -130,8 +133,12 @@ class TaskRemovals:
         last = max(one.round for one in held.values())
         all_have = min(one.received for one in held.values())
         if last > all_have:
-            address = task.orphan.address if task.orphan is not None else f"of task {task.task_id}"
-            raise FailedPrecondition(_torn(address, last))
+            if task.orphan is None:
+                address = state.workers[task.worker_id].address
+                ended = f"the worker at {address} has ended task {task.task_id}"
+            else:
+                ended = _lost(task.orphan)
+            raise FailedPrecondition(_torn(ended, last))
         await self._dispatcher.execute(c.RemoveTask(task_id=mine.task_id, round=all_have))
 
     def _check(self, task: Task, consumer_index: int) -> int:

@@ -276,11 +276,6 @@ class TensorFlowFace:
         for path, progress in request.snapshot_task_progress.items():
             await saves.report(request.worker_address, path, progress)
         streams, _ = await saves.write(worker_id)
-        given_up = {
-            (path, progress.snapshot_task.stream_index)
-            for path, progress in request.snapshot_task_progress.items()
-            if saves.has_given_up(progress)
-        }
         worker = self._dispatcher.state.workers.get(worker_id)
         if worker is None:
             raise Unavailable(f"worker {request.worker_address} was replaced; beat again")
@@ -297,8 +292,7 @@ class TensorFlowFace:
                     num_sources=len(save.sources),
                     metadata=save.metadata,
                 )
-                for save, number in streams
-                if (save.path, number) not in given_up
+                for save, number in saves.told(streams, request.snapshot_task_progress)
             ],
         )
 

@@ -249,7 +249,7 @@ class LeaveIterationResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerHeartbeatRequest(_message.Message):
-    __slots__ = ("address", "uid", "tags", "transfer_servers", "version", "wait_ms", "known", "draining")
+    __slots__ = ("address", "uid", "tags", "transfer_servers", "version", "wait_ms", "known", "draining", "no_python")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     TAGS_FIELD_NUMBER: _ClassVar[int]
@@ -258,6 +258,7 @@ class WorkerHeartbeatRequest(_message.Message):
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    NO_PYTHON_FIELD_NUMBER: _ClassVar[int]
     address: str
     uid: int
     tags: _containers.RepeatedScalarFieldContainer[str]
@@ -266,7 +267,8 @@ class WorkerHeartbeatRequest(_message.Message):
     wait_ms: int
     known: JournalPosition
     draining: bool
-    def __init__(self, address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., draining: bool = ...) -> None: ...
+    no_python: bool
+    def __init__(self, address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., draining: bool = ..., no_python: bool = ...) -> None: ...
 
 class WorkerHeartbeatResponse(_message.Message):
     __slots__ = ("worker_id", "version", "tasks", "journal", "streams")

@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+from ...journal.datasets import stored
 from ...journal.proto import events_pb2 as ev
 from .. import malloc, pipelines
 from ..connections.dispatcher_client import DispatcherClient
@@ -55,7 +56,7 @@ class Datasets:
 
     def __init__(self, dispatcher: DispatcherClient, most_bytes: int = KEPT_BYTES) -> None:
         self._dispatcher = dispatcher
-        self._left_bytes = most_bytes
+        self._most_bytes = self._left_bytes = most_bytes
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, str, str], pb.GetDatasetResponse] = OrderedDict()
 
@@ -69,7 +70,8 @@ class Datasets:
                 self._kept.move_to_end(name)
                 return self._kept[name]
         dataset = self._dispatcher.get_dataset(task.dataset_id, with_graph=True)
-        if dataset.definition.tf_data_graph.blob == task.graph:  # else it was replaced meanwhile
+        replaced = stored(dataset.definition).blob != task.graph  # meanwhile
+        if not replaced and dataset.ByteSize() <= self._most_bytes:
             with self._lock:
                 if name not in self._kept:
                     self._kept[name] = dataset

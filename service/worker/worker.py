@@ -144,6 +144,7 @@ class Worker:
                     for protocol, address in self._data_addresses()
                 ],
                 wait_ms=0,
+                no_python=not self._pipelines.python.allowed,
             )
             self._obey(self._beat(patience_s=options.dispatcher_timeout_ms / 1000))
         except BaseException:

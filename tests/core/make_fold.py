@@ -144,7 +144,7 @@ def live(cluster: Cluster) -> None:
     cluster.join(shared, 1, "again")
     cluster.leave(zipped.consumer_id)
     do(c.LoseWorker(worker_id=two, reason="no sign of life"))
-    drains = c.RegisterWorker(address="w:5", uid=5, draining=True)
+    drains = c.RegisterWorker(address="w:5", uid=5, draining=True, no_python=True)
     cluster.worker(5)
     do(c.LoseWorker(worker_id=do(drains), reason="no sign of life"))
     do(drains)

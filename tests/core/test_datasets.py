@@ -96,16 +96,17 @@ def needed(given: Given) -> set[str]:
     return set(needed_blobs(given.state).values())
 
 
-def test_stock_workers_have_no_task_of_a_python_dataset() -> None:
+@pytest.mark.parametrize("cannot", [{"stock": True}, {"no_python": True}])
+def test_who_cannot_run_a_python_dataset_has_no_task_of_it(cannot: dict[str, bool]) -> None:
     """Whether they come before the reader or after, or are all that is left."""
     given = Given()
     dataset_id = given.when(python_dataset("a"))
-    before = given.when(c.RegisterWorker(address="stock:1", uid=1, stock=True))
+    before = given.when(c.RegisterWorker(address="cannot:1", uid=1, **cannot))
     iteration = given.state.iterations[given.iteration(dataset_id=dataset_id).iteration_id]
-    assert f"dataset {dataset_id} is a Python dataset, and all workers" in why_no_task(
-        given.state, iteration
-    )
-    after = given.when(c.RegisterWorker(address="stock:2", uid=2, stock=True))
+    why = why_no_task(given.state, iteration)
+    assert why.startswith(f"dataset {dataset_id} is a Python dataset, and none of the workers")
+    assert why.endswith("start a worker with --allow-python")
+    after = given.when(c.RegisterWorker(address="cannot:2", uid=2, **cannot))
     ours = given.when(c.RegisterWorker(address="ours:1", uid=3))
     assert why_no_task(given.state, iteration) == ""
     assert [given.state.tasks[i].worker_id for i in iteration.tasks] == [ours]

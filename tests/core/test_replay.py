@@ -9,12 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from forebay.journal.datasets import stored
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.core import lifecycles, ranges
 from forebay.service.core.base import Decision
 from forebay.service.core.encoding import decode_state, encode_state
-from forebay.service.core.kinds import DIVIDED, kind_of
+from forebay.service.core.kinds import DIVIDED, can_run, kind_of
 from forebay.service.core.machine import apply, decide
 from forebay.service.core.places import place_of
 from forebay.service.core.state import State
@@ -170,11 +171,15 @@ class Dispatcher(RuleBasedStateMachine):
         dataset=st.sampled_from(["", "d", "e"]),
         metadata=st.sampled_from([b"m", b"n"]),
         lost=st.booleans(),
+        python=st.sampled_from([False, False, True]),
     )
-    def register_dataset(self, dataset: str, metadata: bytes, lost: bool) -> None:
+    def register_dataset(self, dataset: str, metadata: bytes, lost: bool, python: bool) -> None:
         """Each time with a graph that has a name of its own, as a dispatcher does."""
-        graph = ev.TfDataGraph(blob=f"blob {self.time_ms}", fingerprint="" if dataset else "same")
-        definition = ev.DatasetDefinition(sources=SOURCES, metadata=metadata, tf_data_graph=graph)
+        definition = ev.DatasetDefinition(sources=SOURCES, metadata=metadata)
+        if python:
+            definition.python_function.SetInParent()
+        graph = stored(definition)
+        graph.blob, graph.fingerprint = f"blob {self.time_ms}", "" if dataset else "same"
         restores = lost and dataset in self.live.datasets
         registered = c.RegisterDataset(
             dataset_id=dataset, definition=definition, restores=restores, renews=lost
@@ -363,7 +368,7 @@ class Dispatcher(RuleBasedStateMachine):
             mine = {t.task_id for t in state.tasks.values() if t.worker_id == worker.worker_id}
             assert not any(state.tasks[i].orphan for i in mine)
             assert worker.tasks == {i for i in mine if not state.tasks[i].completed}
-        blobs = [d.definition.tf_data_graph.blob for d in state.datasets.values()]
+        blobs = [stored(d.definition).blob for d in state.datasets.values()]
         assert not set(blobs) & set(state.unused_blobs)
         assert len(set(state.unused_blobs)) == len(state.unused_blobs)
         assert set(state.dataset_by_fingerprint.values()) <= state.datasets.keys()
@@ -385,7 +390,9 @@ class Dispatcher(RuleBasedStateMachine):
                     task = state.tasks[task_id]
                     assert task.shard == place_of(state, state.workers[task.worker_id].address)
                 if iteration.consumers:
-                    stay = [w.address for w in state.workers.values() if not w.draining]
+                    job = state.jobs[iteration.job_id]
+                    able = [w for w in state.workers.values() if can_run(state, job, w)]
+                    stay = [w.address for w in able if not w.draining]
                     known = {place_of(state, address) for address in stay} - {None}
                     assert known <= set(shards) | iteration.shards_read
             running = [i for i in iteration.tasks if not state.tasks[i].completed]

@@ -509,3 +509,30 @@ def test_a_worker_that_drains_joins_no_round_again() -> None:
     rounds.worker(2, stock=False)
     assert rounds.then == ["task_proposed"]
     assert rounds.report(consumer, 0) == ["consumer_began", "round_targeted"]
+
+
+def test_a_worker_that_drains_begins_no_round_that_it_was_to_join() -> None:
+    """Nobody has had an element of it, so others read its splits."""
+    rounds = Rounds(num_consumers=1, sharding=ev.DYNAMIC)
+    stays = rounds.worker(1, stock=False)
+    consumer = rounds.join()
+    drains, other = rounds.worker(2, stock=False), rounds.worker(3, stock=False)
+    pending, begun = rounds.task_of(drains), rounds.task_of(other)
+    lease = rounds.lease(pending, 9)
+    assert lease is not None
+    rounds.worker(2, stock=False, draining=True)
+    assert rounds.then == ["worker_drains", "lease_returned", "task_removed"]
+    rounds.restart()
+    assert not rounds.state.workers[drains].tasks
+    again = rounds.lease(rounds.task_of(stays), 9)
+    assert again is not None
+    assert again.first == lease.first
+    assert rounds.report(consumer, 0, blocked=0) == [
+        "consumer_began", "consumer_blocked", "task_started",
+    ]  # fmt: skip
+    assert rounds.read.tasks == [rounds.task_of(stays), begun]
+    rounds.worker(4, stock=False)
+    assert rounds.target == 0
+    rounds.worker(4, stock=False, draining=True)
+    assert rounds.then == ["worker_drains", "task_removed"]
+    assert rounds.target is None, "there is nothing to stop for any more"

@@ -17,8 +17,9 @@ from forebay.service.core import commands as c
 from forebay.service.dispatcher import attendance, save_directory, tensorflow_face
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.forebay_face import ForebayFace
+from forebay.service.dispatcher.graphs import Graphs
 from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
-from forebay.service.errors import NotFound
+from forebay.service.errors import NotFound, Unavailable
 from forebay.service.pipelines import definitions
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import tf_service_pb2 as tf
@@ -95,9 +96,10 @@ def test_a_removed_dataset_leaves_nothing_in_the_storage(storage: Storage) -> No
 
 @pytest.mark.parametrize("repaired", [False, True])
 def test_a_graph_whose_dispatcher_died_before_it_was_registered_is_removed_by_the_next(
-    storage: Storage, repaired: bool
+    storage: Storage, repaired: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And none that is registered, or is about to be; nor what a repair may have cut off."""
+    """Some time into its term, and once; none that is registered, or is about to be; nor what a
+    repair may have cut off."""
 
     async def dies(dispatcher: Dispatcher) -> None:
         await register(dispatcher, "stays")
@@ -107,8 +109,7 @@ def test_a_graph_whose_dispatcher_died_before_it_was_registered_is_removed_by_th
 
     async def scene(dispatcher: Dispatcher) -> None:
         begins = dispatcher._writer.write_blob(b"is about to be", f"{dispatcher._writer.term}-9")
-        assert dispatcher._collector is not None
-        await dispatcher._collector
+        await collected.wait()
         kept = {"stays": dispatcher.state.datasets["stays"].definition.tf_data_graph.blob}
         found = set(storage.blobs())
         assert {*kept.values(), begins, blob_name(b"an early version's")} <= found
@@ -120,7 +121,40 @@ def test_a_graph_whose_dispatcher_died_before_it_was_registered_is_removed_by_th
         cut = ev.LeaderElected(term=writer.term, format=FORMAT, journal_id="cut", after_repair=True)
         writer.append([encode(ev.Event(time_ms=1, leader_elected=cut))])
         writer.close()
-    run_dispatcher(storage, scene, **NEVER)
+    collected, collect = asyncio.Event(), Graphs.collect
+
+    async def once(graphs: Graphs) -> None:
+        assert not collected.is_set()
+        await collect(graphs)
+        collected.set()
+
+    monkeypatch.setattr(Graphs, "collect", once)
+    run_dispatcher(storage, scene, **OFTEN)
+
+
+def test_graphs_of_events_that_were_lost_stay_until_readers_had_time_to_say_so(
+    storage: Storage,
+) -> None:
+    """Who brings the events back has the graphs."""
+    blobs = []
+
+    async def loses_what_it_registers(dispatcher: Dispatcher) -> None:
+        writer = dispatcher._writer
+        blobs.append(writer.write_blob(b"of an event that was lost", f"{writer.term}-9"))
+
+    async def is_told(dispatcher: Dispatcher) -> None:
+        for number in range(9):
+            await register(dispatcher, f"another {number}")
+            assert set(blobs) <= set(storage.blobs())
+        known = dispatcher.position()
+        known.sequence += 1
+        with pytest.raises(Unavailable):
+            await dispatcher.check_history("a reader", known)
+        await dispatcher.graphs.collect()
+        assert set(blobs) <= set(storage.blobs())
+
+    run_dispatcher(storage, loses_what_it_registers, **NEVER)
+    run_dispatcher(storage, is_told, **NEVER)
 
 
 def test_snapshots_are_rarer_while_large_saves_are_written(tmp_path: Path) -> None:
@@ -153,6 +187,27 @@ def test_snapshots_are_rarer_while_large_saves_are_written(tmp_path: Path) -> No
     assert 2 <= len(written) <= 8
     distances = [b - a for a, b in itertools.pairwise(sorted(written))]
     assert distances == sorted(distances), "further and further apart"
+
+
+def test_snapshots_are_rarer_while_many_splits_have_names() -> None:
+    """Those of a save that is read while it is written: each snapshot has them all."""
+    storage = MemoryStorage()
+
+    async def scene(dispatcher: Dispatcher) -> None:
+        source = ev.SplitSource(saved_chunks=ev.SavedChunks(path="/save"))
+        definition = ev.DatasetDefinition(sources=[source])
+        await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
+        job = c.GetOrCreateJob(dataset_id="d", name="n", sharding=ev.DYNAMIC)
+        join = c.JoinIteration(job_id=await dispatcher.execute(job), epoch=0)
+        joined = await dispatcher.execute(join)
+        found = c.FindSplits(
+            iteration_id=joined.iteration_id, source=0, complete=False,
+            names=tuple(f"chunk {number}" for number in range(1_000)),
+        )  # fmt: skip
+        await dispatcher.execute(found)
+        assert dispatcher._next_snapshot() >= dispatcher.state.sequence + 2_000
+
+    run_dispatcher(storage, scene, snapshot_events=10, **NEVER)
 
 
 class Stubborn(MemoryStorage):

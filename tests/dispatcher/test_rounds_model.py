@@ -125,7 +125,7 @@ class Cluster:
         try:
             response = await self.face.consumer_heartbeat(consumer.request())
         except FailedPrecondition as error:
-            assert "lost within a round" in str(error)
+            assert "within a round:" in str(error)
             self.torn = True
             return
         if not lost:

@@ -75,6 +75,18 @@ def test_a_consumer_that_is_given_up_while_it_is_being_answered_is_told_why(
     run_dispatcher(MemoryStorage(), scene)
 
 
+def test_consumers_that_are_torn_by_a_worker_that_was_not_lost_are_not_told_that_it_was() -> None:
+    async def scene(dispatcher: Dispatcher) -> None:
+        task_id = await begin(dispatcher)
+        hold = dispatcher.removals.hold
+        await hold(pb.HeldTask(task_id=task_id, round=3, received=3), 0)
+        ended = rf"the worker at w:1 has ended task {task_id} within a round: .* of round 5"
+        with pytest.raises(FailedPrecondition, match=ended):
+            await hold(pb.HeldTask(task_id=task_id, round=5, received=5), 1)
+
+    run_dispatcher(MemoryStorage(), scene)
+
+
 def test_consumers_of_both_faces_cannot_share_a_read() -> None:
     async def scene(dispatcher: Dispatcher) -> None:
         await begin(dispatcher)  # its consumer is none of TensorFlow's

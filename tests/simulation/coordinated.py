@@ -119,7 +119,7 @@ class Gang:
         if error is not None and not self.rounds.may_fail():
             self.kernel.fail(f"{member.name} failed without a reason: {error!r}")
         self.ending = True
-        torn = error is not None and "lost within a round" in str(error)
+        torn = error is not None and "within a round:" in str(error)
         # Who waits for others does not hear of it from the service.
         self._told = torn and not (self.rounds.is_disturbed or self.together)
         if self._told and rng.random() < 0.7:

@@ -136,14 +136,20 @@ class Registry:
 
     def get_dataset(self, dataset_id: str, *, with_graph: bool) -> pb.GetDatasetResponse:
         self.asked += 1
-        definition = ev.DatasetDefinition(tf_data_graph=ev.TfDataGraph(blob=self.graph))
-        return pb.GetDatasetResponse(definition=definition, graph=bytes(1000))
+        definition = ev.DatasetDefinition()
+        if dataset_id.startswith("python"):
+            definition.python_function.blob = self.graph
+        else:
+            definition.tf_data_graph.blob = self.graph
+        size = 3000 if dataset_id.endswith("large") else 1000
+        return pb.GetDatasetResponse(definition=definition, graph=bytes(size))
 
 
-def test_a_dataset_is_fetched_once_for_the_name_of_its_graph_in_a_journal() -> None:
+@pytest.mark.parametrize("dataset_id", ["d", "python"])
+def test_a_dataset_is_fetched_once_for_the_name_of_its_graph_in_a_journal(dataset_id: str) -> None:
     dispatcher = Registry()
     datasets = Datasets(dispatcher)  # type: ignore[arg-type]
-    task = pb.Task(dataset_id="d", graph="digest.1-1")
+    task = pb.Task(dataset_id=dataset_id, graph="digest.1-1")
     assert datasets.of(task) == datasets.of(task)
     assert dispatcher.asked == 1
     dispatcher.known = pb.JournalPosition(journal_id="second")
@@ -170,6 +176,9 @@ def test_datasets_are_kept_by_their_bytes() -> None:
     for number in (0, 1, 0, 2, 0, 1):  # two of them at a time, those that were used last
         datasets.of(pb.Task(dataset_id=str(number), graph="digest.1-1"))
     assert dispatcher.asked == 4
+    for name in ("large", "0", "1"):  # one larger than all that is kept takes nobody's place
+        datasets.of(pb.Task(dataset_id=name, graph="digest.1-1"))
+    assert dispatcher.asked == 5
 
 
 class Drained(Pipelines):
