@@ -35,6 +35,7 @@ class Loaded:
         self.face = TensorFlowFace(dispatcher)
         self.ours = ForebayFace(dispatcher)
         self.iteration_id = max(dispatcher.state.iterations, default=0)
+        self.consumer_id = max(dispatcher.state.consumers, default=0)
         self.task_id = max(dispatcher.state.tasks, default=0)
 
     async def begin(self) -> None:
@@ -43,9 +44,9 @@ class Loaded:
         definition = ev.DatasetDefinition(sources=[source])
         await execute(c.RegisterDataset(dataset_id="loaded", definition=definition))
         await execute(c.RegisterWorker(address="w:1", uid=1))
-        job_id = await execute(c.GetOrCreateJob(dataset_id="loaded", name="", sharding=ev.DYNAMIC))
-        joined = await execute(c.JoinIteration(job_id=job_id, epoch=0))
-        self.iteration_id = joined.iteration_id
+        job = c.GetOrCreateJob(dataset_id="loaded", name="job", sharding=ev.DYNAMIC)
+        joined = await execute(c.JoinIteration(job_id=await execute(job), epoch=0))
+        self.consumer_id, self.iteration_id = joined.consumer_id, joined.iteration_id
         self.task_id = max(self.dispatcher.state.tasks)
 
     async def split(self, repetition: int = 0) -> bytes | None:
@@ -60,10 +61,16 @@ class Loaded:
             taken.append(split)
         return taken
 
-    async def lease(self, want: int = 10) -> forebay_pb2.LeaseSplitsResponse:
+    async def lease(self, want: int = 10, number: int = 0) -> forebay_pb2.LeaseSplitsResponse:
         return await self.ours.lease_splits(
-            forebay_pb2.LeaseSplitsRequest(task_id=self.task_id, want=want)
+            forebay_pb2.LeaseSplitsRequest(
+                request=ev.Request(number=number), task_id=self.task_id, want=want
+            )
         )
+
+    async def lose_worker(self) -> None:
+        (worker_id,) = self.dispatcher.state.workers
+        await self.dispatcher.execute(c.LoseWorker(worker_id=worker_id, reason="silent"))
 
 
 Steps = Callable[[Loaded], Coroutine[Any, Any, None]]
@@ -192,6 +199,67 @@ def test_who_waits_is_told_to_ask_the_next_dispatcher(save: pathlib.Path) -> Non
         for one in waiting:
             with pytest.raises(Unavailable, match="stopping"):
                 await ends(one)
+
+    serve(save, steps)
+
+
+def test_a_lease_is_answered_again_with_its_names_to_a_worker_that_was_given_up(
+    save: pathlib.Path,
+) -> None:
+    write(save, "chunk_0_0_1", "chunk_0_1_1")
+
+    async def steps(loaded: Loaded) -> None:
+        lease = await loaded.lease(number=1)
+        assert lease.names == ["chunk_0_0_1"]
+        await loaded.lose_worker()
+        assert await loaded.lease(number=1) == lease
+
+    serve(save, steps)
+
+
+def test_a_stock_worker_is_not_kept_waiting_beyond_its_task_nor_told_of_a_chunk_then(
+    save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its heartbeats wait for the call, which nobody cancels."""
+    monkeypatch.setattr(growth, "WAIT_S", 0.02)
+
+    async def steps(loaded: Loaded) -> None:
+        execute, state = loaded.dispatcher.execute, loaded.dispatcher.state
+        waiting = asyncio.create_task(loaded.split())
+        await asyncio.sleep(0)
+        await execute(c.LeaveIteration(consumer_id=loaded.consumer_id, reason="it said goodbye"))
+        await execute(c.CollectIteration(iteration_id=loaded.iteration_id))
+        (job_id,) = state.jobs
+        await execute(c.JoinIteration(job_id=job_id, epoch=0))
+        assert max(state.tasks) > loaded.task_id
+        assert await ends(waiting) is None
+        write(save, "chunk_0_0_1")
+        assert await loaded.split() == files(save, "chunk_0_0_1")[0]
+
+    serve(save, steps)
+
+
+def test_a_stock_worker_that_was_given_up_and_may_come_back_goes_on_waiting(
+    save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told of an end it would complete its task, and the iteration with it."""
+    monkeypatch.setattr(growth, "WAIT_S", 0.02)
+
+    async def steps(loaded: Loaded) -> None:
+        waits: list[int] = []
+        wait = loaded.dispatcher.growth.wait
+
+        async def counted(*arguments: int) -> None:
+            await wait(*arguments)
+            waits.append(1)
+
+        monkeypatch.setattr(loaded.dispatcher.growth, "wait", counted)
+        waiting = asyncio.create_task(loaded.split())
+        await asyncio.sleep(0)
+        await loaded.lose_worker()
+        await until(lambda: len(waits) > 1 or waiting.done())
+        write(save, "chunk_0_0_1")
+        assert await ends(waiting) == files(save, "chunk_0_0_1")[0]
 
     serve(save, steps)
 
