@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import pathlib
 import threading
@@ -296,7 +297,7 @@ def remove(save: pathlib.Path) -> None:
         (fail_unreadably, "save at .*/save failed, and is not complete: .*no status"),
         (put_something_else, r"chunks/chunk_0_0_1\.bak is no chunk .* move away"),
         (put_a_file, "save at .*/save cannot be read: Not a directory"),
-        (remove, "no distributed save at .*/save, as it is seen here: mount"),
+        (remove, "no distributed save at .*/save, as it is seen here: No such file .* Mount"),
     ],
 )
 def test_what_cannot_be_loaded_says_why(
@@ -315,6 +316,64 @@ def test_what_cannot_be_loaded_says_why(
                 await ends(ask())
 
     serve(save, steps)
+
+
+def fails_to_list(number: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """What a network file system does, of a client that may go on or not; call it to end that."""
+    failing = [True]
+
+    def listdir(path: str) -> list[str]:
+        if failing and path.endswith("/chunks"):
+            raise OSError(number, os.strerror(number), path)
+        return real(path)
+
+    real = os.listdir
+    monkeypatch.setattr(os, "listdir", listdir)
+    return failing.clear
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EMFILE])
+def test_a_directory_that_cannot_be_listed_for_a_while_ends_no_reader(
+    number: int, save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(save, "chunk_0_0_1")
+    (save / "DONE").touch()
+    goes_on = fails_to_list(number, monkeypatch)
+    search = saved_chunks.Search(str(save))
+    assert search.look([])[:2] == ([], False)
+    goes_on()
+    assert search.look([])[:2] == (["chunk_0_0_1"], True)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.ENOTDIR])
+def test_a_directory_that_will_never_be_listed_is_refused_at_once(
+    number: int, save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails_to_list(number, monkeypatch)
+    with pytest.raises(FailedPrecondition, match=f"cannot be read: {os.strerror(number)}"):
+        saved_chunks.look(str(save), [])
+
+
+def test_a_directory_that_cannot_be_listed_for_long_says_why(
+    save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved_chunks, "MISSING_S", 0.0)
+    fails_to_list(errno.ESTALE, monkeypatch)
+    with pytest.raises(FailedPrecondition, match=os.strerror(errno.ESTALE)):
+        saved_chunks.Search(str(save)).look([])
+
+
+def test_who_waits_for_long_for_a_save_is_named_once(
+    save: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    search = saved_chunks.Search(str(save))
+    search.look([])
+    assert not caplog.messages
+    monkeypatch.setattr(saved_chunks, "WAITING_S", 0.0)
+    search.look([])
+    search.look([])
+    (said,) = caplog.messages
+    assert str(save) in said
 
 
 def test_what_was_found_before_a_save_failed_is_read(save: pathlib.Path) -> None:
