@@ -11,9 +11,11 @@ import hashlib
 
 from ...journal.datasets import stored
 from ...journal.proto import events_pb2 as ev
+from ...journal.splits import grows
 from ..errors import FailedPrecondition, InvalidArgument
 from .base import Apply, Command, Decide, Decision, find_dataset, taken
 from .jobs import readers_of, removed
+from .saves import is_absolute
 from .state import Dataset, Job, State
 
 
@@ -108,6 +110,11 @@ def _require_splits(definition: ev.DatasetDefinition) -> None:
                 f"a dataset with the split source <{source}>, which yields no splits: name "
                 "a kind, a count of at least 0, a step other than 0"
             )
+        if grows(source) and not is_absolute(path := source.saved_chunks.path):
+            raise InvalidArgument(
+                f"a dataset that is loaded from a distributed save at {path!r}: give the absolute "
+                "path of a directory that the dispatcher and all workers see under this name"
+            )
         first = source.leased_with
         if source.HasField("leased_with") and (
             not 0 <= first < number or definition.sources[first].HasField("leased_with")
@@ -115,6 +122,12 @@ def _require_splits(definition: ev.DatasetDefinition) -> None:
             raise InvalidArgument(
                 f"split source {number} is leased with source {first}: name one before it that is "
                 "leased on its own"
+            )
+        zipped = [source, definition.sources[first]] if source.HasField("leased_with") else []
+        if any(map(grows, zipped)) and not zipped[1].unleasable:
+            raise InvalidArgument(
+                f"split source {number} is leased with source {first}, and nobody knows how many "
+                "splits a distributed save will have: zip before you save, or where you read"
             )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
+from ...journal.splits import grows
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from .base import Apply, Command, Decide, Decision, Ids, find_dataset, taken
 from .consumers import join, left
 from .iterations import collected
 from .places import require_list
-from .state import Job, State
+from .state import STATIC, Job, State
 
 MAX_CONSUMERS = 1 << 16  # each has a place in every worker's memory
 
@@ -58,6 +59,13 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
     require_list(state, command.sharding)
     if command.sharding == ev.DYNAMIC and (why := dataset.definition.unsplittable):
         raise Unimplemented(f"dataset {command.dataset_id} cannot be sharded dynamically: {why}")
+    loaded = filter(grows, dataset.definition.sources)
+    if command.sharding in STATIC and (saved := next(loaded, None)):
+        raise Unimplemented(
+            f"dataset {command.dataset_id} cannot be sharded by {_sharding(command.sharding)}: it "
+            f"is loaded from the distributed save at {saved.saved_chunks.path}, and each worker "
+            "would number its chunks in the order in which it found them; use OFF or DYNAMIC"
+        )
     created = ev.JobCreated(
         job_id=state.next_id,
         name=command.name,

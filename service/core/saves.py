@@ -166,7 +166,7 @@ def _start_save(state: State, command: StartSave) -> Decision:
 
 
 def is_absolute(path: str) -> bool:
-    """Whether a dataset can be saved there, as far as the path says by itself."""
+    """Whether a save can be there, as far as the path says by itself."""
     return path.startswith("/") and "\0" not in path
 
 

@@ -184,6 +184,14 @@ def lost_leases(state: State, task_ids: Iterable[int]) -> Iterator[ev.Event]:
             yield ev.Event(lease_lost=ev.LeaseLost(lease_id=lease_id))
 
 
+def running_tasks(state: State, iteration_id: int) -> set[int]:
+    """Who may ask for its splits, now or once a worker that was given up has come back."""
+    iteration = state.iterations.get(iteration_id)
+    listed = [] if iteration is None else [state.tasks[i] for i in iteration.all_tasks]
+    lost = (task for task in state.lost_tasks.values() if task.iteration_id == iteration_id)
+    return {task.task_id for task in (*listed, *lost) if not task.completed}
+
+
 def ledgers(sources: Sequence[ev.SplitSource]) -> list[Ledger]:
     """Of an iteration that begins."""
     kept = [Ledger(source_size(source), grows=grows(source)) for source in sources]

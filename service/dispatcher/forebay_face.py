@@ -14,7 +14,7 @@ from ...journal.datasets import stored
 from ...journal.proto import events_pb2 as ev
 from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
-from ..core.base import find_dataset
+from ..core.base import find_dataset, find_iteration
 from ..core.kinds import why_no_task
 from ..core.state import Iteration, Save, Task, lease_caller
 from ..core.status import datasets, status
@@ -339,12 +339,10 @@ class ForebayFace:
             begun=tuple(request.begun),
             returned=tuple((r.lease_id, r.count) for r in request.returned),
         )
-        # The iteration may be gone by the time that the decision is durable.
         task = state.tasks.get(lease.task_id)
-        iteration = None if task is None else state.iterations[task.iteration_id]
         leased: ev.SplitsLeased | None = await self._dispatcher.execute(lease)
-        if leased is None and lease.want > 0 and iteration is not None:
-            await self._dispatcher.growth.wait(iteration.iteration_id, lease.source)
+        if leased is None and lease.want > 0 and task is not None:
+            await self._dispatcher.growth.wait(task.iteration_id, lease.source)
             leased = await self._dispatcher.execute(lease)
         if leased is None:
             return pb.LeaseSplitsResponse(not_yet=lease.want > 0)
@@ -355,7 +353,9 @@ class ForebayFace:
             end_of_splits=not leased.count,
             pass_number=leased.pass_number,
         )
-        if iteration is not None and (names := iteration.ledgers[lease.source].names):
+        if leased.count:  # the task may be lost by now, if this is a retry
+            ledgers = find_iteration(state, leased.iteration_id).ledgers
+            names = ledgers[leased.source].names
             response.names.extend(names[leased.first : leased.first + leased.count])
         return response
 

@@ -20,6 +20,7 @@ from ..core import commands as c
 from ..core import ranges
 from ..core.base import find_dataset
 from ..core.saves import completed_streams, find_save
+from ..core.splits import running_tasks
 from ..core.state import Dataset, EndedSave, Worker
 from ..errors import (
     ForebayError,
@@ -355,9 +356,14 @@ class TensorFlowFace:
             pass_number=request.repetition,
             source=request.split_provider_index,
         )
+        # TensorFlow's worker does not cancel this, and its heartbeats wait for it.
+        state, waits = self._dispatcher.state, any(map(grows, sources))
+        asking = running_tasks(state, request.iteration_id) if waits else set()
         leased: ev.SplitsLeased | None
         while (leased := await self._dispatcher.execute(get)) is None:
             await self._dispatcher.growth.wait(get.iteration_id, get.source)
+            if not asking & running_tasks(state, request.iteration_id):
+                return pb.GetSplitResponse(end_of_splits=True)
         if not leased.count:
             return pb.GetSplitResponse(end_of_splits=True)
         source = sources[leased.source]

@@ -17,7 +17,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows, source_size
 from ..connections.dispatcher_client import DispatcherClient
-from ..errors import ForebayError, NotFound, Unavailable
+from ..errors import ForebayError, NotFound, ProtocolError, Unavailable
 from ..pipelines import SplitRange
 from ..proto import forebay_pb2 as pb
 from .observer import Observer
@@ -55,9 +55,7 @@ class LeaseFeed:
             max(1, len(sources)), thread_name_prefix=f"forebay-lease-{task_id}"
         )
         self._leases = [
-            _SourceLeases(
-                dispatcher, task_id, number, source.singly, self._pool, self._closed, observer
-            )
+            _SourceLeases(dispatcher, task_id, number, source, self._pool, self._closed, observer)
             for number, source in enumerate(sources)
         ]
 
@@ -122,7 +120,7 @@ class _SourceLeases:
         dispatcher: DispatcherClient,
         task_id: int,
         number: int,
-        singly: bool,
+        source: ev.SplitSource,
         pool: ThreadPoolExecutor,
         closed: threading.Event,
         observer: Observer,
@@ -131,7 +129,8 @@ class _SourceLeases:
         self._observer = observer
         self._task_id = task_id
         self._number = number
-        self._singly = singly
+        self._singly = source.singly
+        self._grows = grows(source)
         self._pool = pool
         self._closed = closed
         self._lock = threading.Lock()
@@ -184,6 +183,12 @@ class _SourceLeases:
             if self.draining.is_set():  # since it was asked for
                 self._return(lease)
                 return None
+            if self._grows and len(lease.names) != lease.count:
+                raise ProtocolError(
+                    f"the dispatcher leased {lease.count} splits of source {self._number} to task "
+                    f"{self._task_id}, from {lease.first} on, with {len(lease.names)} names, and "
+                    "without theirs they cannot be read: run a dispatcher of this version"
+                )
             self._working, self._working_since_s = lease, time.monotonic()
             last = lease.first + lease.count - 1
             self.begun_last = f"{lease.first}–{last} of source {self._number}"

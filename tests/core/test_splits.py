@@ -296,3 +296,34 @@ def test_what_is_loaded_from_a_save_cannot_be_saved_by_splits() -> None:
     definition = ev.DatasetDefinition(sources=[SAVED])
     with pytest.raises(Unimplemented, match="copy its directory"):
         given.when(c.StartSave(path="/b", definition=definition, metadata=b"", prepared=""))
+
+
+@pytest.mark.parametrize("sharding", [ev.FILE, ev.DATA, ev.FILE_OR_DATA, ev.HINT])
+def test_what_is_loaded_from_a_save_is_not_sharded_statically(sharding: int) -> None:
+    """Each worker would number the chunks in the order in which it found them."""
+    given = Given()
+    given.register("loaded", SAVED)
+    elect = c.ElectLeader(
+        term=2, address="a:1", version="0", journal_id="j", worker_addresses=("w:1",)
+    )
+    given.when(elect)
+    with pytest.raises(Unimplemented, match=r"is loaded from .*/save, .* OFF or DYNAMIC"):
+        given.when(c.GetOrCreateJob(dataset_id="loaded", name="", sharding=sharding))
+    given.when(c.GetOrCreateJob(dataset_id="loaded", name="", sharding=ev.OFF))
+
+
+@pytest.mark.parametrize("path", ["", "save", "../save", "/save\0"])
+def test_a_save_to_load_is_at_an_absolute_path(path: str) -> None:
+    with pytest.raises(InvalidArgument, match="absolute path"):
+        Given().register("loaded", ev.SplitSource(saved_chunks=ev.SavedChunks(path=path)))
+
+
+def test_what_is_loaded_from_a_save_is_not_zipped_unless_it_is_never_leased() -> None:
+    first, second = ev.SplitSource(count=9), ev.SplitSource(leased_with=0)
+    for saved, other in ((first, second), (second, first)):
+        saved.saved_chunks.path = "/save"
+        other.count = 9
+        with pytest.raises(InvalidArgument, match="source 1 is leased with source 0"):
+            Given().register("z", first, second)
+    first.unleasable = "it is zipped"
+    Given().register("z", first, second)

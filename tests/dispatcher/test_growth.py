@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import pathlib
 import threading
@@ -35,6 +36,7 @@ class Loaded:
         self.face = TensorFlowFace(dispatcher)
         self.ours = ForebayFace(dispatcher)
         self.iteration_id = max(dispatcher.state.iterations, default=0)
+        self.consumer_id = max(dispatcher.state.consumers, default=0)
         self.task_id = max(dispatcher.state.tasks, default=0)
 
     async def begin(self) -> None:
@@ -43,9 +45,9 @@ class Loaded:
         definition = ev.DatasetDefinition(sources=[source])
         await execute(c.RegisterDataset(dataset_id="loaded", definition=definition))
         await execute(c.RegisterWorker(address="w:1", uid=1))
-        job_id = await execute(c.GetOrCreateJob(dataset_id="loaded", name="", sharding=ev.DYNAMIC))
-        joined = await execute(c.JoinIteration(job_id=job_id, epoch=0))
-        self.iteration_id = joined.iteration_id
+        job = c.GetOrCreateJob(dataset_id="loaded", name="job", sharding=ev.DYNAMIC)
+        joined = await execute(c.JoinIteration(job_id=await execute(job), epoch=0))
+        self.consumer_id, self.iteration_id = joined.consumer_id, joined.iteration_id
         self.task_id = max(self.dispatcher.state.tasks)
 
     async def split(self, repetition: int = 0) -> bytes | None:
@@ -60,10 +62,16 @@ class Loaded:
             taken.append(split)
         return taken
 
-    async def lease(self, want: int = 10) -> forebay_pb2.LeaseSplitsResponse:
+    async def lease(self, want: int = 10, number: int = 0) -> forebay_pb2.LeaseSplitsResponse:
         return await self.ours.lease_splits(
-            forebay_pb2.LeaseSplitsRequest(task_id=self.task_id, want=want)
+            forebay_pb2.LeaseSplitsRequest(
+                request=ev.Request(number=number), task_id=self.task_id, want=want
+            )
         )
+
+    async def lose_worker(self) -> None:
+        (worker_id,) = self.dispatcher.state.workers
+        await self.dispatcher.execute(c.LoseWorker(worker_id=worker_id, reason="silent"))
 
 
 Steps = Callable[[Loaded], Coroutine[Any, Any, None]]
@@ -196,6 +204,67 @@ def test_who_waits_is_told_to_ask_the_next_dispatcher(save: pathlib.Path) -> Non
     serve(save, steps)
 
 
+def test_a_lease_is_answered_again_with_its_names_to_a_worker_that_was_given_up(
+    save: pathlib.Path,
+) -> None:
+    write(save, "chunk_0_0_1", "chunk_0_1_1")
+
+    async def steps(loaded: Loaded) -> None:
+        lease = await loaded.lease(number=1)
+        assert lease.names == ["chunk_0_0_1"]
+        await loaded.lose_worker()
+        assert await loaded.lease(number=1) == lease
+
+    serve(save, steps)
+
+
+def test_a_stock_worker_is_not_kept_waiting_beyond_its_task_nor_told_of_a_chunk_then(
+    save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its heartbeats wait for the call, which nobody cancels."""
+    monkeypatch.setattr(growth, "WAIT_S", 0.02)
+
+    async def steps(loaded: Loaded) -> None:
+        execute, state = loaded.dispatcher.execute, loaded.dispatcher.state
+        waiting = asyncio.create_task(loaded.split())
+        await asyncio.sleep(0)
+        await execute(c.LeaveIteration(consumer_id=loaded.consumer_id, reason="it said goodbye"))
+        await execute(c.CollectIteration(iteration_id=loaded.iteration_id))
+        (job_id,) = state.jobs
+        await execute(c.JoinIteration(job_id=job_id, epoch=0))
+        assert max(state.tasks) > loaded.task_id
+        assert await ends(waiting) is None
+        write(save, "chunk_0_0_1")
+        assert await loaded.split() == files(save, "chunk_0_0_1")[0]
+
+    serve(save, steps)
+
+
+def test_a_stock_worker_that_was_given_up_and_may_come_back_goes_on_waiting(
+    save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told of an end it would complete its task, and the iteration with it."""
+    monkeypatch.setattr(growth, "WAIT_S", 0.02)
+
+    async def steps(loaded: Loaded) -> None:
+        waits: list[int] = []
+        wait = loaded.dispatcher.growth.wait
+
+        async def counted(*arguments: int) -> None:
+            await wait(*arguments)
+            waits.append(1)
+
+        monkeypatch.setattr(loaded.dispatcher.growth, "wait", counted)
+        waiting = asyncio.create_task(loaded.split())
+        await asyncio.sleep(0)
+        await loaded.lose_worker()
+        await until(lambda: len(waits) > 1 or waiting.done())
+        write(save, "chunk_0_0_1")
+        assert await ends(waiting) == files(save, "chunk_0_0_1")[0]
+
+    serve(save, steps)
+
+
 def fail(save: pathlib.Path) -> None:
     (save / "ERROR").write_text('code: RESOURCE_EXHAUSTED\nmessage: "the disk is full"\n')
 
@@ -228,7 +297,7 @@ def remove(save: pathlib.Path) -> None:
         (fail_unreadably, "save at .*/save failed, and is not complete: .*no status"),
         (put_something_else, r"chunks/chunk_0_0_1\.bak is no chunk .* move away"),
         (put_a_file, "save at .*/save cannot be read: Not a directory"),
-        (remove, "no distributed save at .*/save, as it is seen here: mount"),
+        (remove, "no distributed save at .*/save, as it is seen here: No such file .* Mount"),
     ],
 )
 def test_what_cannot_be_loaded_says_why(
@@ -247,6 +316,64 @@ def test_what_cannot_be_loaded_says_why(
                 await ends(ask())
 
     serve(save, steps)
+
+
+def fails_to_list(number: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """What a network file system does, of a client that may go on or not; call it to end that."""
+    failing = [True]
+
+    def listdir(path: str) -> list[str]:
+        if failing and path.endswith("/chunks"):
+            raise OSError(number, os.strerror(number), path)
+        return real(path)
+
+    real = os.listdir
+    monkeypatch.setattr(os, "listdir", listdir)
+    return failing.clear
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EMFILE])
+def test_a_directory_that_cannot_be_listed_for_a_while_ends_no_reader(
+    number: int, save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(save, "chunk_0_0_1")
+    (save / "DONE").touch()
+    goes_on = fails_to_list(number, monkeypatch)
+    search = saved_chunks.Search(str(save))
+    assert search.look([])[:2] == ([], False)
+    goes_on()
+    assert search.look([])[:2] == (["chunk_0_0_1"], True)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.ENOTDIR])
+def test_a_directory_that_will_never_be_listed_is_refused_at_once(
+    number: int, save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails_to_list(number, monkeypatch)
+    with pytest.raises(FailedPrecondition, match=f"cannot be read: {os.strerror(number)}"):
+        saved_chunks.look(str(save), [])
+
+
+def test_a_directory_that_cannot_be_listed_for_long_says_why(
+    save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved_chunks, "MISSING_S", 0.0)
+    fails_to_list(errno.ESTALE, monkeypatch)
+    with pytest.raises(FailedPrecondition, match=os.strerror(errno.ESTALE)):
+        saved_chunks.Search(str(save)).look([])
+
+
+def test_who_waits_for_long_for_a_save_is_named_once(
+    save: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    search = saved_chunks.Search(str(save))
+    search.look([])
+    assert not caplog.messages
+    monkeypatch.setattr(saved_chunks, "WAITING_S", 0.0)
+    search.look([])
+    search.look([])
+    (said,) = caplog.messages
+    assert str(save) in said
 
 
 def test_what_was_found_before_a_save_failed_is_read(save: pathlib.Path) -> None:

@@ -6,9 +6,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
+import pytest
+
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.connections.dispatcher_client import DispatcherClient
-from forebay.service.errors import Unavailable
+from forebay.service.errors import ProtocolError, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker.leases import LeaseFeed
 from forebay.service.worker.observer import Observer
@@ -39,6 +41,15 @@ def test_what_may_be_left_early_is_leased_when_it_is_needed() -> None:
     assert [(own.first, own.count) for own in leased if own] == [(i, 1) for i in range(10)]
     for feed in feeds:
         feed.close()
+
+
+def test_a_lease_without_the_names_of_its_splits_is_not_taken_for_an_empty_one() -> None:
+    dispatcher = cast(DispatcherClient, Dispatcher())
+    saved = ev.SplitSource(saved_chunks=ev.SavedChunks(path="/save"))
+    feed = LeaseFeed(dispatcher, 1, [saved], Observer())
+    with pytest.raises(ProtocolError, match=r"1 splits of source 0 .* 0 names"):
+        feed.next_range(0, 0, endless=False)
+    feed.close()
 
 
 def test_closing_without_waiting_leaves_a_silent_dispatcher_to_others() -> None:

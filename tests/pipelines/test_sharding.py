@@ -11,10 +11,12 @@ import tensorflow as tf
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service import SHARD_HINT
-from forebay.service.errors import InvalidArgument, PipelineError
+from forebay.service.errors import InvalidArgument, PipelineError, Unimplemented
 from forebay.service.pipelines import Shard
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 from forebay.service.pipelines.tf_data.sharding import sharded
+
+from .compositions import write_save
 
 SHARDS = 3
 
@@ -115,3 +117,14 @@ def test_a_hint_without_hint_says_so(sharding: ev.Sharding) -> None:
     assert failed.value.code == "FAILED_PRECONDITION"
     with pytest.raises(PipelineError, match="SHARD_HINT"):
         list(TfDataPipeline(dataset._as_serialized_graph().numpy()).run(None).blocks())
+
+
+@pytest.mark.parametrize("sharding", [ev.FILE, ev.DATA, ev.FILE_OR_DATA])
+def test_what_is_loaded_from_a_save_is_not_sharded(
+    sharding: ev.Sharding, tmp_path: pathlib.Path
+) -> None:
+    """Also if the dispatcher has not seen that, of a dataset that cannot be split."""
+    write_save(tmp_path / "save", {"chunk_0_0_1": [0]})
+    (tmp_path / "save" / "DONE").touch()
+    with pytest.raises(Unimplemented, match=r"distributed save at .*/save"):
+        shard(tf.data.Dataset.load(str(tmp_path / "save")), sharding, 0)

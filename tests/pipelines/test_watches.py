@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from forebay.service.client.tf_elements import graph_of
 from forebay.service.errors import PipelineError
+from forebay.service.pipelines.tf_data import watches
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 
 from .compositions import write_chunk, write_save
@@ -40,8 +41,27 @@ def test_each_opening_gets_the_chunks_as_they_come(tmp_path: pathlib.Path) -> No
     assert first == [0, 1, 2]
     write_chunk(path, "chunk_1_0_1", [3])
     (path / "DONE").touch()
-    assert elements(blocks) == [3, 0, 1, 3, 2]
+    assert elements(blocks) == [3, 0, 1, 2, 3]
     pipeline.close()
+
+
+def test_openings_have_the_same_chunks_and_what_is_kept_of_them_is_bounded(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watches, "MAX_OPENINGS", 2)
+    path = tmp_path / "save"
+    write_save(path, {"chunk_1_0_1": [0]})
+    watch = watches.Watch(str(path))
+    assert watch.next_range(0).names == ("chunk_1_0_1",)
+    write_chunk(path, "chunk_0_0_1", [1])
+    (path / "DONE").touch()
+    assert watch.next_range(0).names == ("chunk_0_0_1",)
+    for opening in range(1, 9):  # each of which is left before its end
+        assert watch.next_range(opening).names == ("chunk_1_0_1", "chunk_0_0_1")
+    for opening in (7, 8, 8):
+        with pytest.raises(StopIteration):
+            watch.next_range(opening)
+    assert len(watch.had) == 2
 
 
 def test_a_run_that_waits_for_chunks_can_be_cancelled(tmp_path: pathlib.Path) -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from tensorflow.core.framework import dataset_options_pb2
 
 from ....journal.proto import events_pb2 as ev
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, Unimplemented
 from ...proto import graph_pb2 as pb
 from ..splits import SHARD_HINT, Shard
 from .graphs import Graph
+from .watches import saves_in
 
 NUM_REPLICAS = 1  # as TensorFlow's workers say it; others are for `tf.distribute`
 
@@ -29,10 +30,16 @@ def sharded(graph: bytes, shard: Shard) -> bytes:
     """The graph of a shard's elements.
 
     What does not fit the policy, files that are fewer than shards for instance, is TensorFlow's
-    error once it runs. Raises InvalidArgument for HINT without a hint, InvalidGraph.
+    error once it runs. Raises InvalidArgument for HINT without a hint, InvalidGraph,
+    Unimplemented for a save.
     """
     parsed = Graph(graph)
     proto = parsed.proto
+    for path in saves_in(parsed).values():
+        raise Unimplemented(
+            f"the dataset is loaded from the distributed save at {path}, and each worker would "
+            "number its chunks in the order in which it found them; use ShardingPolicy.OFF"
+        )
     if shard.sharding == ev.HINT and not any(_has_hint(parsed, node) for node in proto.node):
         raise InvalidArgument(
             "the dataset is to be sharded by HINT, and has no hint, so each worker would read all "

@@ -17,33 +17,51 @@ from .constants import text
 from .graphs import Graph
 from .source_walk import CHUNKS
 
+MAX_OPENINGS = 4096
+"""As many are remembered: of those that the pipeline has left nobody hears."""
+
 
 class Watch:
-    """The chunks of one save, which each opening of it lists for itself. Thread-safe."""
+    """The chunks of one save, the same ones in each opening of it. Thread-safe."""
 
     def __init__(self, path: str) -> None:
         self.openings = itertools.count()
         self.cancelled = threading.Event()
+        self.had: dict[int, int] = {}  # how many of the names, by opening; that asked last is last
         self._path = path
-        self._known: dict[int, list[str] | None] = {}  # of each opening, until it has ended
+        self._lock = threading.Lock()
+        self._names: list[str] = []  # in the order in which they were found
+        self._complete = False
 
     def next_range(self, opening: Any) -> SplitRange:
         """All that it has not had. Waits for more, and raises StopIteration at the end of the save;
         FailedPrecondition if that failed, Unavailable once this is cancelled.
         """
-        known = self._known.setdefault(int(opening), [])
         search = Search(self._path)
-        while known is not None:
-            found = search.look(known)
-            if found.names:
-                known += found.names
-                return SplitRange(0, len(found.names), int(opening), tuple(found.names))
-            if found.complete:
-                self._known[int(opening)] = None
-                break
+        while not (names := self._names_of(int(opening), search)):
+            if names is None:
+                raise StopIteration
             if self.cancelled.wait(search.pause_s):
                 raise Unavailable(f"whoever waited for the save at {self._path} has gone")
-        raise StopIteration
+        return SplitRange(0, len(names), int(opening), names)
+
+    def _names_of(self, opening: int, search: Search) -> tuple[str, ...] | None:
+        """Those that it has not had; None once it has had all of the save."""
+        with self._lock:
+            had = self.had.get(opening, 0)
+            if had == len(self._names):
+                if self._complete:
+                    return None
+                found = search.look(self._names)
+                self._names += found.names
+                self._complete = found.complete
+                if self._complete and not found.names:
+                    return None
+            self.had.pop(opening, None)
+            self.had[opening] = len(self._names)
+            if len(self.had) > MAX_OPENINGS:
+                del self.had[next(iter(self.had))]
+            return tuple(self._names[had:])
 
 
 def saves_in(graph: Graph) -> dict[str, str]:
