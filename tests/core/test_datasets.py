@@ -97,7 +97,7 @@ def needed(given: Given) -> set[str]:
 
 
 @pytest.mark.parametrize("cannot", [{"stock": True}, {"no_python": True}])
-def test_who_cannot_run_a_python_dataset_has_no_task_of_it(cannot: dict[str, bool]) -> None:
+def test_who_cannot_run_a_python_dataset_has_no_task_of_it(cannot: dict[str, Any]) -> None:
     """Whether they come before the reader or after, or are all that is left."""
     given = Given()
     dataset_id = given.when(python_dataset("a"))
