@@ -294,6 +294,43 @@ def test_what_fails_is_run_again_if_that_is_registered(tmp_path: pathlib.Path) -
         assert read(function, range(9), on_error="retry", limit=1) == [*range(18)]
 
 
+@pytest.mark.parametrize("how", ["raised", "died"])
+def test_a_split_that_has_come_is_not_run_again(how: str, tmp_path: pathlib.Path) -> None:
+    """Though the one behind it fails before its first element."""
+    path = str(tmp_path / "calls")
+
+    def function(split: int) -> Iterator[int]:
+        with open(path, "a") as file:
+            file.write(f"{split} ")
+        if split == 1:
+            os._exit(7) if how == "died" else raises(ValueError("no"))()
+        if split != 3:  # which has none
+            yield split
+
+    assert read(function, range(6), on_error="skip", limit=1) == [0, 2, 4, 5]
+    assert pathlib.Path(path).read_text().split() == [*"012345"]
+
+
+def test_a_split_that_is_run_again_must_yield_the_same(tmp_path: pathlib.Path) -> None:
+    """Elements of the next one are not taken for its own."""
+    path = tmp_path / "count"
+
+    def function(split: int, path: str = str(path)) -> Iterator[int]:
+        with open(path, "a") as file:
+            file.write("x")
+        if os.path.getsize(path) == 1:
+            for i in range(3):
+                time.sleep(0.01)  # so slow that none waits for company
+                yield i
+            os._exit(7)
+        yield from (10 * split, 10 * split + 1)
+
+    with pytest.raises(PipelineError, match=r"split 0 .*it has 2 elements now, and 3 had come"):
+        read(function, range(3), on_error="retry", limit=1)
+    path.unlink()
+    assert read(function, range(3), on_error="skip", limit=1) == [0, 1, 2, 10, 11, 20, 21]
+
+
 def test_a_bundle_that_is_run_again_is_the_same_bundle(tmp_path: pathlib.Path) -> None:
     path = str(tmp_path / "count")
 
