@@ -9,6 +9,7 @@ import os
 import pathlib
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -512,11 +513,106 @@ def test_splits_are_any_iterable_or_files(tmp_path: pathlib.Path) -> None:
         listed(7)
 
 
+def first(function: Function, splits: Sequence[Any]) -> list[Any]:
+    return first_elements(request_of(python_dataset(splits)(function), splits))
+
+
 def test_a_function_that_yields_nothing_has_no_spec() -> None:
     assert read(lambda split: [], range(5)) == []
-    assert first_elements(lambda split: [split] * split, range(5)) == [1]
+    assert first(lambda split: [split] * split, range(5)) == [1]
     with pytest.raises(InvalidArgument, match="yields no element for its first 5 splits"):
-        first_elements(lambda split: [], range(5))
+        first(lambda split: [], range(5))
+
+
+class Counted:
+    """Counts its calls, and has to be set up."""
+
+    calls: int
+    said: tuple[str, ...] = ()
+
+    def setup(self) -> None:
+        self.calls = 0
+
+    def __call__(self, split: list[int]) -> Iterator[int]:
+        self.calls += 1
+        yield self.calls + split.pop()
+
+
+def test_a_function_is_registered_as_it_was_before_its_elements_were_looked_at() -> None:
+    function, splits = Counted(), [[10], [20]]
+    assert first(function, splits) == [11]
+    assert vars(function) == {}
+    assert splits == [[10], [20]]
+    assert read(function, splits) == [11, 22]
+
+
+ROWS = """
+import dataclasses, enum
+
+class Kind(enum.Enum):
+    A = 1
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    name: str
+    kind: Kind = Kind.A
+    extra: frozenset = frozenset("u")
+"""
+TRAINER = """
+import dataclasses, hashlib
+from rows import Row
+from forebay.service.client.functions import python_dataset, request_of
+
+@dataclasses.dataclass(frozen=True)
+class Own(Row):
+    pass
+
+WORDS = {"one", "two", "three", b"four", 5, Row("six"), Own("seven"), frozenset("abc")}
+
+def function(split):
+    if split.name in {"x", "y", "z", "split"} and split not in WORDS:
+        yield Own(split.name, extra=split.extra | {"more"})
+
+splits = [Row(name, extra=frozenset("abcdef")) for name in ("x", "y")]
+request = request_of(python_dataset(splits)(function), splits)
+print(hashlib.sha256(request.python).hexdigest())
+"""
+
+
+def test_equal_functions_are_the_same_bytes_in_all_processes(tmp_path: pathlib.Path) -> None:
+    """Or trainers of a shared job would each have a dataset of their own."""
+    (tmp_path / "rows.py").write_text(ROWS)
+    (tmp_path / "trainer.py").write_text(TRAINER)
+    said = [
+        subprocess.run(
+            [sys.executable, "trainer.py"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            stdout=subprocess.PIPE,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert said[0] == said[1] != b""
+
+
+def test_classes_of_the_same_name_remain_two() -> None:
+    def kind(value: int) -> type[Any]:
+        class Kind:
+            def value(self) -> int:
+                return value
+
+        return Kind
+
+    one, two, words = kind(1), kind(2), {"a", "b"}
+
+    def function(split: int) -> Iterator[int]:
+        assert words == {"b", "a"} and type(words) is set
+        yield one().value() + 10 * two().value()
+
+    for _ in range(2):
+        assert first(function, [0]) == [21]
+    assert read(function, [0]) == [21]
 
 
 @pytest.mark.parametrize(
