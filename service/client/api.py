@@ -88,7 +88,8 @@ def register_dataset(
       splits: of a function; with it, and with a PCollection, comes by keyword what `python_dataset`
         takes, and of a PCollection's source `split_bytes`, the size that splits should have.
       dataset_id: an id to register it under. One that is registered is left as it is, if the
-        datasets have the same structure. By default, equal datasets have the same id.
+        datasets have the same structure. By default, equal datasets have the same id. Functions are
+        equal if their pickles are; give an id to those that hold something that differs by process.
 
     Within a `tf.function`, or a function of a dataset, it is registered each time that this is
     run, and the id is a scalar string tensor; the addresses may be tensors then, too.
@@ -186,9 +187,11 @@ def _register_python(
             'compression="SNAPPY" compresses graphs\' elements; give "AUTO", None, "ZSTD" or "LZ4"'
         )
     cardinality = int(tf.data.UNKNOWN_CARDINALITY)
-    if dataset.splits is None:
-        splits = None
-        built = dataset.function()
+    splits = None if dataset.splits is None else functions.listed(dataset.splits)
+    request = functions.request_of(dataset, splits)
+    if splits is None:
+        with functions.unpickled(request) as (function, _):
+            built = function()
         if not isinstance(built, tf.data.Dataset):
             raise InvalidArgument(
                 f"the function returned {built!r:.100}, which is no tf.data.Dataset; if it is a "
@@ -199,18 +202,16 @@ def _register_python(
             raise InvalidArgument(
                 f"the function builds a dataset of {spec}: map its extension types to tensors"
             )
-        structure = encode(spec)
+        request.structure = encode(spec)
     else:
-        splits = functions.listed(dataset.splits)
         spec = dataset.element_spec
         if spec is None:
-            spec = spec_of(functions.first_elements(dataset.function, splits))
-        structure = encode(spec)
+            spec = spec_of(functions.first_elements(request))
+        request.structure = encode(spec)
         try:
-            fields_of(structure)
+            fields_of(request.structure)
         except ValueError as error:
             raise InvalidArgument(str(error)) from error
-    request = functions.request_of(dataset, splits, structure)
     request.dataset_id = dataset_id
     request.compression = _COMPRESSIONS[compression]
     request.metadata = data_service_pb2.DataServiceMetadata(

@@ -9,7 +9,6 @@ import itertools
 import os
 import sys
 import sysconfig
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from ..errors import InvalidArgument
 from ..pipelines.python.pipeline import package_version, python_version
 from ..proto import forebay_pb2 as pb
 from ..proto import python_pb2
+from . import pickles
 
 MAX_SPLITS = 10_000_000
 LOOKED_AT = 10
@@ -137,19 +137,36 @@ def is_pcollection(dataset: Any) -> bool:
     return isinstance(dataset, pvalue.PCollection | pvalue.DoOutputsTuple)
 
 
-def first_elements(function: Callable[..., Any], splits: Sequence[Any]) -> list[Any]:
+def first_elements(request: pb.RegisterDatasetRequest) -> list[Any]:
     """Of the first split that has some. Raises InvalidArgument, and what the function does."""
-    for split in splits[:LOOKED_AT]:
-        if found := list(itertools.islice(function(split), LOOKED_AT)):
-            return found
+    with unpickled(request) as (function, splits):
+        for split in splits[:LOOKED_AT]:
+            if found := list(itertools.islice(function(split), LOOKED_AT)):
+                return found
     raise InvalidArgument(
         f"the function yields no element for its first {min(len(splits), LOOKED_AT)} splits, so it "
         "is not known what elements are: give element_spec"
     )
 
 
+@contextmanager
+def unpickled(request: pb.RegisterDatasetRequest) -> Iterator[tuple[Callable[..., Any], Any]]:
+    """The function and its splits as a worker has them, set up: what they do to themselves does
+    not come into what is registered. There are no splits of a function that builds a dataset."""
+    stored = python_pb2.PythonDataset.FromString(request.python)
+    function, *splits = pickles.loads(stored.function, *filter(None, [stored.splits]))
+    getattr(function, "setup", _nothing)()
+    try:
+        yield function, splits[0] if splits else ()
+    finally:
+        getattr(function, "teardown", _nothing)()
+
+
+def _nothing() -> None: ...
+
+
 def request_of(
-    dataset: PythonDataset, splits: Sequence[Any] | None, structure: str
+    dataset: PythonDataset, splits: Sequence[Any] | None, structure: str = ""
 ) -> pb.RegisterDatasetRequest:
     """All but the metadata; without splits, of a function that builds a dataset. Raises
     InvalidArgument."""
@@ -181,7 +198,7 @@ def request_of(
 
 def _pickled(value: Any) -> bytes:
     try:
-        return bytes(cloudpickle.dumps(value))
+        return pickles.dumps(value)
     except Exception as error:
         raise InvalidArgument(
             f"{_culprit(value)} cannot be pickled, and so not be sent to workers ({error}): make "
@@ -208,13 +225,10 @@ def _culprit(value: Any) -> str:
     return f"{value!r:.100}"
 
 
-_pickling = threading.Lock()  # the registry is cloudpickle's, and one for all
-
-
 @contextmanager
 def _by_value() -> Iterator[None]:
     """Within, what modules have that are the user's own, and not installed, travels along."""
-    with _pickling:
+    with pickles.pickling, pickles.same_names():
         before = {module.__name__ for module in _own_modules() if _is_by_value(module)}
         added = [module for module in _own_modules() if module.__name__ not in before]
         for module in added:

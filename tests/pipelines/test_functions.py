@@ -9,6 +9,7 @@ import os
 import pathlib
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -318,6 +319,43 @@ def test_what_fails_is_run_again_if_that_is_registered(tmp_path: pathlib.Path) -
         assert read(function, range(9), on_error="retry", limit=1) == [*range(18)]
 
 
+@pytest.mark.parametrize("how", ["raised", "died"])
+def test_a_split_that_has_come_is_not_run_again(how: str, tmp_path: pathlib.Path) -> None:
+    """Though the one behind it fails before its first element."""
+    path = str(tmp_path / "calls")
+
+    def function(split: int) -> Iterator[int]:
+        with open(path, "a") as file:
+            file.write(f"{split} ")
+        if split == 1:
+            os._exit(7) if how == "died" else raises(ValueError("no"))()
+        if split != 3:  # which has none
+            yield split
+
+    assert read(function, range(6), on_error="skip", limit=1) == [0, 2, 4, 5]
+    assert pathlib.Path(path).read_text().split() == [*"012345"]
+
+
+def test_a_split_that_is_run_again_must_yield_the_same(tmp_path: pathlib.Path) -> None:
+    """Elements of the next one are not taken for its own."""
+    path = tmp_path / "count"
+
+    def function(split: int, path: str = str(path)) -> Iterator[int]:
+        with open(path, "a") as file:
+            file.write("x")
+        if os.path.getsize(path) == 1:
+            for i in range(3):
+                time.sleep(0.01)  # so slow that none waits for company
+                yield i
+            os._exit(7)
+        yield from (10 * split, 10 * split + 1)
+
+    with pytest.raises(PipelineError, match=r"split 0 .*it has 2 elements now, and 3 had come"):
+        read(function, range(3), on_error="retry", limit=1)
+    path.unlink()
+    assert read(function, range(3), on_error="skip", limit=1) == [0, 1, 2, 10, 11, 20, 21]
+
+
 def test_a_bundle_that_is_run_again_is_the_same_bundle(tmp_path: pathlib.Path) -> None:
     path = str(tmp_path / "count")
 
@@ -499,11 +537,106 @@ def test_splits_are_any_iterable_or_files(tmp_path: pathlib.Path) -> None:
         listed(7)
 
 
+def first(function: Function, splits: Sequence[Any]) -> list[Any]:
+    return first_elements(request_of(python_dataset(splits)(function), splits))
+
+
 def test_a_function_that_yields_nothing_has_no_spec() -> None:
     assert read(lambda split: [], range(5)) == []
-    assert first_elements(lambda split: [split] * split, range(5)) == [1]
+    assert first(lambda split: [split] * split, range(5)) == [1]
     with pytest.raises(InvalidArgument, match="yields no element for its first 5 splits"):
-        first_elements(lambda split: [], range(5))
+        first(lambda split: [], range(5))
+
+
+class Counted:
+    """Counts its calls, and has to be set up."""
+
+    calls: int
+    said: tuple[str, ...] = ()
+
+    def setup(self) -> None:
+        self.calls = 0
+
+    def __call__(self, split: list[int]) -> Iterator[int]:
+        self.calls += 1
+        yield self.calls + split.pop()
+
+
+def test_a_function_is_registered_as_it_was_before_its_elements_were_looked_at() -> None:
+    function, splits = Counted(), [[10], [20]]
+    assert first(function, splits) == [11]
+    assert vars(function) == {}
+    assert splits == [[10], [20]]
+    assert read(function, splits) == [11, 22]
+
+
+ROWS = """
+import dataclasses, enum
+
+class Kind(enum.Enum):
+    A = 1
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    name: str
+    kind: Kind = Kind.A
+    extra: frozenset = frozenset("u")
+"""
+TRAINER = """
+import dataclasses, hashlib
+from rows import Row
+from forebay.service.client.functions import python_dataset, request_of
+
+@dataclasses.dataclass(frozen=True)
+class Own(Row):
+    pass
+
+WORDS = {"one", "two", "three", b"four", 5, Row("six"), Own("seven"), frozenset("abc")}
+
+def function(split):
+    if split.name in {"x", "y", "z", "split"} and split not in WORDS:
+        yield Own(split.name, extra=split.extra | {"more"})
+
+splits = [Row(name, extra=frozenset("abcdef")) for name in ("x", "y")]
+request = request_of(python_dataset(splits)(function), splits)
+print(hashlib.sha256(request.python).hexdigest())
+"""
+
+
+def test_equal_functions_are_the_same_bytes_in_all_processes(tmp_path: pathlib.Path) -> None:
+    """Or trainers of a shared job would each have a dataset of their own."""
+    (tmp_path / "rows.py").write_text(ROWS)
+    (tmp_path / "trainer.py").write_text(TRAINER)
+    said = [
+        subprocess.run(
+            [sys.executable, "trainer.py"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            stdout=subprocess.PIPE,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert said[0] == said[1] != b""
+
+
+def test_classes_of_the_same_name_remain_two() -> None:
+    def kind(value: int) -> type[Any]:
+        class Kind:
+            def value(self) -> int:
+                return value
+
+        return Kind
+
+    one, two, words = kind(1), kind(2), {"a", "b"}
+
+    def function(split: int) -> Iterator[int]:
+        assert words == {"b", "a"} and type(words) is set
+        yield one().value() + 10 * two().value()
+
+    for _ in range(2):
+        assert first(function, [0]) == [21]
+    assert read(function, [0]) == [21]
 
 
 @pytest.mark.parametrize(

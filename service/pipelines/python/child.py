@@ -3,8 +3,10 @@
 It has a socket to the worker, which sends
 
     ["setup", structure, bytes]              with a file of so many bytes, a PythonDataset, and one
-                                             of two int64, the split and the element that it is at
-    ["run", first, count, start, seed]       these splits, from element `start` on
+                                             of three int64: the split and the element that it is
+                                             at, and the split before which all has been sent
+    ["run", first, count, start, seed]       these splits, from element `start` on: of the first
+                                             one, or, if there is a seed, of all of them
     ["free", slabs, abandoned, blocks]       memory that is free again, and blocks that were taken
     ["teardown"]                             nothing more will come
 
@@ -55,6 +57,7 @@ IMMUTABLE = (int, float, complex, bytes, str, np.generic)
 MAX_ROWS = 1 << 16
 MAX_TEXT = 20_000
 MESSAGE_BYTES = 192 << 10
+PROGRESS_BYTES = 3 * 8
 
 _CODES: dict[type[BaseException], str] = {
     NotImplementedError: "UNIMPLEMENTED",
@@ -86,7 +89,7 @@ class Child:
         _, self._structure, size = msgspec.msgpack.decode(message)
         with mmap.mmap(definition, size, prot=mmap.PROT_READ) as stored:
             self._definition = stored[:]
-        self._at = memoryview(mmap.mmap(progress, 16)).cast("q")
+        self._at = memoryview(mmap.mmap(progress, PROGRESS_BYTES)).cast("q")
         os.close(definition)
         os.close(progress)
         self._function: Callable[..., Any]
@@ -184,7 +187,20 @@ class Child:
         self._begin_block()
         self._at_once = True  # somebody waits for the first element
         for split in range(first, first + count):
-            start -= self._run_split(split, start)
+            had = self._run_split(split, start)
+            if seed is not None:
+                start -= had
+            elif had < start:
+                raise self._failed(
+                    split,
+                    had,
+                    f"it has {had} elements now, and {start} had come before it was run again: "
+                    "the function must yield the same again",
+                )
+            else:
+                start = 0
+            if not self._rows:
+                self._at[2] = split + 1
         self._flush()
         return None
 
@@ -268,7 +284,8 @@ class Child:
         self._began_s = 0.0
 
     def _flush(self) -> None:
-        """Send what is there; if one does not fit, what is before it. Raises Failed."""
+        """Send what is there; if one does not fit, what is before it. Raises Failed, and then, too,
+        all that is before the element that failed was sent."""
         count, columns, places = self._rows, self._columns, self._places
         self._begin_block()
         if not count:
@@ -281,6 +298,7 @@ class Child:
         split, element = place(count - 1)
         try:
             self._send_block(count, columns, (split, element + 1))
+            self._at[2] = self._at[0]
         except Misfit as misfit:
             split, element = place(misfit.row)
             if misfit.row:

@@ -16,7 +16,7 @@ import numpy as np
 from ...blocks import Block
 from ...errors import PipelineError
 from ...shared import Borrower, new_slab
-from .child import MESSAGE_BYTES
+from .child import MESSAGE_BYTES, PROGRESS_BYTES
 from .columns import read
 from .nursery import Nursery, ended
 
@@ -42,7 +42,7 @@ class Ended(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The function has, at this place; (−1, −1): before it was called."""
+    """The function has, at this place, and all before it came; (−1, −1): before it was called."""
 
     code: str
     text: str
@@ -50,10 +50,12 @@ class Failed(NamedTuple):
 
 
 class Died(NamedTuple):
-    """The process has ended, or was told to, at this place; what it had not sent is lost."""
+    """The process has ended, or was told to, at this place; what it had not sent is lost, and
+    before `sent` is nothing of that."""
 
     how: str
     at: Place
+    sent: Place
 
 
 Event = Received | Ended | Failed | Died
@@ -69,7 +71,7 @@ class PythonChild:
             with theirs:
                 self._control = nursery.fork(theirs)
             stored, memory = new_slab(max(1, len(definition)))
-            progress, shared = new_slab(16)
+            progress, shared = new_slab(PROGRESS_BYTES)
         except OSError as error:
             raise PipelineError(
                 "RESOURCE_EXHAUSTED", f"no process can be started: {error}"
@@ -93,7 +95,12 @@ class PythonChild:
     @property
     def at(self) -> Place:
         """Where it is, as it says."""
-        return Place(*self._at.tolist())
+        return Place(*self._at[:2].tolist())
+
+    @property
+    def sent(self) -> Place:
+        """What is before it has been sent, as it says."""
+        return Place(int(self._at[2]), 0)
 
     def run(self, first: int, count: int, start: int, seed: str | None) -> None:
         """Begin these splits, from element `start` on; `receive` until it has Ended, or is over."""
@@ -108,7 +115,7 @@ class PythonChild:
         """What it says next; waits for it."""
         ready = _readable(self._connection, self._control)
         if self._connection.fileno() not in ready:  # what it has forked may have the other end
-            return Died(ended(self._control), self.at)
+            return Died(ended(self._control), self.at, self.sent)
         try:
             received = socket.recv_fds(self._connection, MESSAGE_BYTES, 1)
         except ConnectionResetError:  # it ended, with messages unread; what it sent comes yet
@@ -122,7 +129,7 @@ class PythonChild:
                 return Ended()
             case ["failed", code, text, split, element]:
                 return Failed(code, text, Place(split, element))
-        return Died(ended(self._control), self.at)
+        return Died(ended(self._control), self.at, self.sent)
 
     def _payload(self, size: int, slab: int | None, descriptors: list[int]) -> Any:
         try:

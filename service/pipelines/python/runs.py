@@ -207,10 +207,12 @@ class PythonRun:
         at = failure.at
         if isinstance(failure, Died):
             child.kill()
+            behind = max(work.behind, failure.sent)
             where = _said(at) if at.split >= 0 else "before the first element"
             code, text = "ABORTED", f"{where}: the process that ran it ended: {failure.how}"
         else:
             code, text = failure.code, failure.text
+            behind = work.behind if has_ended else max(work.behind, at)
             if not has_ended:
                 self._idle.append(child)
         text = f"worker {self._policy.where}: {text}"
@@ -222,11 +224,11 @@ class PythonRun:
             if self._bundle is not None:  # with the same random numbers
                 self._waiting.appendleft(replace(work, start=self._index))
             else:
-                self._again(work.behind.split, work.stop, work.behind.element)
+                self._again(behind.split, work.stop, behind.element)
         elif self._policy.on_error == SKIP and self._failures.total() <= self._policy.limit:
             log.warning("its rest is skipped: %s", text)
             self._again(at.split + 1, work.stop)
-            self._again(work.behind.split, at.split, work.behind.element)
+            self._again(behind.split, at.split, behind.element)
         else:
             raise PipelineError(code, text)
 
