@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -275,11 +276,42 @@ def test_what_fails_is_torn_down_and_set_up_anew(logged: Chain) -> None:
     assert " ".join(log) == "setup start 1 -1 teardown setup start 4 finish"
 
 
-def test_user_metrics_are_counted(logged: Chain) -> None:
-    assert logged.counters() == {}
-    logged.run_bundle(split(1, 2), lambda _: None)
-    logged.run_bundle(split(3), lambda _: None)
-    assert logged.counters() == {"test:elements": 3}
+class Pairs(beam.DoFn):  # type: ignore[misc]
+    """Keeps one element back, and cannot be pickled once it has been set up."""
+
+    def __init__(self) -> None:
+        self._kept: list[int] = []
+
+    def setup(self) -> None:
+        self._lock = threading.Lock()
+
+    def process(self, element: int) -> Iterator[int]:
+        self._kept.append(element)
+        if element == 3 and len(self._kept) == 1:
+            raise RuntimeError("three")
+        if len(self._kept) == 2:
+            yield from self._kept
+            self._kept = []
+
+
+def test_no_instance_is_used_after_an_error() -> None:
+    """Nor is it what is pickled."""
+    chain = translate(beam.Pipeline() | beam.Create([1]) | beam.ParDo(Pairs())).chain
+    with pytest.raises(RuntimeError, match="three"):
+        chain.run_bundle(split(1, 2, 3), lambda _: None)
+    got: list[int] = []
+    chain.run_bundle(split(5, 6), got.append)
+    assert got == [5, 6]
+    chain = pickle.loads(cloudpickle.dumps(chain))
+    chain.run_bundle(split(7, 8), got.append)
+    assert got == [5, 6, 7, 8]
+
+
+def test_a_dofn_that_cannot_be_pickled() -> None:
+    lock = threading.Lock()
+    wrong = beam.Pipeline() | beam.Create([1]) | "Locked" >> beam.ParDo(lambda n: [lock, n])
+    with pytest.raises(InvalidArgument, match=r"'Locked'.* cannot be pickled"):
+        translate(wrong)
 
 
 class Stateful(beam.DoFn):  # type: ignore[misc]

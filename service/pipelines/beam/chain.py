@@ -65,17 +65,24 @@ class Chain:
 
     A split is the pickled inputs of the first step: elements, or, for a splittable DoFn, pairs of
     an element and a restriction. Pickled, as reading changes a restriction.
+
+    So are the steps, as running changes a DoFn: one that has raised is not used again, as in Beam,
+    and who pickles a chain that was run pickles none that was used.
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:
-        self.steps = tuple(steps)
+        """Raises InvalidArgument for what cannot be pickled."""
+        self._pickled = _pickled(steps)
+        self._unused: Sequence[Step] | None = None
         self._running: _Running | None = None
 
-    def __getstate__(self) -> object:
-        return self.steps
+    def __getstate__(self) -> bytes:
+        return self._pickled
 
-    def __setstate__(self, steps: Sequence[Step]) -> None:
-        Chain.__init__(self, steps)
+    def __setstate__(self, pickled: bytes) -> None:
+        self._pickled = pickled
+        self._unused = cloudpickle.loads(pickled)  # at once: a module may not be there
+        self._running = None
 
     def run_bundle(self, split: bytes, emit: Emit) -> None:
         """Run a bundle, and call `emit` with each element that the last step gives.
@@ -84,7 +91,8 @@ class Chain:
         and set up anew by the next bundle.
         """
         if self._running is None:
-            self._running = _Running(self.steps)
+            unused, self._unused = self._unused, None
+            self._running = _Running(unused or cloudpickle.loads(self._pickled))
         try:
             self._running.bundle(cloudpickle.loads(split), emit)
         except BaseException:
@@ -104,15 +112,25 @@ class Chain:
             self.run_bundle(split, emit)
         return iter(elements)
 
-    def counters(self) -> dict[str, int]:
-        """What user code has counted with Beam's metrics since it was set up, by name."""
-        return {} if self._running is None else self._running.metrics.counters()
-
     def teardown(self) -> None:
         """Behind the last bundle. Idempotent."""
         running, self._running = self._running, None
         if running is not None:
             running.teardown()
+
+
+def _pickled(steps: Sequence[Step]) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(tuple(steps)))
+    except Exception as error:
+        if len(steps) > 1:
+            for step in steps:
+                _pickled([step])  # so that the message names it
+        label = steps[-1].label
+        raise InvalidArgument(
+            f"{label!r} cannot be pickled, and so not be sent to workers ({error}): make what it "
+            "needs in its setup()"
+        ) from error
 
 
 class _Enough(Exception):
@@ -143,13 +161,6 @@ class _Metrics:
 
     def current_state(self) -> _Metrics:
         return self
-
-    def counters(self) -> dict[str, int]:
-        cumulative = self.metrics_container.get_cumulative()
-        return {
-            f"{key.metric.namespace}:{key.metric.name}": int(value)
-            for key, value in cumulative.counters.items()
-        }
 
 
 class _Running:
