@@ -22,7 +22,7 @@ from apache_beam.metrics import Metrics
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms.userstate import BagStateSpec
-from apache_beam.transforms.window import FixedWindows
+from apache_beam.transforms.window import FixedWindows, GlobalWindows
 
 from forebay.service.errors import InvalidArgument
 from forebay.service.pipelines.beam.chain import Chain
@@ -77,6 +77,20 @@ class Count(beam.DoFn):  # type: ignore[misc]
         while tracker.try_claim(at):
             yield element, at
             at += 1
+
+
+def timed(element: Any, timestamp: Any = beam.DoFn.TimestampParam) -> tuple[Any, float]:
+    return element, float(timestamp)
+
+
+class Stamped(Count):
+    """Splittable, too: and says when its element is."""
+
+    def process(
+        self, element: int, time: Any = beam.DoFn.TimestampParam, tracker: Any = HALVES
+    ) -> Iterator[Any]:
+        for each in super().process(element, tracker):
+            yield each, float(time)
 
 
 class SignedTwice(beam.DoFn):  # type: ignore[misc]
@@ -162,6 +176,15 @@ PIPELINES: dict[str, Callable[[str], Build]] = {
     )[1],
     "keys": lambda d: lambda p: p | beam.Create([("a", 1), ("b", 2)])
     | beam.MapTuple(lambda k, v: (v, k)) | beam.Keys(),
+    "undeclared outputs": lambda d: lambda p: (
+        p | beam.Create([5, 6]) | beam.ParDo(SignedTwice()).with_outputs()
+    )[None],
+    "outputs dropped": lambda d: lambda p: p | beam.Create([5, 6]) | beam.ParDo(SignedTwice()),
+    "timestamps read": lambda d: lambda p: p | beam.Create([3, 4])
+    | beam.Map(lambda n: beam.window.TimestampedValue(n, n)) | beam.ParDo(Count())
+    | beam.Map(lambda pair: pair[1]) | beam.ParDo(Stamped()) | beam.Map(timed),
+    "timestamps divided": lambda d: lambda p: p | beam.Create([3, 4])
+    | beam.ParDo(Stamped()) | beam.Map(timed),
     "timestamps": lambda d: lambda p: p | beam.Create([1, 2])
     | beam.Map(lambda n: beam.window.TimestampedValue(n, n)),
 }  # fmt: skip
@@ -189,6 +212,20 @@ def test_batches_are_of_a_bundle() -> None:
     pipeline = beam.Pipeline()
     batches = pipeline | beam.Create([3, 4]) | beam.ParDo(Count()) | beam.BatchElements(2, 2)
     assert sorted(map(len, values(batches))) == [1, 2, 2, 2]  # of 1, 2, 2 and 2 elements
+    created = beam.Pipeline() | beam.Create([1, 2, 3, 4]) | beam.BatchElements(2, 2)
+    assert [*map(len, values(created))] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("count", "splits", "in_bundles"), [(3, 3, 2), (2500, 834, 50), (0, 0, 0), (1, 1, 1)]
+)
+def test_what_was_created_is_divided(count: int, splits: int, in_bundles: int) -> None:
+    """Less, if somebody sees where bundles begin and end."""
+    created = beam.Pipeline() | beam.Create([*range(count)])
+    doubled = translate(created | beam.Map(lambda n: 2 * n))
+    assert len(doubled.splits) == splits
+    assert run(doubled) == [*range(0, 2 * count, 2)]
+    assert len(translate(created | beam.ParDo(AtTheEnd())).splits) == in_bundles
 
 
 @pytest.mark.parametrize(("read", "splits"), [("text", 2), ("parquet", 2), ("all text", 2)])
@@ -248,7 +285,7 @@ class Logged(beam.DoFn):  # type: ignore[misc]
 
 
 def split(*elements: int) -> bytes:
-    return pickle.dumps(elements)
+    return pickle.dumps([GlobalWindows.windowed_value(element) for element in elements])
 
 
 @pytest.fixture
