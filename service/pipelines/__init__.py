@@ -175,7 +175,8 @@ def _open_python(
     if not rules.allowed:
         raise FailedPrecondition(
             f"worker {rules.where} runs no Python datasets, which are code of whoever registered "
-            "them: start it with --allow-python, if all who reach the dispatcher may run code there"
+            "them: start it with --allow-python, if all who reach the dispatcher may run code "
+            "there; only one that is on a loopback address, as its dispatcher is, needs not be told"
         )
     if shard is not None:
         raise InvalidArgument(

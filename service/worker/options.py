@@ -97,7 +97,7 @@ class WorkerOptions(ServerOptions):
         bool,
         Option(
             "Run Python datasets: code of whoever can register datasets. A worker that listens on "
-            "a loopback address does so anyway."
+            "a loopback address does so anyway, if all addresses of its dispatcher are such ones."
         ),
     ] = False
     processes: Annotated[

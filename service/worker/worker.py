@@ -23,7 +23,7 @@ import grpc
 
 from ...journal.proto import events_pb2 as ev
 from ..connections import tunnel
-from ..connections.dispatcher_client import DispatcherClient
+from ..connections.dispatcher_client import DispatcherClient, parse_service
 from ..connections.grpc_server import SERVER_OPTIONS, bind, told_address
 from ..connections.protocols import GRPC, SERVED, TCP
 from ..delivery import AnyOutput, CachedOutput, Listener, RoundsOutput, TaskOutput
@@ -131,7 +131,7 @@ class Worker:
             bound = bind(self._grpc, options.host, options.port)
             self.address = told_address(options.address, bound)
             self._pipelines.python = PythonRules(
-                options.allow_python or _is_loopback(options.host), options.processes, self.address
+                _may_run_python(options), options.processes, self.address
             )
             self._blocks.start()
             self._grpc.start()
@@ -395,12 +395,19 @@ class Worker:
             self._ending = [runner for runner in self._ending if not runner.join(0)]
 
 
+def _may_run_python(options: WorkerOptions) -> bool:
+    """What a dispatcher lists is code of whoever reaches it: of programs of this machine alone if
+    it is on loopback, as this worker is."""
+    dispatchers = parse_service(options.dispatcher)
+    hosts = [options.host, *(address.rpartition(":")[0] for address in dispatchers)]
+    return options.allow_python or all(map(_is_loopback, hosts))
+
+
 def _is_loopback(host: str) -> bool:
-    """Who connects there runs programs on this machine anyway."""
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from apache_beam.metrics import Metrics
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms.userstate import BagStateSpec
-from apache_beam.transforms.window import FixedWindows
+from apache_beam.transforms.window import FixedWindows, GlobalWindows
 
 from forebay.service.errors import InvalidArgument
 from forebay.service.pipelines.beam.chain import Chain
@@ -76,6 +77,20 @@ class Count(beam.DoFn):  # type: ignore[misc]
         while tracker.try_claim(at):
             yield element, at
             at += 1
+
+
+def timed(element: Any, timestamp: Any = beam.DoFn.TimestampParam) -> tuple[Any, float]:
+    return element, float(timestamp)
+
+
+class Stamped(Count):
+    """Splittable, too: and says when its element is."""
+
+    def process(
+        self, element: int, time: Any = beam.DoFn.TimestampParam, tracker: Any = HALVES
+    ) -> Iterator[Any]:
+        for each in super().process(element, tracker):
+            yield each, float(time)
 
 
 class SignedTwice(beam.DoFn):  # type: ignore[misc]
@@ -161,6 +176,15 @@ PIPELINES: dict[str, Callable[[str], Build]] = {
     )[1],
     "keys": lambda d: lambda p: p | beam.Create([("a", 1), ("b", 2)])
     | beam.MapTuple(lambda k, v: (v, k)) | beam.Keys(),
+    "undeclared outputs": lambda d: lambda p: (
+        p | beam.Create([5, 6]) | beam.ParDo(SignedTwice()).with_outputs()
+    )[None],
+    "outputs dropped": lambda d: lambda p: p | beam.Create([5, 6]) | beam.ParDo(SignedTwice()),
+    "timestamps read": lambda d: lambda p: p | beam.Create([3, 4])
+    | beam.Map(lambda n: beam.window.TimestampedValue(n, n)) | beam.ParDo(Count())
+    | beam.Map(lambda pair: pair[1]) | beam.ParDo(Stamped()) | beam.Map(timed),
+    "timestamps divided": lambda d: lambda p: p | beam.Create([3, 4])
+    | beam.ParDo(Stamped()) | beam.Map(timed),
     "timestamps": lambda d: lambda p: p | beam.Create([1, 2])
     | beam.Map(lambda n: beam.window.TimestampedValue(n, n)),
 }  # fmt: skip
@@ -188,6 +212,20 @@ def test_batches_are_of_a_bundle() -> None:
     pipeline = beam.Pipeline()
     batches = pipeline | beam.Create([3, 4]) | beam.ParDo(Count()) | beam.BatchElements(2, 2)
     assert sorted(map(len, values(batches))) == [1, 2, 2, 2]  # of 1, 2, 2 and 2 elements
+    created = beam.Pipeline() | beam.Create([1, 2, 3, 4]) | beam.BatchElements(2, 2)
+    assert [*map(len, values(created))] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("count", "splits", "in_bundles"), [(3, 3, 2), (2500, 834, 50), (0, 0, 0), (1, 1, 1)]
+)
+def test_what_was_created_is_divided(count: int, splits: int, in_bundles: int) -> None:
+    """Less, if somebody sees where bundles begin and end."""
+    created = beam.Pipeline() | beam.Create([*range(count)])
+    doubled = translate(created | beam.Map(lambda n: 2 * n))
+    assert len(doubled.splits) == splits
+    assert run(doubled) == [*range(0, 2 * count, 2)]
+    assert len(translate(created | beam.ParDo(AtTheEnd())).splits) == in_bundles
 
 
 @pytest.mark.parametrize(("read", "splits"), [("text", 2), ("parquet", 2), ("all text", 2)])
@@ -247,7 +285,7 @@ class Logged(beam.DoFn):  # type: ignore[misc]
 
 
 def split(*elements: int) -> bytes:
-    return pickle.dumps(elements)
+    return pickle.dumps([GlobalWindows.windowed_value(element) for element in elements])
 
 
 @pytest.fixture
@@ -275,11 +313,42 @@ def test_what_fails_is_torn_down_and_set_up_anew(logged: Chain) -> None:
     assert " ".join(log) == "setup start 1 -1 teardown setup start 4 finish"
 
 
-def test_user_metrics_are_counted(logged: Chain) -> None:
-    assert logged.counters() == {}
-    logged.run_bundle(split(1, 2), lambda _: None)
-    logged.run_bundle(split(3), lambda _: None)
-    assert logged.counters() == {"test:elements": 3}
+class Pairs(beam.DoFn):  # type: ignore[misc]
+    """Keeps one element back, and cannot be pickled once it has been set up."""
+
+    def __init__(self) -> None:
+        self._kept: list[int] = []
+
+    def setup(self) -> None:
+        self._lock = threading.Lock()
+
+    def process(self, element: int) -> Iterator[int]:
+        self._kept.append(element)
+        if element == 3 and len(self._kept) == 1:
+            raise RuntimeError("three")
+        if len(self._kept) == 2:
+            yield from self._kept
+            self._kept = []
+
+
+def test_no_instance_is_used_after_an_error() -> None:
+    """Nor is it what is pickled."""
+    chain = translate(beam.Pipeline() | beam.Create([1]) | beam.ParDo(Pairs())).chain
+    with pytest.raises(RuntimeError, match="three"):
+        chain.run_bundle(split(1, 2, 3), lambda _: None)
+    got: list[int] = []
+    chain.run_bundle(split(5, 6), got.append)
+    assert got == [5, 6]
+    chain = pickle.loads(cloudpickle.dumps(chain))
+    chain.run_bundle(split(7, 8), got.append)
+    assert got == [5, 6, 7, 8]
+
+
+def test_a_dofn_that_cannot_be_pickled() -> None:
+    lock = threading.Lock()
+    wrong = beam.Pipeline() | beam.Create([1]) | "Locked" >> beam.ParDo(lambda n: [lock, n])
+    with pytest.raises(InvalidArgument, match=r"'Locked'.* cannot be pickled"):
+        translate(wrong)
 
 
 class Stateful(beam.DoFn):  # type: ignore[misc]

@@ -157,3 +157,23 @@ def test_a_worker_that_drains_says_so_before_anything_else(
     assert drains.draining and not drains.wait_ms
     assert isinstance(leaves, pb.LeaveServiceRequest)
     assert worker._registration.draining, "heartbeats say it, too"
+
+
+@pytest.mark.parametrize(
+    ("host", "dispatcher", "may"),
+    [
+        ("127.0.0.1", "127.0.0.1:1", True),
+        ("localhost", "grpc://localhost:1,[::1]:1", True),
+        ("::1", "127.0.0.1:1", True),
+        ("127.0.0.1", "dispatcher:1", False),
+        ("127.0.0.1", "127.0.0.1:1,10.0.0.7:1", False),
+        ("0.0.0.0", "127.0.0.1:1", False),
+    ],
+)
+def test_python_is_run_untold_only_if_all_is_on_this_machine(
+    host: str, dispatcher: str, may: bool
+) -> None:
+    assert module._may_run_python(WorkerOptions(dispatcher=dispatcher, host=host)) is may
+    assert module._may_run_python(
+        WorkerOptions(dispatcher=dispatcher, host=host, allow_python=True)
+    )

@@ -45,46 +45,64 @@ class Step:
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     sides: Sequence[Side] = ()
-    output: str | None = None  # None: the main one
-    others: Sequence[str] = ()  # outputs that nobody wants
+    output: str | None = None  # None: the main one; nobody wants the others
 
     @property
     def is_splittable(self) -> bool:
         return bool(common.DoFnSignature(self.fn).is_splittable_dofn())
 
-    def restrictions(self, element: Any) -> Iterator[tuple[Any, Any]]:
-        """What a splittable DoFn makes of an element, split up front as its provider likes:
-        pairs of the element and a restriction."""
+    @property
+    def sees_bundles(self) -> bool:
+        """Whether the DoFn does something where they begin or end."""
+        return any(
+            getattr(type(self.fn), name, None) is not getattr(core.DoFn, name)
+            for name in ("start_bundle", "finish_bundle")
+        )
+
+    def restrictions(self, element: Any) -> Iterator[Any]:
+        """What a splittable DoFn makes of an element, split up front as its provider likes."""
         provider = common.DoFnSignature(self.fn).get_restriction_provider()
-        for restriction in provider.split(element, provider.initial_restriction(element)):
-            yield element, restriction
+        yield from provider.split(element, provider.initial_restriction(element))
 
 
 class Chain:
     """Steps, one behind the other. It can be pickled; it is not thread-safe.
 
-    A split is the pickled inputs of the first step: elements, or, for a splittable DoFn, pairs of
-    an element and a restriction. Pickled, as reading changes a restriction.
+    A split is the pickled inputs of the first step, as Beam's windowed values, which have times:
+    elements, or, for a splittable DoFn, pairs of an element and a restriction. Pickled, as reading
+    changes a restriction.
+
+    So are the steps, as running changes a DoFn: one that has raised is not used again, as in Beam,
+    and who pickles a chain that was run pickles none that was used.
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:
-        self.steps = tuple(steps)
+        """Raises InvalidArgument for what cannot be pickled."""
+        self._pickled = _pickled(steps)
+        self._unused: Sequence[Step] | None = None
         self._running: _Running | None = None
 
-    def __getstate__(self) -> object:
-        return self.steps
+    def __getstate__(self) -> bytes:
+        return self._pickled
 
-    def __setstate__(self, steps: Sequence[Step]) -> None:
-        Chain.__init__(self, steps)
+    def __setstate__(self, pickled: bytes) -> None:
+        self._pickled = pickled
+        self._unused = cloudpickle.loads(pickled)  # at once: a module may not be there
+        self._running = None
 
     def run_bundle(self, split: bytes, emit: Emit) -> None:
-        """Run a bundle, and call `emit` with each element that the last step gives.
+        """As `run_windowed`, but `emit` is called with the elements alone."""
+        self.run_windowed(split, lambda windowed: emit(windowed.value))
+
+    def run_windowed(self, split: bytes, emit: Emit) -> None:
+        """Run a bundle, and call `emit` with each windowed value that the last step gives.
 
         The first bundle sets the DoFns up. After an exception they are torn down, as Beam does it,
         and set up anew by the next bundle.
         """
         if self._running is None:
-            self._running = _Running(self.steps)
+            unused, self._unused = self._unused, None
+            self._running = _Running(unused or cloudpickle.loads(self._pickled))
         try:
             self._running.bundle(cloudpickle.loads(split), emit)
         except BaseException:
@@ -104,15 +122,25 @@ class Chain:
             self.run_bundle(split, emit)
         return iter(elements)
 
-    def counters(self) -> dict[str, int]:
-        """What user code has counted with Beam's metrics since it was set up, by name."""
-        return {} if self._running is None else self._running.metrics.counters()
-
     def teardown(self) -> None:
         """Behind the last bundle. Idempotent."""
         running, self._running = self._running, None
         if running is not None:
             running.teardown()
+
+
+def _pickled(steps: Sequence[Step]) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(tuple(steps)))
+    except Exception as error:
+        if len(steps) > 1:
+            for step in steps:
+                _pickled([step])  # so that the message names it
+        label = steps[-1].label
+        raise InvalidArgument(
+            f"{label!r} cannot be pickled, and so not be sent to workers ({error}): make what it "
+            "needs in its setup()"
+        ) from error
 
 
 class _Enough(Exception):
@@ -127,6 +155,16 @@ class _Next(common.Receiver):  # type: ignore[misc]
 
     def receive(self, windowed: WindowedValue) -> None:
         self._take(windowed)
+
+
+_DROPPED = _Next(lambda _: None)
+
+
+class _Receivers(dict[str | None, common.Receiver]):
+    """By output. What nobody wants is dropped, declared or not."""
+
+    def __missing__(self, _: str | None) -> common.Receiver:
+        return _DROPPED
 
 
 class _Metrics:
@@ -144,13 +182,6 @@ class _Metrics:
     def current_state(self) -> _Metrics:
         return self
 
-    def counters(self) -> dict[str, int]:
-        cumulative = self.metrics_container.get_cumulative()
-        return {
-            f"{key.metric.namespace}:{key.metric.name}": int(value)
-            for key, value in cumulative.counters.items()
-        }
-
 
 class _Running:
     """Steps that are set up."""
@@ -166,21 +197,21 @@ class _Running:
                 runner = _runner(step, take)
                 runner.setup()
                 self._runners.append(runner)
-                begin = _begin_restricted(step, runner)
-                take = _split(step, begin) if step.is_splittable else runner.process
-            first = steps[0]
-            self._begin = begin if first.is_splittable else _begin_element(take)
+                self._begin: Callable[[WindowedValue], object] = runner.process
+                if step.is_splittable:
+                    self._begin = _begin_restricted(step, runner)
+                take = _split(step, self._begin) if step.is_splittable else runner.process
         except BaseException:
             self.teardown()
             raise
 
-    def bundle(self, split: Sequence[Any], emit: Emit) -> None:
+    def bundle(self, split: Sequence[WindowedValue], emit: Emit) -> None:
         statesampler.set_current_tracker(self.metrics)  # of this thread
         self._emit = emit
         for runner in self._runners:
             runner.start()
-        for value in split:
-            self._begin(value)
+        for windowed in split:
+            self._begin(windowed)
         for runner in reversed(self._runners):
             runner.finish()
         for runner in self._runners:
@@ -192,7 +223,7 @@ class _Running:
             runner.teardown()
 
     def _end(self, windowed: WindowedValue) -> None:
-        self._emit(windowed.value)
+        self._emit(windowed)
 
 
 def _nobody(_: Any) -> None:
@@ -201,10 +232,7 @@ def _nobody(_: Any) -> None:
 
 def _runner(step: Step, take: Callable[[WindowedValue], object]) -> common.DoFnRunner:
     # Nobody knows windows here: every element is in the one that has no end.
-    receivers: dict[str | None, common.Receiver] = dict.fromkeys(
-        (None, *step.others), _Next(lambda _: None)
-    )
-    receivers[step.output] = _Next(take)
+    receivers = _Receivers({None: _DROPPED, step.output: _Next(take)})
     sides = [
         SideInputMap(view, options, [GlobalWindows.windowed_value(value) for value in values])
         for view, options, values in step.sides
@@ -221,22 +249,15 @@ def _runner(step: Step, take: Callable[[WindowedValue], object]) -> common.DoFnR
     )
 
 
-def _begin_element(take: Callable[[WindowedValue], object]) -> Callable[[Any], None]:
-    def begin(value: Any) -> None:
-        take(GlobalWindows.windowed_value(value))
-
-    return begin
-
-
-def _begin_restricted(step: Step, runner: common.DoFnRunner) -> Callable[[Any], None]:
+def _begin_restricted(step: Step, runner: common.DoFnRunner) -> Callable[[WindowedValue], None]:
     signature = common.DoFnSignature(step.fn)
 
-    def begin(value: tuple[Any, Any]) -> None:
+    def begin(windowed: WindowedValue) -> None:
         estimators = signature.get_watermark_estimator_provider()
-        state = estimators.initial_estimator_state(*value)
-        element, restriction = value
+        element, restriction = windowed.value
+        state = estimators.initial_estimator_state(element, restriction)
         sized = (element, (restriction, state)), 0
-        if runner.process_with_sized_restriction(GlobalWindows.windowed_value(sized)):
+        if runner.process_with_sized_restriction(windowed.with_value(sized)):
             raise InvalidArgument(
                 f"{step.label!r} put off a part of {restriction!r}: in a bundle, a splittable "
                 "DoFn has to go through what it was given to its end"
@@ -245,9 +266,9 @@ def _begin_restricted(step: Step, runner: common.DoFnRunner) -> Callable[[Any], 
     return begin
 
 
-def _split(step: Step, begin: Callable[[Any], None]) -> Callable[[WindowedValue], None]:
+def _split(step: Step, begin: Callable[[WindowedValue], object]) -> Callable[[Any], object]:
     def take(windowed: WindowedValue) -> None:
-        for restricted in step.restrictions(windowed.value):
-            begin(restricted)
+        for restriction in step.restrictions(windowed.value):
+            begin(windowed.with_value((windowed.value, restriction)))
 
     return take

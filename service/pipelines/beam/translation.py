@@ -6,6 +6,7 @@ What leads to the first read, and its own splitting, runs here, once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -16,9 +17,14 @@ from apache_beam.io import filebasedsource, iobase
 from apache_beam.pipeline import AppliedPTransform
 from apache_beam.runners import common
 from apache_beam.transforms import core, util, window
+from apache_beam.utils.windowed_value import WindowedValue
 
 from ...errors import InvalidArgument
 from .chain import Chain, Side, Step
+
+MAX_SPLITS = 1000
+"""Of what was created: so many elements are a split each. If some step sees where bundles begin and
+end, as one that makes batches does, there are about as many splits as elements in each."""
 
 _ADVICE = "materialize its result first, on a runner that shuffles, and register that"
 
@@ -135,15 +141,27 @@ def _translate(applied: Sequence[_Applied], split_bytes: int | None) -> Translat
         raise InvalidArgument("an Impulse alone has nothing to read")
     steps = [_step(each) for each in applied]
     first = _first(applied, steps)
-    inputs: list[Any] = [b""]
+    chain = Chain(steps[first:])
+    inputs = [window.GlobalWindows.windowed_value(b"")]
     if first:
-        before, inputs = Chain(steps[:first]), []
+        before, impulse, inputs = Chain(steps[:first]), _split(inputs), []
         try:
-            before.run_bundle(_split(b""), inputs.append)
+            before.run_windowed(impulse, inputs.append)
         finally:
             before.teardown()
-    splits = [_split(each) for value in inputs for each in _begin(steps[first], value, split_bytes)]
-    return Translated(Chain(steps[first:]), splits)
+    if _reads(steps[first]):
+        found = (each for value in inputs for each in _begin(steps[first], value, split_bytes))
+        return Translated(chain, [_split([each]) for each in found])
+    size = math.ceil(len(inputs) / MAX_SPLITS)
+    if any(step.sees_bundles for step in steps[first:]):
+        size = math.isqrt(max(0, len(inputs) - 1)) + 1
+    bounds = range(0, len(inputs), max(1, size))
+    return Translated(chain, [_split(inputs[at : at + size]) for at in bounds])
+
+
+def _reads(step: Step) -> bool:
+    """Whether its inputs are what to read, each a split."""
+    return step.is_splittable or isinstance(step.fn, filebasedsource._ReadRange)
 
 
 def _first(applied: Sequence[_Applied], steps: Sequence[Step]) -> int:
@@ -151,7 +169,7 @@ def _first(applied: Sequence[_Applied], steps: Sequence[Step]) -> int:
     behind what was created.
     """
     for at, step in enumerate(steps):
-        if step.is_splittable or isinstance(step.fn, filebasedsource._ReadRange):
+        if _reads(step):
             return at
     for at, (node, _) in enumerate(applied):
         if _inside(node, core.Create) is None:
@@ -159,19 +177,24 @@ def _first(applied: Sequence[_Applied], steps: Sequence[Step]) -> int:
     return len(steps) - 1  # merely created
 
 
-def _split(begin: Any) -> bytes:
-    return bytes(cloudpickle.dumps([begin]))
+def _split(inputs: Sequence[WindowedValue]) -> bytes:
+    return bytes(cloudpickle.dumps(inputs))
 
 
-def _begin(first: Step, element: Any, split_bytes: int | None) -> Iterator[Any]:
-    """What the step that bundles begin with makes of one of its inputs."""
+def _begin(
+    first: Step, windowed: WindowedValue, split_bytes: int | None
+) -> Iterator[WindowedValue]:
+    """What the step that reads makes of one of its inputs."""
+    element = windowed.value
     if not first.is_splittable:
-        yield element
-    elif split_bytes is None or not isinstance(element, iobase.BoundedSource):
-        yield from first.restrictions(element)
+        yield windowed
+        return
+    if split_bytes is None or not isinstance(element, iobase.BoundedSource):
+        restrictions = first.restrictions(element)
     else:
-        for bundle in element.split(split_bytes):
-            yield element, iobase._SDFBoundedSourceRestriction(bundle)
+        restrictions = map(iobase._SDFBoundedSourceRestriction, element.split(split_bytes))
+    for restriction in restrictions:
+        yield windowed.with_value((element, restriction))
 
 
 def _step(applied: _Applied) -> Step:
@@ -184,7 +207,6 @@ def _step(applied: _Applied) -> Step:
         kwargs=dict(transform.kwargs),
         sides=tuple(_side(side) for side in transform.side_inputs),
         output=output,
-        others=tuple(tag for tag in node.outputs if tag is not None),
     )
 
 
