@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from ..core import commands as c
 from ..core.base import find_dataset, find_iteration
 from ..errors import Unavailable
 from ..saved_chunks import Search
+from .file_threads import FileThreads
 
 if TYPE_CHECKING:
     from .dispatcher import Dispatcher
@@ -39,7 +39,7 @@ class Growth:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="forebay-growth")
+        self._threads = FileThreads(THREADS, "forebay-growth")
         self._searches: dict[Source, asyncio.Task[None]] = {}
         self._asked_s: dict[Source, float] = {}  # when somebody did last, of each search
 
@@ -49,7 +49,6 @@ class Growth:
         for search in searches:
             search.cancel()
         await asyncio.gather(*searches, return_exceptions=True)
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def wait(self, iteration_id: int, source: int) -> None:
         """Until the source has further splits, or has all of them; at the longest WAIT_S.
@@ -83,8 +82,7 @@ class Growth:
         ledger = iteration.ledgers[source]
         search = Search(path)
         while ledger.grows and not dispatcher.stopped.is_set():
-            look = partial(search.look, ledger.names)
-            found = await asyncio.get_running_loop().run_in_executor(self._threads, look)
+            found = await self._threads.run(search.look, ledger.names)
             if found.names or found.complete:
                 await self._decide(iteration_id, source, found.names, found.complete)
                 return

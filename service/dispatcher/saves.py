@@ -18,7 +18,6 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -41,6 +40,7 @@ from ..errors import (
 from ..pipelines import definitions
 from ..proto import tf_service_pb2 as tf
 from . import save_directory as directory
+from .file_threads import FileThreads
 
 if TYPE_CHECKING:
     from .dispatcher import Dispatcher
@@ -86,7 +86,7 @@ class Saves:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="forebay-saves")
+        self._threads = FileThreads(THREADS, "forebay-saves")
         self._tasks: dict[Hashable, asyncio.Task[Any]] = {}  # what goes on, by what it is for
         self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by save
         self._owners: dict[tuple[int, int], tuple[str, int]] = {}  # of streams, who may write
@@ -112,7 +112,6 @@ class Saves:
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def start(
         self,
@@ -145,7 +144,7 @@ class Saves:
         metadata: tf.DistributedSnapshotMetadata,
         request: tuple[str, int] | None,
     ) -> None:
-        path, is_gone = await self._in_thread(directory.look_at, path)
+        path, is_gone = await self._threads.run(directory.look_at, path)
         state = self._dispatcher.state
         # A retry finds what another dispatcher has prepared.
         unique = uuid.uuid4().hex if request is None else _digest(request)
@@ -168,7 +167,7 @@ class Saves:
             )
         else:
             try:
-                await self._in_thread(directory.prepare, command.prepared, metadata, graph)
+                await self._threads.run(directory.prepare, command.prepared, metadata, graph)
                 started = await self._dispatcher.execute(command)
             except OSError as error:
                 raise directory.cannot_write(path, error) from error
@@ -177,7 +176,7 @@ class Saves:
                 unused = begun is None or begun.prepared != command.prepared
                 # Once this one has stopped, it may be another dispatcher's.
                 if unused and not self._dispatcher.stopped.is_set():
-                    await self._in_thread(directory.remove, command.prepared)
+                    await self._threads.run(directory.remove, command.prepared)
         save = state.saves.get(started.save_id)
         if save is not None and not await self._follow(save):
             ended = state.ended_saves.get(started.save_id)
@@ -355,7 +354,7 @@ class Saves:
     async def _seal(self, save: EndedSave) -> None:
         async with self._lock(save):
             try:
-                await self._in_thread(directory.seal, save)
+                await self._threads.run(directory.seal, save)
             except OSError as error:
                 log.error("that the save at %s is over cannot be said there: %s", save.path, error)
                 return
@@ -390,13 +389,13 @@ class Saves:
             if save_id not in state.saves:
                 return False
             try:
-                await self._in_thread(directory.place, save.prepared, save.path)
+                await self._threads.run(directory.place, save.prepared, save.path)
                 if number is not None:
                     key, address = (save_id, number), owner[0]
                     if counts and self._owners.get(key) != owner:
                         own = directory.own
-                        await self._in_thread(own, save.path, number, len(counts), address)
-                    await self._in_thread(directory.write_splits, files)
+                        await self._threads.run(own, save.path, number, len(counts), address)
+                    await self._threads.run(directory.write_splits, files)
                     self._owners[key], self._written[key] = owner, counts
                 return True
             except OSError as error:
@@ -422,9 +421,6 @@ class Saves:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, ForebayError):  # a bug; perhaps nobody waits
             log.error("the file work of a save failed", exc_info=error)
-
-    async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
 
 def _owner(save: Save, number: int) -> tuple[str, int]:

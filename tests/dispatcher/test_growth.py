@@ -6,6 +6,8 @@ import asyncio
 import errno
 import os
 import pathlib
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -25,6 +27,8 @@ from forebay.service.proto import tf_service_pb2 as pb
 from forebay.storage import MemoryStorage, Storage
 
 from .leading import run_dispatcher, until
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 class Loaded:
@@ -190,6 +194,27 @@ def test_a_file_system_that_hangs_holds_up_nobody_else(
                 await ends(one)
 
     serve(save, steps)
+
+
+HANGS = """
+import asyncio, pathlib, sys, threading
+from tests.dispatcher.leading import until
+from tests.dispatcher.test_growth import serve
+
+def is_looking():
+    return any(thread.name.startswith("forebay-growth") for thread in threading.enumerate())
+
+async def steps(loaded):
+    asyncio.create_task(loaded.split())
+    await until(is_looking)
+
+serve(pathlib.Path(sys.argv[1]), steps)
+"""
+
+
+def test_a_look_that_hangs_does_not_keep_a_stopped_dispatcher(save: pathlib.Path) -> None:
+    os.mkfifo(save / "ERROR")  # whoever opens it waits for a writer
+    subprocess.run([sys.executable, "-c", HANGS, str(save)], cwd=ROOT, check=True, timeout=60)
 
 
 def test_who_waits_is_told_to_ask_the_next_dispatcher(save: pathlib.Path) -> None:
