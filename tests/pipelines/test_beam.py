@@ -83,13 +83,13 @@ def timed(element: Any, timestamp: Any = beam.DoFn.TimestampParam) -> tuple[Any,
     return element, float(timestamp)
 
 
-class Stamped(Count):
+class Stamped(beam.DoFn):  # type: ignore[misc]
     """Splittable, too: and says when its element is."""
 
     def process(
         self, element: int, time: Any = beam.DoFn.TimestampParam, tracker: Any = HALVES
     ) -> Iterator[Any]:
-        for each in super().process(element, tracker):
+        for each in Count().process(element, tracker):
             yield each, float(time)
 
 
@@ -241,6 +241,34 @@ def test_splits_of_a_wished_size(files: pathlib.Path) -> None:
     assert sorted(run(translated)) == sorted(values(lines))
 
 
+def test_a_split_names_no_other_file(tmp_path: pathlib.Path) -> None:
+    for at in range(30):
+        (tmp_path / f"{at}.txt").write_text("line\n")
+    several, one = (
+        translate(beam.Pipeline() | beam.io.ReadFromText(f"{tmp_path}/{name}.txt"))
+        for name in ("*", "17")
+    )
+    assert len(several.splits) == 30
+    assert not any(split.count(b".txt") > one.splits[0].count(b".txt") for split in several.splits)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda d, p: p | fileio.MatchFiles(f"{d}/*.txt") | fileio.ReadMatches()
+        | beam.Map(lambda f: f.metadata.path),
+        lambda d, p: p | beam.Create([2]) | beam.FlatMap(lambda n: [*range(n)]) | beam.Reshuffle()
+        | beam.Map(str) | "again" >> beam.Reshuffle(),
+    ],
+)  # fmt: skip
+def test_without_a_read_files_or_the_first_reshuffle_are_divided(
+    files: pathlib.Path, build: Callable[[str, beam.Pipeline], beam.PCollection]
+) -> None:
+    translated = translate(build(str(files), beam.Pipeline()))
+    assert len(translated.splits) == 2
+    assert len(run(translated)) == 2
+
+
 def test_a_split_can_be_read_again() -> None:
     translated = translate(beam.Pipeline() | beam.Create([4]) | beam.ParDo(Count()))
     assert [*run(translated), *run(translated)] == [(4, n) for n in [*range(4), *range(4)]]
@@ -349,6 +377,21 @@ def test_a_dofn_that_cannot_be_pickled() -> None:
     wrong = beam.Pipeline() | beam.Create([1]) | "Locked" >> beam.ParDo(lambda n: [lock, n])
     with pytest.raises(InvalidArgument, match=r"'Locked'.* cannot be pickled"):
         translate(wrong)
+
+
+class Untidy(Logged):
+    def teardown(self) -> None:
+        super().teardown()
+        raise RuntimeError("torn")
+
+
+def test_a_teardown_that_raises_hides_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    log.clear()
+    twice = beam.Pipeline() | beam.Create([1]) | beam.ParDo(Untidy()) | beam.ParDo(Logged())
+    with pytest.raises(RuntimeError, match="a negative one"):
+        translate(twice).chain.run_bundle(split(-1), lambda _: None)
+    assert log[-2:] == ["teardown", "teardown"]
+    assert "the teardown of 'ParDo(Untidy)' raised" in caplog.text
 
 
 class Stateful(beam.DoFn):  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import json
@@ -9,6 +10,7 @@ import os
 import pathlib
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -30,6 +32,7 @@ from forebay.service.client.functions import (
 )
 from forebay.service.errors import FailedPrecondition, InvalidArgument, PipelineError, Unavailable
 from forebay.service.pipelines import Pipeline, PythonRules, Run, Shard, SplitRange, open_pipeline
+from forebay.service.pipelines.python.nursery import Nursery, ended
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.service.structure import assemble
@@ -284,6 +287,96 @@ def test_a_process_that_dies_is_an_error_there_and_nowhere_else(how: str) -> Non
     assert numbers(itertools.chain([first], unaffected)) == [*range(200)]
     pipeline.close()
     other.close()
+
+
+@pytest.fixture
+def nursery() -> Iterator[Nursery]:
+    found = Nursery()
+    yield found
+    found.close()
+
+
+def asked(nursery: Nursery) -> tuple[socket.socket, socket.socket]:
+    """A child that waits to be told what to do, and what is said of its end."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        return ours, nursery.fork(theirs)
+
+
+def test_a_request_that_fails_costs_no_other_child(nursery: Nursery) -> None:
+    connection, control = asked(nursery)
+    assert nursery._requests is not None
+    refused, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    socket.send_fds(nursery._requests, [b"fork"], [theirs.fileno()])  # the other one is missing
+    theirs.close()
+    assert refused.recv(1) == b""
+    other, told = asked(nursery)
+    other.close()
+    assert ended(told).startswith("exit code")
+    control.send(b"end")
+    assert "SIGKILL" in ended(control)
+    for each in (connection, control, refused, told):
+        each.close()
+
+
+def test_a_nursery_that_has_gone_is_started_again(nursery: Nursery) -> None:
+    for _ in range(2):
+        connection, control = asked(nursery)
+        connection.close()
+        assert ended(control).startswith("exit code")
+        control.close()
+        assert nursery._requests is not None
+        nursery._requests.shutdown(socket.SHUT_RDWR)  # as when it has just died
+
+
+def test_a_nursery_ends_though_a_fork_of_the_worker_lives() -> None:
+    nursery = Nursery()
+    connection, control = asked(nursery)
+    assert nursery._requests is not None
+    theirs = os.dup(nursery._requests.fileno())
+    nursery.close()
+    assert ended(control) == "with the worker's nursery"
+    for end in (theirs, connection.detach(), control.detach()):
+        os.close(end)
+
+
+@pytest.mark.parametrize("last", [lambda: None, DEATHS["exit code 7"]])
+def test_what_a_function_has_started_ends_with_it(
+    last: Callable[[], object], tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "process"
+
+    def function(split: int) -> Iterator[int]:
+        path.write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+        yield 1
+        last()
+
+    with contextlib.suppress(PipelineError):
+        read(function, [0])
+    stat = pathlib.Path(f"/proc/{path.read_text()}/stat")
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while stat.read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+
+
+def test_all_are_told_to_tear_down_before_one_is_waited_for(tmp_path: pathlib.Path) -> None:
+    class Together:
+        def __call__(self, split: int) -> Iterator[int]:
+            (tmp_path / f"began {os.getpid()}").touch()
+            while len([*tmp_path.glob("began *")]) < 2:
+                time.sleep(0.01)
+            yield split
+
+        def teardown(self) -> None:
+            (tmp_path / f"told {os.getpid()}").touch()
+            while len([*tmp_path.glob("told *")]) < 2:
+                time.sleep(0.01)
+            (tmp_path / f"over {os.getpid()}").touch()
+
+    pipeline = pipeline_of(Together(), range(2), processes=2)
+    assert sorted(numbers(pipeline.run(None).blocks())) == [0, 1]
+    pipeline.close()
+    assert len([*tmp_path.glob("over *")]) == 2
 
 
 def test_what_fails_is_skipped_if_that_is_registered() -> None:

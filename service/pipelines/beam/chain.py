@@ -8,6 +8,7 @@ the element is in memory, however much a source has to give.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ from apache_beam.utils.counters import CounterFactory
 from apache_beam.utils.windowed_value import WindowedValue
 
 from ...errors import InvalidArgument
+
+log = logging.getLogger(__name__)
 
 Emit = Callable[[Any], None]
 _FEW = 10
@@ -188,6 +191,7 @@ class _Running:
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.metrics = _Metrics()
+        self._steps = steps
         self._emit: Emit = _nobody
         self._runners: list[common.DoFnRunner] = []  # the last step's first
         take: Callable[[Any], object] = self._end
@@ -218,9 +222,13 @@ class _Running:
             runner.finalize()
 
     def teardown(self) -> None:
+        """All of them. What one raises is logged: it would hide why there is an end."""
         statesampler.set_current_tracker(self.metrics)
-        for runner in reversed(self._runners):
-            runner.teardown()
+        for step, runner in [*zip(reversed(self._steps), self._runners, strict=False)][::-1]:
+            try:
+                runner.teardown()
+            except Exception:
+                log.exception("the teardown of %r raised", step.label)
 
     def _end(self, windowed: WindowedValue) -> None:
         self._emit(windowed)

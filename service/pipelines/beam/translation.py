@@ -1,19 +1,22 @@
 """A PCollection that was built and not run, as a chain of steps and what each bundle begins with.
 
 All that Beam applies is made of a few primitives: composites, reads among them, are looked through.
-What leads to the first read, and its own splitting, runs here, once.
+What leads to the first read, and its own splitting, runs here, once. Where nothing reads, the
+user's first Reshuffle says where to divide, and what leads to it runs here; without one, what was
+created or matched is divided.
 """
 
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import apache_beam as beam
 import cloudpickle
 from apache_beam import pvalue
-from apache_beam.io import filebasedsource, iobase
+from apache_beam.io import filebasedsource, fileio, iobase
 from apache_beam.pipeline import AppliedPTransform
 from apache_beam.runners import common
 from apache_beam.transforms import core, util, window
@@ -68,6 +71,7 @@ class _Applied(NamedTuple):
 
     node: AppliedPTransform
     output: str | None
+    is_reshuffled: bool = False  # what it is given, by the user
 
 
 def _applied(pcollection: Any) -> list[_Applied]:
@@ -82,6 +86,8 @@ def _applied(pcollection: Any) -> list[_Applied]:
     while True:
         node = pcollection.producer
         if (redistributing := _inside(node, util.Reshuffle, util.ReshufflePerKey)) is not None:
+            if found and _inside(redistributing, core.Create) is None:
+                found[-1] = found[-1]._replace(is_reshuffled=True)
             (pcollection,) = redistributing.inputs
             continue
         if isinstance(node.transform, core.Impulse):
@@ -166,13 +172,16 @@ def _reads(step: Step) -> bool:
 
 def _first(applied: Sequence[_Applied], steps: Sequence[Step]) -> int:
     """Which step bundles begin with: the first one that reads; of what reads nothing, the first
-    behind what was created.
+    behind a Reshuffle, else the first behind what was created or matched.
     """
     for at, step in enumerate(steps):
         if _reads(step):
             return at
-    for at, (node, _) in enumerate(applied):
-        if _inside(node, core.Create) is None:
+    for at, each in enumerate(applied):
+        if each.is_reshuffled:
+            return at
+    for at, each in enumerate(applied):
+        if _inside(each.node, core.Create, fileio.MatchAll) is None:
             return at
     return len(steps) - 1  # merely created
 
@@ -189,24 +198,25 @@ def _begin(
     if not first.is_splittable:
         yield windowed
         return
+    # Splitting, a source of files keeps all of them: each split has one that was never asked.
+    unused = windowed.with_value(pickle.loads(cloudpickle.dumps(element)))
     if split_bytes is None or not isinstance(element, iobase.BoundedSource):
         restrictions = first.restrictions(element)
     else:
         restrictions = map(iobase._SDFBoundedSourceRestriction, element.split(split_bytes))
     for restriction in restrictions:
-        yield windowed.with_value((element, restriction))
+        yield unused.with_value((unused.value, restriction))
 
 
 def _step(applied: _Applied) -> Step:
-    node, output = applied
-    transform = node.transform
+    transform = applied.node.transform
     return Step(
-        label=node.full_label,
+        label=applied.node.full_label,
         fn=transform.fn,
         args=tuple(transform.args),
         kwargs=dict(transform.kwargs),
         sides=tuple(_side(side) for side in transform.side_inputs),
-        output=output,
+        output=applied.output,
     )
 
 

@@ -8,6 +8,8 @@ import os
 import select
 import socket
 import threading
+import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -144,9 +146,13 @@ class PythonChild:
 
     def finish(self) -> None:
         """End it, when it has nothing to do: its function's teardown is run, for some seconds."""
+        finish([self])
+
+    def begin_teardown(self) -> None:
         self._send(["teardown"])
-        _readable(self._control, timeout_ms=TEARDOWN_MS)
-        self.kill()
+
+    def wait_until_ended(self, timeout_ms: int) -> None:
+        _readable(self._control, timeout_ms=timeout_ms)
 
     def kill(self) -> None:
         """End it, with what it has forked; wait until it is gone. Idempotent."""
@@ -166,6 +172,16 @@ def _readable(*ends: socket.socket, timeout_ms: int | None = None) -> set[int]:
     for end in ends:
         polled.register(end, select.POLLIN)
     return {descriptor for descriptor, _ in polled.poll(timeout_ms)}
+
+
+def finish(children: Sequence[PythonChild]) -> None:
+    """End them, as `PythonChild.finish` does, all at once."""
+    for child in children:
+        child.begin_teardown()
+    give_up_s = time.monotonic() + TEARDOWN_MS / 1000
+    for child in children:
+        child.wait_until_ended(max(0, int(1000 * (give_up_s - time.monotonic()))))
+        child.kill()
 
 
 class Children:
@@ -204,5 +220,4 @@ class Children:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-        for child in idle:
-            child.finish()
+        finish(idle)

@@ -5,8 +5,8 @@ user's. So a child is there within milliseconds, and after a crash as well. It e
 and the kernel ends the children with it.
 
 A request comes with two sockets: one is the child's (child.py), and over the other the nursery
-says the child's exit code. When that one is closed or written to, the child is killed, with what
-it has forked.
+says the child's exit code. When that one is closed or written to, the child is killed. What it has
+started, and left in its process group, ends with it, however it ends.
 """
 
 from __future__ import annotations
@@ -14,18 +14,25 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import errno
 import gc
 import importlib
 import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
+from collections.abc import Iterable
+from typing import NoReturn
 
 from ...processes import EXIT_WITH_PARENT, Child, forebay
 
 PR_SET_PDEATHSIG = 1
+
+END_S = 5.0
+"""For the process to end, before it is killed."""
 
 
 class Nursery:
@@ -37,18 +44,26 @@ class Nursery:
         self._lock = threading.Lock()
         self._process: Child | None = None
         self._requests: socket.socket | None = None
+        self._owner = 0  # the process that started it
 
     def fork(self, connection: socket.socket) -> socket.socket:
         """A child that has this end of a connection; `ended` reads its exit code from what is
         returned, and closing that kills it. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self._lock:
-            if self._process is None or self._process.poll() is not None:
-                self._start()
-            assert self._requests is not None
             ends = [connection.fileno(), theirs.fileno()]
-            socket.send_fds(self._requests, [b"fork"], ends)
+            try:
+                self._ask(ends)
+            except BrokenPipeError:  # it has just died
+                self._end()
+                self._ask(ends)
         return ours
+
+    def _ask(self, ends: list[int]) -> None:
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        assert self._requests is not None
+        socket.send_fds(self._requests, [b"fork"], ends)
 
     def close(self) -> None:
         """End it, and all that it has forked. Idempotent."""
@@ -57,12 +72,19 @@ class Nursery:
 
     def _end(self) -> None:
         process, self._process = self._process, None
-        if process is not None and self._requests is not None:
-            self._requests.close()
+        if process is None or self._requests is None or self._owner != os.getpid():
+            return  # or this is a fork of its owner
+        with self._requests, contextlib.suppress(OSError):
+            self._requests.shutdown(socket.SHUT_RDWR)  # a fork may have it as well
+        try:
+            process.finish(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
             process.finish()
 
     def _start(self) -> None:
         self._end()
+        self._owner = os.getpid()
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             number = theirs.fileno()
@@ -103,39 +125,53 @@ def _serve(requests: socket.socket) -> socket.socket:
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     running: dict[int, socket.socket] = {}  # by process
+    killed: set[int] = set()  # of these, to whom nobody listens any more
     parent = [0, requests.fileno()]
     with contextlib.suppress(AttributeError, OSError):  # another system, or an old kernel
         parent.append(os.pidfd_open(os.getppid()))
     while True:
         polled = select.poll()
-        for end in (*parent, ended, *(control.fileno() for control in running.values())):
+        for end in (*parent, ended, *_listened(running, killed)):
             polled.register(end, select.POLLIN)
         ready = {descriptor for descriptor, _ in polled.poll()}
         if ended in ready:
             os.read(ended, 4096)
             for process in [*running]:
-                found, status = os.waitpid(process, os.WNOHANG)
-                if found:
-                    with contextlib.suppress(OSError), running.pop(process) as control:
-                        control.send(b"%d" % os.waitstatus_to_exitcode(status))
+                if os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                    continue
+                _kill(process)  # what is left of its group, while that has its number
+                _, status = os.waitpid(process, 0)
+                killed.discard(process)
+                with contextlib.suppress(OSError), running.pop(process) as control:
+                    control.send(b"%d" % os.waitstatus_to_exitcode(status))
         for process, control in running.items():
-            if control.fileno() in ready:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process, signal.SIGKILL)
+            if control.fileno() in ready and process not in killed:
+                _kill(process)
+                killed.add(process)
                 with contextlib.suppress(OSError):
-                    control.shutdown(socket.SHUT_RD)
+                    control.recv(64)  # unread, it would make the exit code an error
         if ready & {*parent[:1], *parent[2:]}:
-            os._exit(0)
+            _exit(running)
         if requests.fileno() not in ready:
             continue
-        message, ends, _, _ = socket.recv_fds(requests, 64, 2)
-        if not message:
-            os._exit(0)
+        ends: list[int] = []
+        try:
+            message, ends, _, _ = socket.recv_fds(requests, 64, 2)
+            if not message:
+                _exit(running)
+            if len(ends) < 2:
+                raise OSError(errno.EMFILE, "too few descriptors came")
+            process = os.fork()
+        except OSError as error:  # who asked reads that its child has ended
+            print(f"no process is forked for a Python dataset: {error}", file=sys.stderr)
+            for end in ends:
+                os.close(end)
+            continue
         connection, control = (socket.socket(fileno=end) for end in ends)
-        process = os.fork()
         if process:
             connection.close()
-            os.setpgid(process, process)  # whoever of both comes first
+            with contextlib.suppress(OSError):  # whoever of both comes first
+                os.setpgid(process, process)
             running[process] = control
             continue
         signal.set_wakeup_fd(-1)
@@ -148,6 +184,22 @@ def _serve(requests: socket.socket) -> socket.socket:
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
         return connection
+
+
+def _listened(running: dict[int, socket.socket], killed: set[int]) -> list[int]:
+    return [control.fileno() for process, control in running.items() if process not in killed]
+
+
+def _kill(process: int) -> None:
+    """With its group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process, signal.SIGKILL)
+
+
+def _exit(running: Iterable[int]) -> NoReturn:
+    for process in running:
+        _kill(process)
+    os._exit(0)
 
 
 if __name__ == "__main__":
