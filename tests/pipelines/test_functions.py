@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from forebay import service
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block
 from forebay.service.client.functions import (
@@ -129,6 +130,42 @@ def test_a_function_may_change_what_it_has_yielded() -> None:
     assert [x.tolist() for x in found] == [[i] * 3 for i in range(100)]
 
 
+def test_strings_in_lists_are_what_they_are() -> None:
+    words = [b"a\0", "b\0", b"\0\0", b""]
+    for value in (words, np.array(words, object), [words, words]):
+        shape = [None] * np.array(value, object).ndim
+        (found,) = read(lambda split: [split], [value], json.dumps(STRINGS | {"shape": shape}))
+        assert found.ravel().tolist() == [b"a\0", b"b\0", b"\0\0", b""] * len(shape)
+
+
+class Uncopied:
+    """Neither a number nor to be copied."""
+
+    def __deepcopy__(self, memo: object) -> None:
+        raise RuntimeError("not me")
+
+
+class Arrays(Uncopied):
+    """As other libraries' arrays are."""
+
+    def __init__(self) -> None:
+        self.values = np.zeros(2, np.float32)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self.values
+
+
+def test_what_other_libraries_call_an_array_is_one() -> None:
+    def function(split: int) -> Iterator[object]:
+        array = Arrays()
+        for i in range(3):
+            array.values[:] = i
+            yield i, array
+
+    assert [x.tolist() for _, x in read(function, [0], PAIR)] == [[i, i] for i in range(3)]
+
+
+STRINGS = {"tensor": "string", "shape": [None]}
 PAIR = '{"tuple":[{"tensor":"int64","shape":[]},{"tensor":"float32","shape":[2]}]}'
 
 
@@ -147,6 +184,8 @@ PAIR = '{"tuple":[{"tensor":"int64","shape":[]},{"tensor":"float32","shape":[2]}
         (PAIR, (1,), "a tuple of 1, and was registered as a tuple of 2"),
         (PAIR, (1, np.zeros(3, np.float32)), "element[1] is float32[3]"),
         (PAIR, (1, np.zeros(2)), "element[1] is float64[2]"),
+        (PAIR, (1, Uncopied()), "element[1] cannot be copied: RuntimeError('not me')"),
+        (json.dumps(STRINGS), ["a", 1], "['a', 1] (list), and was registered as string[?]"),
         ('{"dict":[["a",{"none":true}]]}', {"b": None}, "a dict of ['b']"),
         ('{"tensor":"string","shape":[]}', 7, "7 (int), and was registered as string[]"),
     ],
@@ -155,6 +194,7 @@ def test_an_element_that_does_not_fit_is_named(structure: str, element: Any, wro
     """Those before it come."""
     good = {INT: 1, PAIR: (1, np.zeros(2, np.float32))}.get(structure, {"a": None})
     good = b"" if "string" in structure else good
+    good = ["b"] if structure == json.dumps(STRINGS) else good
 
     def function(split: str) -> Iterator[object]:
         yield from [good] * 5
@@ -385,6 +425,17 @@ def test_a_function_may_do_what_it_likes_to_its_process(
     assert "printed" not in capfd.readouterr().out
 
 
+def test_forks_draw_their_own_numbers() -> None:
+    class Drawn:
+        def setup(self) -> None:
+            self.number = int(np.random.randint(1 << 62))
+
+        def __call__(self, split: int) -> list[int]:
+            return [self.number]
+
+    assert read(Drawn(), [0]) != read(Drawn(), [0])
+
+
 def test_an_endless_function_is_left_whenever_one_likes() -> None:
     pipeline = pipeline_of(lambda split: itertools.count(), range(2), processes=2)
     run = pipeline.run(None).blocks()
@@ -613,6 +664,16 @@ def test_classes_of_the_same_name_remain_two() -> None:
     for _ in range(2):
         assert first(function, [0]) == [21]
     assert read(function, [0]) == [21]
+
+
+def test_what_a_dataset_would_not_heed_is_refused() -> None:
+    decorated = service.python_dataset([1], on_error="skip")(lambda split: [split])
+    for how in ({"splits": [2]}, {"limit": 3}):
+        with pytest.raises(InvalidArgument, match=r"(splits|limit)'\] are given for a dec"):
+            service.register_dataset("localhost:1", decorated, **how)  # type: ignore[arg-type]
+    for on_error in ("skip", "retry"):
+        with pytest.raises(InvalidArgument, match=f"on_error='{on_error}' is for functions of"):
+            python_dataset(None, on_error=on_error)(lambda: None)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ import numpy as np
 from ...blocks import BLOCK_BYTES
 from ...errors import PipelineError
 from ...shared import Lender, new_slab
-from .columns import Column, Misfit, column_of, columns_of, fields_of, write
+from .columns import Column, Field, Misfit, column_of, columns_of, fields_of, write
 
 CREDIT = 3
 """Blocks that have not been taken, before it waits."""
@@ -259,6 +259,7 @@ class Child:
         leaves: list[Any] = []
         try:
             self._flatten(value, leaves)
+            leaves = [*map(_copied, self._fields, leaves)]
         except Misfit as misfit:
             self._flush()
             raise self._failed(split, element, str(misfit)) from None
@@ -272,7 +273,7 @@ class Child:
         if not self._places or self._places[-1][1] != split:
             self._places.append((self._rows, split, element))
         for column, leaf in zip(self._columns, leaves, strict=True):
-            column.append(leaf if isinstance(leaf, IMMUTABLE) else copy.deepcopy(leaf))
+            column.append(leaf)
         self._rows += 1
         self._bytes += size
 
@@ -336,6 +337,18 @@ class Child:
 def _nothing() -> None: ...
 
 
+def _copied(field: Field, leaf: Any) -> Any:
+    """What stays as it is, whatever the function does to the leaf. Raises Misfit."""
+    if isinstance(leaf, IMMUTABLE):
+        return leaf
+    try:
+        if not isinstance(leaf, np.ndarray) and hasattr(leaf, "__array__"):
+            leaf = np.asarray(leaf)
+        return copy.deepcopy(leaf)
+    except Exception as error:
+        raise Misfit(f"{field.path} cannot be copied: {_repr(error)}") from error
+
+
 def _bytes(leaf: Any) -> int:
     size = getattr(leaf, "nbytes", None)
     if isinstance(size, int):
@@ -371,4 +384,5 @@ def main(connection: socket.socket) -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)  # what the function prints is the worker's log
+    np.random.seed()  # or all forks would draw the same; `random` sees to that itself
     Child(connection).serve()
