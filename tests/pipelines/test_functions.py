@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import json
 import os
 import pathlib
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -31,6 +34,9 @@ from forebay.service.client.functions import (
 )
 from forebay.service.errors import FailedPrecondition, InvalidArgument, PipelineError, Unavailable
 from forebay.service.pipelines import Pipeline, PythonRules, Run, Shard, SplitRange, open_pipeline
+from forebay.service.pipelines.python import runs
+from forebay.service.pipelines.python.child import MESSAGE_BYTES
+from forebay.service.pipelines.python.children import Ended
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.service.structure import assemble
@@ -404,6 +410,102 @@ def test_an_element_that_takes_too_long_ends_its_process() -> None:
     assert e.value.code == "DEADLINE_EXCEEDED"
 
 
+def test_an_element_takes_too_long_whoever_else_delivers() -> None:
+    def function(split: int) -> Iterator[int]:
+        while split:
+            yield split
+            time.sleep(0.003)
+        time.sleep(3600)
+
+    pipeline = pipeline_of(function, range(2), processes=2, timeout_s=0.5)
+    with pytest.raises(PipelineError, match="split 0, element 0: it has taken longer than") as e:
+        for _ in itertools.islice(pipeline.run(None).blocks(), 100_000):
+            pass
+    pipeline.close()
+    assert e.value.code == "DEADLINE_EXCEEDED"
+
+
+class Starting:
+    """In its first process, something happens before the first element."""
+
+    def __init__(self, path: pathlib.Path, what: Callable[[], object]) -> None:
+        self.path, self.what = str(path), what
+
+    def setup(self) -> None:
+        with open(self.path, "a") as file:
+            file.write("x")
+        if os.path.getsize(self.path) == 1:
+            self.what()
+
+    def __call__(self, split: int) -> list[int]:
+        return [split]
+
+
+def test_a_process_that_does_not_start_is_said_and_ended(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read(lambda split: [split], [0])  # so that their nursery has started
+    monkeypatch.setattr(runs, "SILENT_S", 1.0)
+    hangs = Starting(tmp_path / "starts", lambda: time.sleep(3600))
+    with pytest.raises(PipelineError, match="its start: it has taken longer than 1 s") as e:
+        read(hangs, [1], timeout_s=0.5)
+    assert e.value.code == "DEADLINE_EXCEEDED"
+    assert "function is in its start for" in caplog.text
+
+
+def test_a_process_that_dies_before_its_first_element_is_tried_again(
+    tmp_path: pathlib.Path,
+) -> None:
+    dies = Starting(tmp_path / "starts", lambda: os._exit(7))
+    assert read(dies, range(3), on_error="retry", limit=1) == [0, 1, 2]
+    dies = Starting(tmp_path / "others", lambda: os._exit(7))
+    with pytest.raises(PipelineError, match="its start: the process that ran it ended: exit co"):
+        read(dies, range(3))
+
+
+def test_a_process_that_dies_while_it_has_nothing_to_do_is_replaced() -> None:
+    pipeline = pipeline_of(lambda split: [os.getpid()], range(2))
+    run = pipeline.run(Ranges([SplitRange(0, 1, 0), SplitRange(1, 1, 0)]))
+    blocks = run.blocks()
+    (first,) = numbers(itertools.islice(blocks, 1))
+    (child,) = run._busy
+    assert isinstance(child.receive(), Ended)
+    run._idle.append(child)
+    del run._busy[child]
+    os.kill(first, signal.SIGKILL)
+    assert child._control.recv(64, socket.MSG_PEEK)
+    (second,) = numbers(blocks)
+    assert second != first
+    pipeline.close()
+
+
+def test_a_run_that_has_ended_keeps_nothing() -> None:
+    pipeline = pipeline_of(lambda split: [split], range(2))
+    gc.collect()
+    gc.disable()  # so that what is in a cycle stays
+    try:
+        for end in (lambda blocks: [*blocks], lambda blocks: (next(blocks), blocks.close())):
+            run = pipeline.run(None)
+            end(run.blocks())
+            assert not run._busy and not run._idle
+            gone = weakref.ref(run)
+            del run
+            assert gone() is None
+    finally:
+        gc.enable()
+        pipeline.close()
+
+
+def test_a_structure_may_be_large() -> None:
+    names = [f"{number:05}{'x' * 100}" for number in range(2500)]
+    structure = json.dumps({"dict": [[name, json.loads(INT)] for name in names]})
+    assert len(structure) > MESSAGE_BYTES
+    (element,) = read(lambda split: [dict.fromkeys(split, 1)], [names], structure)
+    assert element == dict.fromkeys(names, 1)
+    with pytest.raises(PipelineError, match=r"element is a dict of .*, and was registered as a"):
+        read(lambda split: [{}], [0], structure)
+
+
 def test_a_function_may_do_what_it_likes_to_its_process(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -670,7 +772,7 @@ def test_what_a_dataset_would_not_heed_is_refused() -> None:
     decorated = service.python_dataset([1], on_error="skip")(lambda split: [split])
     for how in ({"splits": [2]}, {"limit": 3}):
         with pytest.raises(InvalidArgument, match=r"(splits|limit)'\] are given for a dec"):
-            service.register_dataset("localhost:1", decorated, **how)  # type: ignore[arg-type]
+            service.register_dataset("localhost:1", decorated, **how)
     for on_error in ("skip", "retry"):
         with pytest.raises(InvalidArgument, match=f"on_error='{on_error}' is for functions of"):
             python_dataset(None, on_error=on_error)(lambda: None)

@@ -2,7 +2,8 @@
 
 It has a socket to the worker, which sends
 
-    ["setup", structure, bytes]              with a file of so many bytes, a PythonDataset, and one
+    ["setup", bytes, bytes]                  with a file of so many bytes of a structure, and then
+                                             so many of a PythonDataset; and one
                                              of three int64: the split and the element that it is
                                              at, and the split before which all has been sent
     ["run", first, count, start, seed]       these splits, from element `start` on: of the first
@@ -36,6 +37,7 @@ from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
+from numpy import random as numpys_random
 
 from ...blocks import BLOCK_BYTES
 from ...errors import PipelineError
@@ -73,7 +75,7 @@ class Failed(Exception):
     """The user's function has; ends the request."""
 
     def __init__(self, code: str, text: str, split: int = -1, element: int = -1) -> None:
-        super().__init__(code, text, split, element)
+        super().__init__(code, text[: 2 * MAX_TEXT], split, element)
 
 
 class Child:
@@ -85,9 +87,10 @@ class Child:
         self._lender = Lender()
         self._credit = CREDIT
         message, (definition, progress), _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 2)
-        _, self._structure, size = msgspec.msgpack.decode(message)
-        with mmap.mmap(definition, size, prot=mmap.PROT_READ) as stored:
-            self._definition = stored[:]
+        _, told, size = msgspec.msgpack.decode(message)
+        with mmap.mmap(definition, told + size, prot=mmap.PROT_READ) as stored:
+            self._structure = stored[:told].decode()
+            self._definition = stored[told : told + size]
         self._at = memoryview(mmap.mmap(progress, PROGRESS_BYTES)).cast("q")
         os.close(definition)
         os.close(progress)
@@ -155,8 +158,15 @@ class Child:
     def _send(self, message: list[Any], descriptor: int | None = None) -> None:
         self._require_process()
         given = [] if descriptor is None else [descriptor]
+        data = msgspec.msgpack.encode(message)
+        if len(data) > MESSAGE_BYTES:
+            raise Failed(
+                "RESOURCE_EXHAUSTED",
+                f"an element of {len(self._fields)} tensors cannot be described: stack them",
+                *self._at[:2].tolist(),
+            )
         try:
-            socket.send_fds(self._connection, [msgspec.msgpack.encode(message)], given)
+            socket.send_fds(self._connection, [data], given)
         except OSError:
             os._exit(0)
 
@@ -182,7 +192,7 @@ class Child:
         if self._splits is None:
             return self._run_built()
         random.seed(seed)
-        np.random.seed(None if seed is None else random.getrandbits(32))
+        numpys_random.seed(None if seed is None else random.getrandbits(32))
         self._begin_block()
         self._at_once = True  # somebody waits for the first element
         for split in range(first, first + count):
@@ -384,5 +394,5 @@ def main(connection: socket.socket) -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)  # what the function prints is the worker's log
-    np.random.seed()  # or all forks would draw the same; `random` sees to that itself
+    numpys_random.seed()  # or all forks would draw the same; `random` sees to that itself
     Child(connection).serve()
