@@ -101,7 +101,16 @@ def register_dataset(
         raise InvalidArgument(
             f"Invalid `compression` argument: {compression}. Must be one of {list(_COMPRESSIONS)}."
         )
+    given = [*python] if splits is None else ["splits", *python]
+    if given and isinstance(dataset, PythonDataset):
+        raise InvalidArgument(
+            f"{given} are given for a decorated function: give all to its decorator"
+        )
     if functions.is_pcollection(dataset):
+        if splits is not None:
+            raise InvalidArgument(
+                "a PCollection's splits are its source's: give split_bytes instead"
+            )
         dataset = functions.beam_dataset(dataset, **python)
     elif splits is not None:
         dataset = python_dataset(splits, **python)(dataset)

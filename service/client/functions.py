@@ -51,6 +51,11 @@ class PythonDataset:
             raise InvalidArgument(f"{self.function!r} is no function; give one that takes a split")
         if self.on_error not in ON_ERROR:
             raise InvalidArgument(f"on_error={self.on_error!r} must be one of {[*ON_ERROR]}")
+        if self.splits is None and self.on_error != "raise":
+            raise InvalidArgument(
+                f"on_error={self.on_error!r} is for functions of splits; one that builds a dataset "
+                "cannot go on where it failed"
+            )
         if not isinstance(self.limit, int) or self.limit < 0:
             raise InvalidArgument(f"limit={self.limit!r} must be a number of splits, at least 0")
         if self.timeout_s is not None and not self.timeout_s > 0:

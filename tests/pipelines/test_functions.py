@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import itertools
 import json
 import os
@@ -16,12 +17,14 @@ import sys
 import threading
 import time
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from forebay import service
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block
 from forebay.service.client.functions import (
@@ -32,6 +35,9 @@ from forebay.service.client.functions import (
 )
 from forebay.service.errors import FailedPrecondition, InvalidArgument, PipelineError, Unavailable
 from forebay.service.pipelines import Pipeline, PythonRules, Run, Shard, SplitRange, open_pipeline
+from forebay.service.pipelines.python import runs
+from forebay.service.pipelines.python.child import MESSAGE_BYTES
+from forebay.service.pipelines.python.children import Ended
 from forebay.service.pipelines.python.nursery import Nursery, ended
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.proto.python_pb2 import PythonDataset
@@ -156,6 +162,42 @@ def test_a_function_may_change_what_it_has_yielded() -> None:
     assert [x.tolist() for x in found] == [[i] * 3 for i in range(100)]
 
 
+def test_strings_in_lists_are_what_they_are() -> None:
+    words = [b"a\0", "b\0", b"\0\0", b""]
+    for value in (words, np.array(words, object), [words, words]):
+        shape = [None] * np.array(value, object).ndim
+        (found,) = read(lambda split: [split], [value], json.dumps(STRINGS | {"shape": shape}))
+        assert found.ravel().tolist() == [b"a\0", b"b\0", b"\0\0", b""] * len(shape)
+
+
+class Uncopied:
+    """Neither a number nor to be copied."""
+
+    def __deepcopy__(self, memo: object) -> None:
+        raise RuntimeError("not me")
+
+
+class Arrays(Uncopied):
+    """As other libraries' arrays are."""
+
+    def __init__(self) -> None:
+        self.values = np.zeros(2, np.float32)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self.values
+
+
+def test_what_other_libraries_call_an_array_is_one() -> None:
+    def function(split: int) -> Iterator[object]:
+        array = Arrays()
+        for i in range(3):
+            array.values[:] = i
+            yield i, array
+
+    assert [x.tolist() for _, x in read(function, [0], PAIR)] == [[i, i] for i in range(3)]
+
+
+STRINGS = {"tensor": "string", "shape": [None]}
 PAIR = '{"tuple":[{"tensor":"int64","shape":[]},{"tensor":"float32","shape":[2]}]}'
 
 
@@ -174,6 +216,8 @@ PAIR = '{"tuple":[{"tensor":"int64","shape":[]},{"tensor":"float32","shape":[2]}
         (PAIR, (1,), "a tuple of 1, and was registered as a tuple of 2"),
         (PAIR, (1, np.zeros(3, np.float32)), "element[1] is float32[3]"),
         (PAIR, (1, np.zeros(2)), "element[1] is float64[2]"),
+        (PAIR, (1, Uncopied()), "element[1] cannot be copied: RuntimeError('not me')"),
+        (json.dumps(STRINGS), ["a", 1], "['a', 1] (list), and was registered as string[?]"),
         ('{"dict":[["a",{"none":true}]]}', {"b": None}, "a dict of ['b']"),
         ('{"tensor":"string","shape":[]}', 7, "7 (int), and was registered as string[]"),
     ],
@@ -182,6 +226,7 @@ def test_an_element_that_does_not_fit_is_named(structure: str, element: Any, wro
     """Those before it come."""
     good = {INT: 1, PAIR: (1, np.zeros(2, np.float32))}.get(structure, {"a": None})
     good = b"" if "string" in structure else good
+    good = ["b"] if structure == json.dumps(STRINGS) else good
 
     def function(split: str) -> Iterator[object]:
         yield from [good] * 5
@@ -481,6 +526,102 @@ def test_an_element_that_takes_too_long_ends_its_process() -> None:
     assert e.value.code == "DEADLINE_EXCEEDED"
 
 
+def test_an_element_takes_too_long_whoever_else_delivers() -> None:
+    def function(split: int) -> Iterator[int]:
+        while split:
+            yield split
+            time.sleep(0.003)
+        time.sleep(3600)
+
+    pipeline = pipeline_of(function, range(2), processes=2, timeout_s=0.5)
+    with pytest.raises(PipelineError, match="split 0, element 0: it has taken longer than") as e:
+        for _ in itertools.islice(pipeline.run(None).blocks(), 100_000):
+            pass
+    pipeline.close()
+    assert e.value.code == "DEADLINE_EXCEEDED"
+
+
+class Starting:
+    """In its first process, something happens before the first element."""
+
+    def __init__(self, path: pathlib.Path, what: Callable[[], object]) -> None:
+        self.path, self.what = str(path), what
+
+    def setup(self) -> None:
+        with open(self.path, "a") as file:
+            file.write("x")
+        if os.path.getsize(self.path) == 1:
+            self.what()
+
+    def __call__(self, split: int) -> list[int]:
+        return [split]
+
+
+def test_a_process_that_does_not_start_is_said_and_ended(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read(lambda split: [split], [0])  # so that their nursery has started
+    monkeypatch.setattr(runs, "SILENT_S", 1.0)
+    hangs = Starting(tmp_path / "starts", lambda: time.sleep(3600))
+    with pytest.raises(PipelineError, match="its start: it has taken longer than 1 s") as e:
+        read(hangs, [1], timeout_s=0.5)
+    assert e.value.code == "DEADLINE_EXCEEDED"
+    assert "function is in its start for" in caplog.text
+
+
+def test_a_process_that_dies_before_its_first_element_is_tried_again(
+    tmp_path: pathlib.Path,
+) -> None:
+    dies = Starting(tmp_path / "starts", lambda: os._exit(7))
+    assert read(dies, range(3), on_error="retry", limit=1) == [0, 1, 2]
+    dies = Starting(tmp_path / "others", lambda: os._exit(7))
+    with pytest.raises(PipelineError, match="its start: the process that ran it ended: exit co"):
+        read(dies, range(3))
+
+
+def test_a_process_that_dies_while_it_has_nothing_to_do_is_replaced() -> None:
+    pipeline = pipeline_of(lambda split: [os.getpid()], range(2))
+    run = pipeline.run(Ranges([SplitRange(0, 1, 0), SplitRange(1, 1, 0)]))
+    blocks = run.blocks()
+    (first,) = numbers(itertools.islice(blocks, 1))
+    (child,) = run._busy
+    assert isinstance(child.receive(), Ended)
+    run._idle.append(child)
+    del run._busy[child]
+    os.kill(first, signal.SIGKILL)
+    assert child._control.recv(64, socket.MSG_PEEK)
+    (second,) = numbers(blocks)
+    assert second != first
+    pipeline.close()
+
+
+def test_a_run_that_has_ended_keeps_nothing() -> None:
+    pipeline = pipeline_of(lambda split: [split], range(2))
+    gc.collect()
+    gc.disable()  # so that what is in a cycle stays
+    try:
+        for end in (lambda blocks: [*blocks], lambda blocks: (next(blocks), blocks.close())):
+            run = pipeline.run(None)
+            end(run.blocks())
+            assert not run._busy and not run._idle
+            gone = weakref.ref(run)
+            del run
+            assert gone() is None
+    finally:
+        gc.enable()
+        pipeline.close()
+
+
+def test_a_structure_may_be_large() -> None:
+    names = [f"{number:05}{'x' * 100}" for number in range(2500)]
+    structure = json.dumps({"dict": [[name, json.loads(INT)] for name in names]})
+    assert len(structure) > MESSAGE_BYTES
+    (element,) = read(lambda split: [dict.fromkeys(split, 1)], [names], structure)
+    assert element == dict.fromkeys(names, 1)
+    with pytest.raises(PipelineError, match=r"element is a dict of .*, and was registered as a"):
+        read(lambda split: [{}], [0], structure)
+
+
 def test_a_function_may_do_what_it_likes_to_its_process(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -500,6 +641,17 @@ def test_a_function_may_do_what_it_likes_to_its_process(
     assert read(function, range(4)) == [0, 1, 2, 3]
     assert os.getcwd() == here
     assert "printed" not in capfd.readouterr().out
+
+
+def test_forks_draw_their_own_numbers() -> None:
+    class Drawn:
+        def setup(self) -> None:
+            self.number = int(np.random.randint(1 << 62))
+
+        def __call__(self, split: int) -> list[int]:
+            return [self.number]
+
+    assert read(Drawn(), [0]) != read(Drawn(), [0])
 
 
 def test_an_endless_function_is_left_whenever_one_likes() -> None:
@@ -730,6 +882,16 @@ def test_classes_of_the_same_name_remain_two() -> None:
     for _ in range(2):
         assert first(function, [0]) == [21]
     assert read(function, [0]) == [21]
+
+
+def test_what_a_dataset_would_not_heed_is_refused() -> None:
+    decorated = service.python_dataset([1], on_error="skip")(lambda split: [split])
+    for how in ({"splits": [2]}, {"limit": 3}):
+        with pytest.raises(InvalidArgument, match=r"(splits|limit)'\] are given for a dec"):
+            service.register_dataset("localhost:1", decorated, **how)
+    for on_error in ("skip", "retry"):
+        with pytest.raises(InvalidArgument, match=f"on_error='{on_error}' is for functions of"):
+            python_dataset(None, on_error=on_error)(lambda: None)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 It has a socket to the worker, which sends
 
-    ["setup", structure, bytes]              with a file of so many bytes, a PythonDataset, and one
+    ["setup", bytes, bytes]                  with a file of so many bytes of a structure, and then
+                                             so many of a PythonDataset; and one
                                              of three int64: the split and the element that it is
                                              at, and the split before which all has been sent
     ["run", first, count, start, seed]       these splits, from element `start` on: of the first
@@ -36,11 +37,12 @@ from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
+from numpy import random as numpys_random
 
 from ...blocks import BLOCK_BYTES
 from ...errors import PipelineError
 from ...shared import Lender, new_slab
-from .columns import Column, Misfit, column_of, columns_of, fields_of, write
+from .columns import Column, Field, Misfit, column_of, columns_of, fields_of, write
 
 CREDIT = 3
 """Blocks that have not been taken, before it waits."""
@@ -74,7 +76,7 @@ class Failed(Exception):
 
     def __init__(self, code: str, text: str, split: int = -1, element: int = -1) -> None:
         text = text.encode(errors="backslashreplace").decode()  # names of files may be anything
-        super().__init__(code, text, split, element)
+        super().__init__(code, text[: 2 * MAX_TEXT], split, element)
 
 
 class Child:
@@ -86,9 +88,10 @@ class Child:
         self._lender = Lender()
         self._credit = CREDIT
         message, (definition, progress), _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 2)
-        _, self._structure, size = msgspec.msgpack.decode(message)
-        with mmap.mmap(definition, size, prot=mmap.PROT_READ) as stored:
-            self._definition = stored[:]
+        _, told, size = msgspec.msgpack.decode(message)
+        with mmap.mmap(definition, told + size, prot=mmap.PROT_READ) as stored:
+            self._structure = stored[:told].decode()
+            self._definition = stored[told : told + size]
         self._at = memoryview(mmap.mmap(progress, PROGRESS_BYTES)).cast("q")
         os.close(definition)
         os.close(progress)
@@ -156,8 +159,15 @@ class Child:
     def _send(self, message: list[Any], descriptor: int | None = None) -> None:
         self._require_process()
         given = [] if descriptor is None else [descriptor]
+        data = msgspec.msgpack.encode(message)
+        if len(data) > MESSAGE_BYTES:
+            raise Failed(
+                "RESOURCE_EXHAUSTED",
+                f"an element of {len(self._fields)} tensors cannot be described: stack them",
+                *self._at[:2].tolist(),
+            )
         try:
-            socket.send_fds(self._connection, [msgspec.msgpack.encode(message)], given)
+            socket.send_fds(self._connection, [data], given)
         except OSError:
             os._exit(0)
 
@@ -183,7 +193,7 @@ class Child:
         if self._splits is None:
             return self._run_built()
         random.seed(seed)
-        np.random.seed(None if seed is None else random.getrandbits(32))
+        numpys_random.seed(None if seed is None else random.getrandbits(32))
         self._begin_block()
         self._at_once = True  # somebody waits for the first element
         for split in range(first, first + count):
@@ -260,6 +270,7 @@ class Child:
         leaves: list[Any] = []
         try:
             self._flatten(value, leaves)
+            leaves = [*map(_copied, self._fields, leaves)]
         except Misfit as misfit:
             self._flush()
             raise self._failed(split, element, str(misfit)) from None
@@ -273,7 +284,7 @@ class Child:
         if not self._places or self._places[-1][1] != split:
             self._places.append((self._rows, split, element))
         for column, leaf in zip(self._columns, leaves, strict=True):
-            column.append(leaf if isinstance(leaf, IMMUTABLE) else copy.deepcopy(leaf))
+            column.append(leaf)
         self._rows += 1
         self._bytes += size
 
@@ -337,6 +348,18 @@ class Child:
 def _nothing() -> None: ...
 
 
+def _copied(field: Field, leaf: Any) -> Any:
+    """What stays as it is, whatever the function does to the leaf. Raises Misfit."""
+    if isinstance(leaf, IMMUTABLE):
+        return leaf
+    try:
+        if not isinstance(leaf, np.ndarray) and hasattr(leaf, "__array__"):
+            leaf = np.asarray(leaf)
+        return copy.deepcopy(leaf)
+    except Exception as error:
+        raise Misfit(f"{field.path} cannot be copied: {_repr(error)}") from error
+
+
 def _bytes(leaf: Any) -> int:
     size = getattr(leaf, "nbytes", None)
     if isinstance(size, int):
@@ -372,4 +395,5 @@ def main(connection: socket.socket) -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)  # what the function prints is the worker's log
+    numpys_random.seed()  # or all forks would draw the same; `random` sees to that itself
     Child(connection).serve()

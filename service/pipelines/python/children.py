@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import select
@@ -72,16 +73,17 @@ class PythonChild:
             self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._control = nursery.fork(theirs)
-            stored, memory = new_slab(max(1, len(definition)))
+            stored, memory = new_slab(max(1, len(structure.encode()) + len(definition)))
             progress, shared = new_slab(PROGRESS_BYTES)
         except OSError as error:
             raise PipelineError(
                 "RESOURCE_EXHAUSTED", f"no process can be started: {error}"
             ) from error
         self._at = shared.view(np.int64)
-        memory[: len(definition)] = np.frombuffer(definition, np.uint8)
+        told = structure.encode()
+        memory[: len(told) + len(definition)] = np.frombuffer(told + definition, np.uint8)
         self._borrower = Borrower("a dataset's process")
-        self._send(["setup", structure, len(definition)], [stored, progress])
+        self._send(["setup", len(told), len(definition)], [stored, progress])
         os.close(stored)
         os.close(progress)
 
@@ -117,7 +119,7 @@ class PythonChild:
         """What it says next; waits for it."""
         ready = _readable(self._connection, self._control)
         if self._connection.fileno() not in ready:  # what it has forked may have the other end
-            return Died(ended(self._control), self.at, self.sent)
+            return self._died()
         try:
             received = socket.recv_fds(self._connection, MESSAGE_BYTES, 1)
         except ConnectionResetError:  # it ended, with messages unread; what it sent comes yet
@@ -131,7 +133,14 @@ class PythonChild:
                 return Ended()
             case ["failed", code, text, split, element]:
                 return Failed(code, text, Place(split, element))
-        return Died(ended(self._control), self.at, self.sent)
+        return self._died()
+
+    def _died(self) -> Died:
+        try:
+            how = ended(self._control)
+        except ConnectionResetError:  # it was told to end, which nobody has read
+            how = ended(self._control)
+        return Died(how, self.at, self.sent)
 
     def _payload(self, size: int, slab: int | None, descriptors: list[int]) -> Any:
         try:
@@ -154,6 +163,12 @@ class PythonChild:
     def wait_until_ended(self, timeout_ms: int) -> None:
         _readable(self._control, timeout_ms=timeout_ms)
 
+    def end(self) -> None:
+        """Have it end, with what it has forked; what it has sent is received yet, and that it has
+        Died."""
+        with contextlib.suppress(OSError):
+            self._control.send(b"end")
+
     def kill(self) -> None:
         """End it, with what it has forked; wait until it is gone. Idempotent."""
         with contextlib.suppress(OSError):
@@ -163,8 +178,12 @@ class PythonChild:
         self._connection.close()
 
     def _send(self, message: list[Any], descriptors: list[int] = []) -> None:  # noqa: B006
-        with contextlib.suppress(OSError):  # it has ended, which is received
+        try:
             socket.send_fds(self._connection, [msgspec.msgpack.encode(message)], descriptors)
+        except OSError as error:
+            if error.errno == errno.EMSGSIZE:
+                raise
+            # it has ended, which is received
 
 
 def _readable(*ends: socket.socket, timeout_ms: int | None = None) -> set[int]:

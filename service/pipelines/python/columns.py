@@ -232,15 +232,15 @@ def _strings(values: list[bytes], shape: tuple[int, ...]) -> Column:
 def _columns_of_strings(field: Field, values: Sequence[Any]) -> Column:
     arrays = []
     for row, value in enumerate(values):
-        array = _attempt(value)
+        array = _attempt(value, np.dtype(object))  # one of strings has no NULs at their ends
         flat = [] if array is None else array.ravel().tolist()
         if (
             array is None
-            or (array.dtype.kind not in "SUO" and value != [])
             or not _fits(array.shape, field.shape)
             or not all(isinstance(text, str | bytes) for text in flat)
         ):
-            raise Misfit(f"{field.path} is {_said(value)}, and was registered as {field}", row)
+            said = _described(value) if isinstance(value, list) else _said(value)
+            raise Misfit(f"{field.path} is {said}, and was registered as {field}", row)
         arrays.append((array.shape, list(map(_encoded, flat))))
     joined = [text for _, texts in arrays for text in texts]
     first = arrays[0][0]

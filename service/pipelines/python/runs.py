@@ -58,6 +58,7 @@ class _Work:
     seen: Place = NOWHERE  # where the child is
     since_s: float = 0.0  # when it came there
     warned: bool = False
+    late: str = ""  # why its child was told to end
 
 
 class PythonRun:
@@ -81,9 +82,9 @@ class PythonRun:
         self._seed = seed
         self._index = start
         self._cancelled = threading.Event()
-        self._lock = threading.Lock()  # of `_wake`
-        self._wake: int | None = None  # while it is read
-        self._feeder = _Feeder(next_range, self._notify)
+        self._bell = _Bell()
+        self._feeder = _Feeder(next_range, self._bell)
+        self._looked_s = 0.0
         self._waiting: collections.deque[_Work] = collections.deque()
         self._busy: dict[PythonChild, _Work] = {}
         self._idle: list[PythonChild] = []
@@ -92,28 +93,20 @@ class PythonRun:
     def cancel(self) -> None:
         """End `blocks` soon, from any thread. Idempotent."""
         self._cancelled.set()
-        self._notify()
-
-    def _notify(self) -> None:
-        with self._lock:
-            if self._wake is not None:
-                os.eventfd_write(self._wake, 1)
+        self._bell.ring()
 
     def blocks(self) -> Generator[Block, None, None]:
         """The elements; to be called once. Raises PipelineError, and what the feed raises."""
-        with self._lock:
-            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._bell.open()
         try:
             yield from self._blocks()
         finally:
             self._feeder.stop()
-            for child in self._busy:
-                child.kill()
-            for child in self._idle:
-                self._children.give_back(child)
-            with self._lock:
-                os.close(self._wake)
-                self._wake = None
+            while self._busy:
+                self._busy.popitem()[0].kill()
+            while self._idle:
+                self._children.give_back(self._idle.pop())
+            self._bell.close()
 
     def _blocks(self) -> Generator[Block, None, None]:
         while not self._cancelled.is_set():
@@ -123,12 +116,13 @@ class PythonRun:
                 match child.receive():
                     case Received(block, behind):
                         self._busy[child].behind = behind
+                        given_s = time.monotonic()
                         yield self._placed(block)
                         if self._cancelled.is_set():
                             return
                         child.take()
-                        for work in self._busy.values():
-                            work.since_s = time.monotonic()  # they may have waited for us
+                        for work in self._busy.values():  # they may have waited for us
+                            work.since_s += time.monotonic() - given_s
                     case Ended():
                         del self._busy[child]
                         self._idle.append(child)
@@ -152,12 +146,20 @@ class PythonRun:
                     break
                 self._divide(found)
             work = self._waiting.popleft()
-            child = self._idle.pop() if self._idle else self._children.take()
+            child = self._free_child()
             work.behind, work.seen = Place(work.first, work.start), NOWHERE
             work.since_s = time.monotonic()
             self._busy[child] = work
             child.run(work.first, work.stop - work.first, work.start, self._seed)
         return not self._feeder.over
+
+    def _free_child(self) -> PythonChild:
+        while self._idle:
+            child = self._idle.pop()
+            if child.lives:
+                return child
+            child.kill()
+        return self._children.take()
 
     def _divide(self, splits: SplitRange) -> None:
         stop = splits.first + splits.count
@@ -172,52 +174,54 @@ class PythonRun:
 
     def _ready(self) -> list[PythonChild]:
         """Those that have something to say, once one has, or once there may be something to do."""
-        assert self._wake is not None
         polled = select.poll()
-        for end in (self._wake, *(end for child in self._busy for end in child.filenos())):
+        for end in (self._bell.fileno(), *(end for child in self._busy for end in child.filenos())):
             polled.register(end, select.POLLIN)
         patience_s = min(self._policy.timeout_s or SILENT_S, SILENT_S)
         ready = {descriptor for descriptor, _ in polled.poll(1000 * patience_s / 4)}
-        if self._wake in ready:
-            os.eventfd_read(self._wake)
+        if self._bell.fileno() in ready:
+            self._bell.clear()
         found = [child for child in self._busy if not ready.isdisjoint(child.filenos())]
-        if not found:
-            self._look(time.monotonic())
+        if (now_s := time.monotonic()) - self._looked_s >= patience_s / 4 or not found:
+            self._looked_s = now_s
+            for child in self._busy.keys() - found:
+                self._look(child, self._busy[child], now_s)
         return found
 
-    def _look(self, now_s: float) -> None:
-        """Whether one is in an element for too long."""
-        for child, work in list(self._busy.items()):
-            if child.at != work.seen:
-                work.seen, work.since_s, work.warned = child.at, now_s, False
-            silent_s, where = now_s - work.since_s, _said(work.seen)
-            if work.seen.split < 0:
-                continue  # it is starting
-            if 0 < self._policy.timeout_s <= silent_s:
-                what = f"{where}: it has taken longer than {self._policy.timeout_s:g} s"
-                child.kill()
-                self._fail(child, Failed("DEADLINE_EXCEEDED", what, work.seen), has_ended=True)
-            elif silent_s >= SILENT_S and not work.warned:
+    def _look(self, child: PythonChild, work: _Work, now_s: float) -> None:
+        """Whether it is in an element for too long, or in its start."""
+        if child.at != work.seen:
+            if work.seen != NOWHERE or child.at.split >= 0:
+                work.since_s = now_s
+            work.seen, work.warned = child.at, False
+        silent_s, where, limit_s = now_s - work.since_s, _said(work.seen), self._policy.timeout_s
+        if work.seen.split < 0 and limit_s:
+            limit_s = max(limit_s, SILENT_S)  # imports and models take longer than an element
+        if not work.late:
+            if 0 < limit_s <= silent_s:
+                work.late = f"{where}: it has taken longer than {limit_s:g} s"
+                child.end()  # what it has sent comes yet, and then that it has ended
+            if silent_s >= SILENT_S and not work.warned:
                 log.warning("a Python dataset's function is in %s for %d s", where, silent_s)
                 work.warned = True
 
-    def _fail(self, child: PythonChild, failure: Failed | Died, *, has_ended: bool = False) -> None:
+    def _fail(self, child: PythonChild, failure: Failed | Died) -> None:
         """The rest of what it had is for another one, or PipelineError is raised."""
         work = self._busy.pop(child)
         at = failure.at
         if isinstance(failure, Died):
             child.kill()
             behind = max(work.behind, failure.sent)
-            where = _said(at) if at.split >= 0 else "before the first element"
-            code, text = "ABORTED", f"{where}: the process that ran it ended: {failure.how}"
+            code, text = "ABORTED", f"{_said(at)}: the process that ran it ended: {failure.how}"
+            if work.late:
+                code, text = "DEADLINE_EXCEEDED", work.late
         else:
             code, text = failure.code, failure.text
-            behind = work.behind if has_ended else max(work.behind, at)
-            if not has_ended:
-                self._idle.append(child)
+            behind = max(work.behind, at)
+            self._idle.append(child)
         text = f"worker {self._policy.where}: {text}"
         self._failures[at.split] += 1
-        if at.split < 0:
+        if at.split < 0 and isinstance(failure, Failed):  # as the next one would
             raise PipelineError(code, text)
         if self._policy.on_error == RETRY and self._failures[at.split] <= self._policy.limit:
             log.warning("tried again: %s", text)
@@ -225,7 +229,11 @@ class PythonRun:
                 self._waiting.appendleft(replace(work, start=self._index))
             else:
                 self._again(behind.split, work.stop, behind.element)
-        elif self._policy.on_error == SKIP and self._failures.total() <= self._policy.limit:
+        elif (
+            at.split >= 0
+            and self._policy.on_error == SKIP
+            and self._failures.total() <= self._policy.limit
+        ):
             log.warning("its rest is skipped: %s", text)
             self._again(at.split + 1, work.stop)
             self._again(behind.split, at.split, behind.element)
@@ -238,15 +246,44 @@ class PythonRun:
 
 
 def _said(at: Place) -> str:
-    return f"split {at.split}, element {at.element}"
+    return f"split {at.split}, element {at.element}" if at.split >= 0 else "its start"
+
+
+class _Bell:
+    """Wakes who waits for its descriptor, while it is open. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._descriptor: int | None = None
+
+    def open(self) -> None:
+        with self._lock:
+            self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def fileno(self) -> int:
+        assert self._descriptor is not None
+        return self._descriptor
+
+    def ring(self) -> None:
+        with self._lock:
+            if self._descriptor is not None:
+                os.eventfd_write(self._descriptor, 1)
+
+    def clear(self) -> None:
+        os.eventfd_read(self.fileno())
+
+    def close(self) -> None:
+        with self._lock:
+            os.close(self.fileno())
+            self._descriptor = None
 
 
 class _Feeder:
     """Asks for ranges, one at a time, in a thread of its own; it starts with the first."""
 
-    def __init__(self, next_range: NextRange, notify: Callable[[], None]) -> None:
+    def __init__(self, next_range: NextRange, bell: _Bell) -> None:
         self._next_range = next_range
-        self._notify = notify
+        self._bell = bell
         self._asked = False
         self._stopped = False
         self._asks: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -286,4 +323,4 @@ class _Feeder:
             except BaseException as error:  # noqa: BLE001 - for who reads the run
                 answer = error
             self._answers.put(answer)
-            self._notify()
+            self._bell.ring()
