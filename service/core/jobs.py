@@ -29,7 +29,7 @@ class JoinJob(GetOrCreateJob, frozen=True, kw_only=True):
     """→ (JobCreated,) and what joining its epoch leads to. Answers the ConsumerJoined event.
 
     A job of that name that is of another dataset is not joined: whose elements these are is for
-    the consumer to look at first. Answers None then.
+    the consumer to look at first. Answers that Job then.
     """
 
     epoch: int
@@ -87,7 +87,7 @@ def _join_job(state: State, command: JoinJob) -> Decision:
     else:
         job = state.jobs[job_id]
         if job.dataset_id != command.dataset_id:
-            return Decision([], None)
+            return Decision([], job)
     joined = join(state, job, command.epoch, ids)
     return Decision([*created, *joined.events], joined.answer)
 

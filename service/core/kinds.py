@@ -199,7 +199,7 @@ class Coordinated(Shared):
 
 
 def can_run(state: State, job: Job, worker: AnyWorker) -> bool:
-    """Whether it can run the dataset: TensorFlow's workers, and some of ours, run graphs only."""
+    """Whether it can run the dataset: TensorFlow's own workers run graphs only, as some of ours."""
     if not (worker.stock or worker.no_python):
         return True
     dataset = state.datasets[job.dataset_id]

@@ -16,7 +16,7 @@ from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core.base import find_dataset, find_iteration
 from ..core.kinds import why_no_task
-from ..core.state import Iteration, Save, Task, lease_caller
+from ..core.state import Iteration, Job, Save, Task, lease_caller
 from ..core.status import datasets, status
 from ..errors import InvalidArgument, Unavailable
 from ..pipelines.definitions import compresses, sanitize, without_compression
@@ -167,10 +167,9 @@ class ForebayFace:
             command = c.JoinJob(request=number, epoch=request.epoch, **_job(request.job))
         else:
             command = c.JoinIteration(request=number, job_id=request.job_id, epoch=request.epoch)
-        joined: ev.ConsumerJoined | None = await self._dispatcher.execute(command)
-        if joined is None:
-            job = state.jobs[state.job_by_name[request.job.job_name]]
-            return pb.JoinIterationResponse(job_id=job.job_id, dataset_id=job.dataset_id)
+        joined: ev.ConsumerJoined | Job = await self._dispatcher.execute(command)
+        if isinstance(joined, Job):  # which may be gone
+            return pb.JoinIterationResponse(job_id=joined.job_id, dataset_id=joined.dataset_id)
         self._dispatcher.attendance.saw(joined.consumer_id)
         response = pb.JoinIterationResponse(
             iteration_id=joined.iteration_id, consumer_id=joined.consumer_id

@@ -219,6 +219,8 @@ def coordinated(cluster: Cluster) -> None:
     cluster.leave(consumers[1])
     other = cluster.join(cluster.job("plain", "whole rounds", ev.OFF, num_consumers=1), caller="o")
     cluster.leave(other.consumer_id)
+    cluster.worker(18)
+    cluster.do(c.RegisterWorker(address="w:18", uid=18, draining=True))
 
 
 def removed(cluster: Cluster) -> None:

@@ -48,11 +48,14 @@ def test_a_job_of_another_dataset_is_not_joined_unasked() -> None:
     given = Given()
     other = given.when(dataset("a"))
     given.iteration("n")
+    (job,) = given.state.jobs.values()
     asked = c.JoinJob(
         request=("trainer", 1), dataset_id=other, name="n", sharding=ev.DYNAMIC, epoch=0
     )
-    assert given.when(asked) is None
+    answer = given.when(asked)
     assert given.then == []
+    given.when(c.RemoveDataset(dataset_id="d", force=True))  # before the answer leaves
+    assert (answer.job_id, answer.dataset_id) == (job.job_id, "d")
 
 
 def test_a_job_that_cannot_be_joined_is_not_created() -> None:

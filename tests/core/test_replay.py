@@ -18,7 +18,7 @@ from forebay.service.core.encoding import decode_state, encode_state
 from forebay.service.core.kinds import DIVIDED, can_run, kind_of
 from forebay.service.core.machine import apply, decide
 from forebay.service.core.places import place_of
-from forebay.service.core.state import State
+from forebay.service.core.state import Job, State
 from forebay.service.core.status import status
 from forebay.service.errors import ForebayError
 
@@ -347,6 +347,8 @@ class Dispatcher(RuleBasedStateMachine):
         if self.last is None or self.last[0].request is None or self.last[1] is None:
             return
         command, answer = self.last
+        if isinstance(answer, Job):
+            return  # of another dataset; nothing was decided
         if isinstance(answer, ev.SplitsLeased) and not answer.count:
             return  # "no splits" decides nothing: some may have come back since
         if command.request[0] in self.live.answers:  # type: ignore[index]
