@@ -88,7 +88,8 @@ def python_dataset(
         the split is left out) or "retry" (it is run again, and goes on behind the last element
         that came; the function must yield the same again).
       limit: how many splits a worker skips in an epoch, or how often it retries one.
-      timeout_s: how long an element may take, in seconds, before its process is killed.
+      timeout_s: how long an element may take, in seconds, before its process is killed; its start,
+        with the function's imports and `setup`, may take a minute at least.
 
     Raises ValueError for arguments that make no sense.
     """

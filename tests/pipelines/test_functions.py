@@ -534,7 +534,7 @@ def test_an_element_takes_too_long_whoever_else_delivers() -> None:
         time.sleep(3600)
 
     pipeline = pipeline_of(function, range(2), processes=2, timeout_s=0.5)
-    with pytest.raises(PipelineError, match="split 0, element 0: it has taken longer than") as e:
+    with pytest.raises(PipelineError, match=r"split \d, .*: it has taken longer than") as e:
         for _ in itertools.islice(pipeline.run(None).blocks(), 100_000):
             pass
     pipeline.close()

@@ -191,9 +191,7 @@ class PythonRun:
     def _look(self, child: PythonChild, work: _Work, now_s: float) -> None:
         """Whether it is in an element for too long, or in its start."""
         if child.at != work.seen:
-            if work.seen != NOWHERE or child.at.split >= 0:
-                work.since_s = now_s
-            work.seen, work.warned = child.at, False
+            work.seen, work.since_s, work.warned = child.at, now_s, False
         silent_s, where, limit_s = now_s - work.since_s, _said(work.seen), self._policy.timeout_s
         if work.seen.split < 0 and limit_s:
             limit_s = max(limit_s, SILENT_S)  # imports and models take longer than an element
@@ -226,7 +224,7 @@ class PythonRun:
         if self._policy.on_error == RETRY and self._failures[at.split] <= self._policy.limit:
             log.warning("tried again: %s", text)
             if self._bundle is not None:  # with the same random numbers
-                self._waiting.appendleft(replace(work, start=self._index))
+                self._waiting.appendleft(replace(work, start=self._index, late=""))
             else:
                 self._again(behind.split, work.stop, behind.element)
         elif (
