@@ -105,7 +105,9 @@ def test_an_error_names_split_and_transform(dispatcher: DispatcherProcess, files
     p = beam.Pipeline()
     wrong = p | beam.io.ReadFromTFRecord(files) | "Invert" >> beam.Map(lambda r: 1 / (int(r) - 20))
     dataset_id = service.register_dataset(dispatcher.target, wrong)
-    with pytest.raises(PipelineError, match=r"(?s)element 20: ZeroDivisionError.*'Invert'"):
+    with pytest.raises(
+        PipelineError, match=r"(?s)split \d, element 20: ZeroDivisionError.*'Invert'"
+    ):
         list(service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC))
 
 

@@ -341,8 +341,9 @@ class Child:
         self, split: int, element: int, what: str, code: str = "INVALID_ARGUMENT"
     ) -> Failed:
         assert self._splits is not None
-        name = _repr(self._splits[split])
-        return Failed(code, f"split {split} ({name}), element {element}: {what}", split, element)
+        is_bundle = hasattr(self._function, "run_bundle")  # its splits are pickled
+        name = "" if is_bundle else f" ({_repr(self._splits[split])})"
+        return Failed(code, f"split {split}{name}, element {element}: {what}", split, element)
 
 
 def _nothing() -> None: ...
