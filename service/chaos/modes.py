@@ -80,10 +80,19 @@ class Readers:
         return AS_EVER
 
     def _read(self, reader: int) -> None:
+        try:
+            self._join(reader)
+        except BaseException:  # the others wait for it
+            self._tell(partial(setattr, self, "_out_of_step", True))
+            raise
+
+    def _join(self, reader: int) -> None:
         recorder = Recorder(records_of(self._directory, self._mode, reader))
         dispatcher = DispatcherClient(self._service)
         try:
-            job = dispatcher.call_numbered(self._request, pb.GetOrCreateJobResponse)
+            request = pb.GetOrCreateJobRequest()  # of its own, as it is numbered
+            request.CopyFrom(self._request)
+            job = dispatcher.call_numbered(request, pb.GetOrCreateJobResponse)
             join = pb.JoinIterationRequest(job_id=job.job_id, epoch=1)
             joined = dispatcher.call_numbered(join, pb.JoinIterationResponse)
             kind = RoundsConsumer if self._mode == "rounds" else Consumer
