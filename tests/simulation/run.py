@@ -221,14 +221,15 @@ class Run:
         most = scenario.credit_bytes // 512 + 2  # blocks, with one worker's process
         on_their_way = most * pipeline.block_elements * sum(len(w.processes) for w in self.workers)
         books = self.oracle.books
-        kinds = {fault.kind for fault in scenario.faults}
+        unheard = set()  # workers that left, perhaps when nobody was there to say goodbye to
+        if {"stop dispatcher", "kill dispatcher"} & {fault.kind for fault in scenario.faults}:
+            leaving = self.oracle.leaving_uids
+            unheard = {worker for worker, uid in books.workers.items() if uid in leaving}
         for node, lost in ((self.workers, books.lost_workers), (self.trainers, books.left)):
             if scenario.weather.lost == 0 and not any(n.disturbed for n in self.nodes):
                 # A late heartbeat may make a worker known again that has left, for a while.
                 fine = {"it said goodbye", "another process took its address"}
-                if {"stop dispatcher", "kill dispatcher"} & kinds and "drain worker" in kinds:
-                    fine.add("no sign of life")  # nobody was there to say goodbye to
-                reasons = set(lost.values()) - fine
+                reasons = {why for who, why in lost.items() if who not in unheard} - fine
                 if any(not reason.endswith("was removed") for reason in reasons):
                     raise Violation(f"one of {node} was given up without a cause: {reasons}")
         account = partial(self.oracle.account, dynamic=scenario.policy.name == "DYNAMIC")
