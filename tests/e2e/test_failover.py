@@ -52,6 +52,7 @@ def test_forebays_workers_and_trainers_go_on(pair: list[DispatcherProcess]) -> N
                 if len(got) == 100:
                     pair[0].kill()
                 if len(got) == 800:
+                    wait_until(leads, pair[1], 2)  # or the first one, which is back, leads again
                     pair[0].restart()
                     with pair[1].paused():
                         wait_until(leads, pair[0], 3)
