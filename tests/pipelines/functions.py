@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from forebay.service.blocks import Block
 from forebay.service.client.functions import python_dataset, request_of
 from forebay.service.pipelines.python.pipeline import PythonPipeline
+from forebay.service.structure import assemble
+
+Function = Callable[[Any], Any]
 
 INT = '{"tensor":"int64","shape":[]}'
 
@@ -24,3 +28,21 @@ def pipeline_of(
     return PythonPipeline(
         request.python, request.sources, structure, processes=processes, where="w:1"
     )
+
+
+def numbers(blocks: Iterator[Block]) -> list[int]:
+    return [int(x) for block in blocks for x in block.components[0].elements()]
+
+
+def read(function: Function, splits: Sequence[Any], structure: str = INT, **how: Any) -> list[Any]:
+    """Its elements, by one process."""
+    pipeline = pipeline_of(function, splits, structure, **how)
+    make = assemble(structure)
+    try:
+        return [
+            element
+            for block in pipeline.run(None).blocks()
+            for element in make([c.elements() for c in block.components], block.count)
+        ]
+    finally:
+        pipeline.close()

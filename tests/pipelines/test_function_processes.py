@@ -1,0 +1,485 @@
+"""Python datasets: functions that fail, and the processes that they run in."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import itertools
+import json
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from forebay.service.errors import PipelineError, Unavailable
+from forebay.service.pipelines import Run, SplitRange
+from forebay.service.pipelines.python import runs
+from forebay.service.pipelines.python.child import MESSAGE_BYTES
+from forebay.service.pipelines.python.children import Ended
+from forebay.service.pipelines.python.nursery import Nursery, ended
+
+from .contract import Ranges
+from .functions import INT, Function, numbers, pipeline_of, read
+
+
+def until(number: int, last: Callable[[], object]) -> Function:
+    """Numbers of two to a split; at this split, after one, something else."""
+
+    def function(split: int) -> Iterator[int]:
+        yield 2 * split
+        if split == number:
+            last()
+        yield 2 * split + 1
+
+    return function
+
+
+def raises(error: BaseException) -> Callable[[], object]:
+    def function() -> None:
+        raise type(error)(*error.args)
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyError("why"), "UNKNOWN", "KeyError('why')"),
+        (ValueError("why"), "INVALID_ARGUMENT", "ValueError: why"),
+        (MemoryError(), "RESOURCE_EXHAUSTED", "MemoryError"),
+        (StopIteration(), "UNKNOWN", "generator raised StopIteration"),
+        (KeyboardInterrupt(), "UNKNOWN", "KeyboardInterrupt"),
+        (SystemExit(2), "UNKNOWN", "SystemExit"),
+    ],
+)
+def test_an_exception_comes_with_the_functions_traceback(
+    error: BaseException, code: str, said: str
+) -> None:
+    pipeline = pipeline_of(until(3, raises(error)), range(9))
+    for _ in range(2):  # the process lives on
+        with pytest.raises(PipelineError) as raised:
+            list(pipeline.run(None).blocks())
+        assert raised.value.code == code
+        message = raised.value.message
+        assert message.startswith("worker w:1: split 3 (3), element 1: ")
+        for part in (said, pathlib.Path(__file__).name, "in function", "last()"):
+            assert part in message
+        assert "child.py" not in message
+    pipeline.close()
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda split: split, "'int' object is not iterable"),
+        (lambda: [1], "takes 0 positional arguments but 1 was given"),
+        (raises(StopIteration()), "takes 0 positional arguments"),
+    ],
+)
+def test_what_is_no_function_of_a_split(function: Function, said: str) -> None:
+    with pytest.raises(PipelineError, match=r"split 0 .*element 0") as raised:
+        read(function, [1, 2])
+    assert said in raised.value.message
+
+
+DEATHS = {
+    "exit code 7": lambda: os._exit(7),
+    "SIGSEGV": lambda: ctypes.string_at(0),
+    "SIGKILL, perhaps because memory was short": lambda: os.kill(os.getpid(), signal.SIGKILL),
+}
+
+
+@pytest.mark.parametrize("how", DEATHS)
+def test_a_process_that_dies_is_an_error_there_and_nowhere_else(how: str) -> None:
+    pipeline = pipeline_of(until(3, DEATHS[how]), range(9))
+    other = pipeline_of(until(-1, print), range(100))
+    unaffected = other.run(None).blocks()
+    first = next(unaffected)
+    with pytest.raises(PipelineError) as raised:
+        list(pipeline.run(None).blocks())
+    assert raised.value.code == "ABORTED"
+    assert "split 3, element 1: the process that ran it ended: " in raised.value.message
+    assert how in raised.value.message
+    fine = pipeline.run(Ranges([SplitRange(4, 2, 0)]))
+    assert numbers(fine.blocks()) == [8, 9, 10, 11]
+    assert numbers(itertools.chain([first], unaffected)) == [*range(200)]
+    pipeline.close()
+    other.close()
+
+
+@pytest.fixture
+def nursery() -> Iterator[Nursery]:
+    found = Nursery()
+    yield found
+    found.close()
+
+
+def asked(nursery: Nursery) -> tuple[socket.socket, socket.socket]:
+    """A child that waits to be told what to do, and what is said of its end."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        return ours, nursery.fork(theirs)
+
+
+def test_a_request_that_fails_costs_no_other_child(nursery: Nursery) -> None:
+    connection, control = asked(nursery)
+    assert nursery._requests is not None
+    refused, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    socket.send_fds(nursery._requests, [b"fork"], [theirs.fileno()])  # the other one is missing
+    theirs.close()
+    assert refused.recv(1) == b""
+    other, told = asked(nursery)
+    other.close()
+    assert ended(told).startswith("exit code")
+    control.send(b"end")
+    assert "SIGKILL" in ended(control)
+    for each in (connection, control, refused, told):
+        each.close()
+
+
+def test_a_nursery_that_has_gone_is_started_again(nursery: Nursery) -> None:
+    for _ in range(2):
+        connection, control = asked(nursery)
+        connection.close()
+        assert ended(control).startswith("exit code")
+        control.close()
+        assert nursery._requests is not None
+        nursery._requests.shutdown(socket.SHUT_RDWR)  # as when it has just died
+
+
+def test_a_nursery_ends_though_a_fork_of_the_worker_lives() -> None:
+    nursery = Nursery()
+    connection, control = asked(nursery)
+    assert nursery._requests is not None
+    theirs = os.dup(nursery._requests.fileno())
+    nursery.close()
+    assert ended(control) == "with the worker's nursery"
+    for end in (theirs, connection.detach(), control.detach()):
+        os.close(end)
+
+
+@pytest.mark.parametrize("last", [lambda: None, DEATHS["exit code 7"]])
+def test_what_a_function_has_started_ends_with_it(
+    last: Callable[[], object], tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "process"
+
+    def function(split: int) -> Iterator[int]:
+        path.write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+        yield 1
+        last()
+
+    with contextlib.suppress(PipelineError):
+        read(function, [0])
+    stat = pathlib.Path(f"/proc/{path.read_text()}/stat")
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while stat.read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+
+
+def test_all_are_told_to_tear_down_before_one_is_waited_for(tmp_path: pathlib.Path) -> None:
+    class Together:
+        def __call__(self, split: int) -> Iterator[int]:
+            (tmp_path / f"began {os.getpid()}").touch()
+            while len([*tmp_path.glob("began *")]) < 2:
+                time.sleep(0.01)
+            yield split
+
+        def teardown(self) -> None:
+            (tmp_path / f"told {os.getpid()}").touch()
+            while len([*tmp_path.glob("told *")]) < 2:
+                time.sleep(0.01)
+            (tmp_path / f"over {os.getpid()}").touch()
+
+    pipeline = pipeline_of(Together(), range(2), processes=2)
+    assert sorted(numbers(pipeline.run(None).blocks())) == [0, 1]
+    pipeline.close()
+    assert len([*tmp_path.glob("over *")]) == 2
+
+
+def test_what_fails_is_skipped_if_that_is_registered() -> None:
+    """The rest of the split; no more of them than it may."""
+    for last in (raises(ValueError("no")), DEATHS["exit code 7"]):
+        found = read(until(3, last), range(9), on_error="skip", limit=1)
+        assert set(found) - {6} == set(range(18)) - {6, 7}
+        assert len(found) == len(set(found))
+        with pytest.raises(PipelineError, match="split 3"):
+            read(until(3, last), range(9), on_error="skip", limit=0)
+
+    def odd(split: int) -> Iterator[object]:
+        yield split if split % 2 else "even"
+
+    assert read(odd, range(9), on_error="skip", limit=5) == [1, 3, 5, 7]
+    with pytest.raises(PipelineError, match=r"split 6 \(6\), element 0"):
+        read(odd, range(9), on_error="skip", limit=3)
+
+
+def test_what_fails_is_run_again_if_that_is_registered(tmp_path: pathlib.Path) -> None:
+    """From behind the last element that came; as often as it may."""
+    for name, last in {"raised": raises(ValueError("no")), "died": lambda: os._exit(7)}.items():
+
+        def twice(path: str = str(tmp_path / name), last: Function = last) -> None:  # type: ignore[assignment]
+            with open(path, "a") as file:
+                file.write("x")
+            if os.path.getsize(path) <= 2:
+                last()  # type: ignore[call-arg]
+
+        function = until(3, twice)
+        with pytest.raises(PipelineError, match="split 3"):
+            read(function, range(9), on_error="retry", limit=0)
+        assert read(function, range(9), on_error="retry", limit=1) == [*range(18)]
+
+
+@pytest.mark.parametrize("how", ["raised", "died"])
+def test_a_split_that_has_come_is_not_run_again(how: str, tmp_path: pathlib.Path) -> None:
+    """Though the one behind it fails before its first element."""
+    path = str(tmp_path / "calls")
+
+    def function(split: int) -> Iterator[int]:
+        with open(path, "a") as file:
+            file.write(f"{split} ")
+        if split == 1:
+            os._exit(7) if how == "died" else raises(ValueError("no"))()
+        if split != 3:  # which has none
+            yield split
+
+    assert read(function, range(6), on_error="skip", limit=1) == [0, 2, 4, 5]
+    assert pathlib.Path(path).read_text().split() == [*"012345"]
+
+
+def test_a_split_that_is_run_again_must_yield_the_same(tmp_path: pathlib.Path) -> None:
+    """Elements of the next one are not taken for its own."""
+    path = tmp_path / "count"
+
+    def function(split: int, path: str = str(path)) -> Iterator[int]:
+        with open(path, "a") as file:
+            file.write("x")
+        if os.path.getsize(path) == 1:
+            for i in range(3):
+                time.sleep(0.01)  # so slow that none waits for company
+                yield i
+            os._exit(7)
+        yield from (10 * split, 10 * split + 1)
+
+    with pytest.raises(PipelineError, match=r"split 0 .*it has 2 elements now, and 3 had come"):
+        read(function, range(3), on_error="retry", limit=1)
+    path.unlink()
+    assert read(function, range(3), on_error="skip", limit=1) == [0, 1, 2, 10, 11, 20, 21]
+
+
+def test_a_bundle_that_is_run_again_is_the_same_bundle(tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "count")
+
+    def function(split: int) -> Iterator[int]:
+        for _ in range(3):
+            yield random.randrange(1 << 40)
+        if split == 2:
+            with open(path, "a") as file:
+                file.write("x")
+            if os.path.getsize(path) == 1:
+                os._exit(1)
+        yield random.randrange(1 << 40)
+
+    pipeline = pipeline_of(function, range(5), on_error="retry", limit=1)
+    read = [
+        numbers(pipeline.bundle(SplitRange(0, 5, 0), number=3, seed=1).blocks()) for _ in range(2)
+    ]
+    pipeline.close()
+    assert read[0] == read[1]
+    assert len(set(read[0])) == 20
+
+
+def test_an_element_that_takes_too_long_ends_its_process() -> None:
+    def hangs(split: int) -> Iterator[int]:
+        yield split
+        time.sleep(3600)
+
+    with pytest.raises(PipelineError, match=r"split 0, element .: it has taken longer than") as e:
+        read(hangs, [1], timeout_s=0.5)
+    assert e.value.code == "DEADLINE_EXCEEDED"
+
+
+def test_an_element_takes_too_long_whoever_else_delivers() -> None:
+    def function(split: int) -> Iterator[int]:
+        while split:
+            yield split
+            time.sleep(0.003)
+        time.sleep(3600)
+
+    pipeline = pipeline_of(function, range(2), processes=2, timeout_s=0.5)
+    with pytest.raises(PipelineError, match=r"split \d, .*: it has taken longer than") as e:
+        for _ in itertools.islice(pipeline.run(None).blocks(), 100_000):
+            pass
+    pipeline.close()
+    assert e.value.code == "DEADLINE_EXCEEDED"
+
+
+class Starting:
+    """In its first process, something happens before the first element."""
+
+    def __init__(self, path: pathlib.Path, what: Callable[[], object]) -> None:
+        self.path, self.what = str(path), what
+
+    def setup(self) -> None:
+        with open(self.path, "a") as file:
+            file.write("x")
+        if os.path.getsize(self.path) == 1:
+            self.what()
+
+    def __call__(self, split: int) -> list[int]:
+        return [split]
+
+
+def test_a_process_that_does_not_start_is_said_and_ended(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read(lambda split: [split], [0])  # so that their nursery has started
+    monkeypatch.setattr(runs, "SILENT_S", 1.0)
+    hangs = Starting(tmp_path / "starts", lambda: time.sleep(3600))
+    with pytest.raises(PipelineError, match="its start: it has taken longer than 1 s") as e:
+        read(hangs, [1], timeout_s=0.5)
+    assert e.value.code == "DEADLINE_EXCEEDED"
+    assert "function is in its start for" in caplog.text
+
+
+def test_a_process_that_dies_before_its_first_element_is_tried_again(
+    tmp_path: pathlib.Path,
+) -> None:
+    dies = Starting(tmp_path / "starts", lambda: os._exit(7))
+    assert read(dies, range(3), on_error="retry", limit=1) == [0, 1, 2]
+    dies = Starting(tmp_path / "others", lambda: os._exit(7))
+    with pytest.raises(PipelineError, match="its start: the process that ran it ended: exit co"):
+        read(dies, range(3))
+
+
+def test_a_process_that_dies_while_it_has_nothing_to_do_is_replaced() -> None:
+    pipeline = pipeline_of(lambda split: [os.getpid()], range(2))
+    run = pipeline.run(Ranges([SplitRange(0, 1, 0), SplitRange(1, 1, 0)]))
+    blocks = run.blocks()
+    (first,) = numbers(itertools.islice(blocks, 1))
+    (child,) = run._busy
+    assert isinstance(child.receive(), Ended)
+    run._idle.append(child)
+    del run._busy[child]
+    os.kill(first, signal.SIGKILL)
+    assert child._control.recv(64, socket.MSG_PEEK)
+    (second,) = numbers(blocks)
+    assert second != first
+    pipeline.close()
+
+
+def test_a_run_that_has_ended_keeps_nothing() -> None:
+    pipeline = pipeline_of(lambda split: [split], range(2))
+    gc.collect()
+    gc.disable()  # so that what is in a cycle stays
+    try:
+        for end in (lambda blocks: [*blocks], lambda blocks: (next(blocks), blocks.close())):
+            run = pipeline.run(None)
+            end(run.blocks())
+            assert not run._busy and not run._idle
+            gone = weakref.ref(run)
+            del run
+            assert gone() is None
+    finally:
+        gc.enable()
+        pipeline.close()
+
+
+def test_a_structure_may_be_large() -> None:
+    names = [f"{number:05}{'x' * 100}" for number in range(2500)]
+    structure = json.dumps({"dict": [[name, json.loads(INT)] for name in names]})
+    assert len(structure) > MESSAGE_BYTES
+    (element,) = read(lambda split: [dict.fromkeys(split, 1)], [names], structure)
+    assert element == dict.fromkeys(names, 1)
+    with pytest.raises(PipelineError, match=r"element is a dict of .*, and was registered as a"):
+        read(lambda split: [{}], [0], structure)
+
+
+def test_a_function_may_do_what_it_likes_to_its_process(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    here = os.getcwd()
+    folder = str(tmp_path)
+
+    def function(split: int) -> Iterator[int]:
+        os.chdir(folder)
+        print("printed", flush=True)
+        threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+        if os.fork() == 0:
+            time.sleep(3600) if split % 2 else None  # one that stays, and one that goes on
+        sys.stdin.close()
+        os.environ.clear()
+        yield split if os.path.sameopenfile(1, 2) else -1
+
+    assert read(function, range(4)) == [0, 1, 2, 3]
+    assert os.getcwd() == here
+    assert "printed" not in capfd.readouterr().out
+
+
+def test_forks_draw_their_own_numbers() -> None:
+    class Drawn:
+        def setup(self) -> None:
+            self.number = int(np.random.randint(1 << 62))
+
+        def __call__(self, split: int) -> list[int]:
+            return [self.number]
+
+    assert read(Drawn(), [0]) != read(Drawn(), [0])
+
+
+def test_an_endless_function_is_left_whenever_one_likes() -> None:
+    pipeline = pipeline_of(lambda split: itertools.count(), range(2), processes=2)
+    run = pipeline.run(None).blocks()
+    assert numbers(itertools.islice(run, 20))[0] == 0
+    bundle = pipeline.bundle(SplitRange(1, 1, 0), number=0, seed=0).blocks()
+    assert next(bundle).index == 0
+    bundle.close()
+    run.close()
+    pipeline.close()
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+
+def test_several_processes_share_the_splits() -> None:
+    def function(split: int) -> Iterator[int]:
+        for i in range(10):
+            time.sleep(0.001)
+            yield (os.getpid() << 20) + 10 * split + i
+
+    pipeline = pipeline_of(function, range(100), processes=2)
+    for run in (pipeline.run(None), pipeline.run(Ranges([SplitRange(0, 60, 0)] * 2))):
+        found = numbers(run.blocks())
+        assert len({x >> 20 for x in found}) == 2
+        assert run._policy.where == "w:1"
+    elements = [x & 0xFFFFF for x in found]
+    assert sorted(elements) == sorted([*range(600)] * 2)
+    pipeline.close()
+
+
+def test_the_feeds_error_is_the_runs() -> None:
+    class Stopped(Ranges):
+        def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
+            if (found := super().next_range(source, opening, endless)) is None:
+                raise Unavailable("the task has been stopped")
+            return found
+
+    pipeline = pipeline_of(lambda split: [split], range(9))
+    run: Run = pipeline.run(Stopped([SplitRange(2, 3, 0)]))
+    found: list[int] = []
+    with pytest.raises(Unavailable, match="has been stopped"):
+        for block in run.blocks():
+            found += numbers(iter([block]))
+    assert found == [2, 3, 4]
+    pipeline.close()
