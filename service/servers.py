@@ -161,13 +161,11 @@ class _Server(ABC):
 class DispatchServer(_Server):
     """A dispatcher in a child process. Raises ForebayError with the reason if it cannot start.
 
-    `config` may be tf.data service's own message `DispatcherConfig` as well. A context manager;
-    `stop` is idempotent and leaves no process, thread or port behind.
+    `config` may be tf.data service's own `DispatcherConfig` as well, or the message of that name. A
+    context manager; `stop` is idempotent and leaves no process, thread or port behind.
     """
 
-    def __init__(
-        self, config: DispatcherConfig | Message | None = None, start: bool = True
-    ) -> None:
+    def __init__(self, config: DispatcherConfig | Any | None = None, start: bool = True) -> None:
         self._config = _config_of(config or DispatcherConfig(), DispatcherConfig)
         self._options = _at_localhost(self._config.options(), WILDCARDS)
         self._process: Child | None = None
@@ -286,14 +284,23 @@ class WorkerConfig:
         return WorkerOptions(**_given(self, WorkerOptions, WORKER_NAMES))
 
 
-def _config_of(config: Config | Message, kind: type[Config]) -> Config:
-    """The configuration that one of tf.data service's messages says, field by field."""
-    if not isinstance(config, Message):
+def _config_of(config: Config | Any, kind: type[Config]) -> Config:
+    """What it says, or what one of tf.data service's own messages or configurations says.
+
+    Raises InvalidArgument.
+    """
+    if isinstance(config, kind):
         return config
+    if isinstance(config, Message):
+        said = {field.name: value for field, value in config.ListFields()}
+    elif type(config).__name__ == kind.__name__ and hasattr(config, "_asdict"):
+        said = {name: value for name, value in config._asdict().items() if value}  # 0: as it likes
+    else:
+        raise InvalidArgument(f"`config` must be a {kind.__name__}, not {config!r:.100}")
     known = {field.name for field in dataclasses.fields(kind)}
-    said = {MESSAGE_NAMES.get(f.name, f.name): value for f, value in config.ListFields()}
+    said = {MESSAGE_NAMES.get(name, name): value for name, value in said.items()}
     if unknown := said.keys() - known:
-        log.info("%s: %s has no effect here", config.DESCRIPTOR.name, ", ".join(sorted(unknown)))
+        log.info("%s: %s has no effect here", kind.__name__, ", ".join(sorted(unknown)))
     if kind is WorkerConfig:
         said.setdefault("dispatcher_address", "")
     return kind(**{name: value for name, value in said.items() if name in known})
@@ -339,10 +346,10 @@ for _config, _options, _names in (
 class WorkerServer(_Server):
     """A worker in this process. A context manager; `stop` is idempotent.
 
-    `config` may be tf.data service's own message `WorkerConfig` as well.
+    `config` may be tf.data service's own `WorkerConfig` as well, or the message of that name.
     """
 
-    def __init__(self, config: WorkerConfig | Message, start: bool = True) -> None:
+    def __init__(self, config: WorkerConfig | Any, start: bool = True) -> None:
         from .worker.worker import Worker
 
         self._config = _config_of(config, WorkerConfig)

@@ -106,7 +106,7 @@ def test_a_silent_consumer_and_what_it_read_are_forgotten() -> None:
 
 
 def test_servers_live_as_tensorflows_do(tmp_path: pathlib.Path) -> None:
-    """As their own tests use them: messages as configurations, and what has no public name."""
+    """As their own tests use them: their configurations, and what has no public name."""
     dispatcher = service.DispatchServer(start=False)
     assert dispatcher.target == ""
     dispatcher.start()
@@ -145,7 +145,9 @@ def test_servers_live_as_tensorflows_do(tmp_path: pathlib.Path) -> None:
     del iterator
     got = service.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id)
     assert sorted(int(x) for x in got) == list(range(9))
-    for server in (worker, dispatcher):
+    other = service.WorkerServer(stock.WorkerConfig(dispatcher._address))
+    assert dispatcher._num_workers() == 2
+    for server in (other, worker, dispatcher):
         server.stop()
         server._stop()
         server.join()
@@ -255,7 +257,12 @@ def test_errors_are_the_peers() -> None:
     with pytest.raises(RuntimeError, match=r"Worker tags cannot be empty\. Got tags \['', 'a'\]"):
         service.WorkerServer(service.WorkerConfig("127.0.0.1:1", worker_tags=["", "a"]))
     with pytest.raises(Unavailable, match="is it running"):
-        service.WorkerServer(service.WorkerConfig("127.0.0.1:1", dispatcher_timeout_ms=200))
+        service.WorkerServer(stock.WorkerConfig("127.0.0.1:1", dispatcher_timeout_ms=200))
+    for wrong in ({"port": 1}, service.WorkerConfig("127.0.0.1:1")):
+        with pytest.raises(InvalidArgument, match="`config` must be a DispatcherConfig, not"):
+            service.DispatchServer(wrong)
+    with pytest.raises(InvalidArgument, match="`config` must be a WorkerConfig, not '127"):
+        service.WorkerServer("127.0.0.1:1")
 
 
 @pytest.mark.parametrize(
