@@ -42,7 +42,7 @@ def open_file(path: str) -> BinaryIO:
             return open(path, "rb")
         opened: BinaryIO = _beam().open(path, compression_type=_uncompressed())
         return opened
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFound(f"there is no {path}") from error
     except OSError as error:  # Beam's, too
         raise Unavailable(f"{path} cannot be read: {error}") from error
@@ -61,7 +61,7 @@ def listed(directory: str) -> dict[str, int]:
                     sizes[entry.name] = entry.stat().st_size
                 except FileNotFoundError:  # it was renamed meanwhile
                     continue
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise Unavailable(f"{directory} cannot be read: {error}") from error

@@ -23,7 +23,12 @@ from ..errors import (
     PipelineError,
     Unimplemented,
 )
-from ..pipelines.definitions import fingerprint, nondeterministic, require_bundles
+from ..pipelines.definitions import (
+    fingerprint,
+    metadata_of,
+    nondeterministic,
+    require_bundles,
+)
 from ..pipelines.splits import SplitRange
 from ..proto import forebay_pb2 as pb
 from . import files
@@ -181,7 +186,6 @@ def _plan_of(
     from ..pipelines.tf_data.element_specs import (
         component_specs,
         decode_metadata,
-        encode_element_spec,
         without_extension_types,
     )
 
@@ -216,7 +220,7 @@ def _plan_of(
         shards=max(1, min(splits, shards or DEFAULT_SHARDS)),
         seed=seed,
         structure=definition.structure,
-        element_spec=encode_element_spec(spec),
+        element_spec=metadata_of(definition.metadata).element_spec,
         components=components,
     )
 
