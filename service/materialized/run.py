@@ -51,6 +51,9 @@ log = logging.getLogger(__name__)
 
 DEFAULT_SHARDS = 128
 MAX_SHARDS = 99_999
+UNLISTED = {"DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"}
+"""Runners that Beam 2.77 knows by their full names only."""
+
 FAILED = "failed to write shard "
 """What is looked for in a runner's message."""
 
@@ -162,7 +165,7 @@ def _check(format: str, shards: int | None, seed: int) -> None:  # noqa: A002
 
 
 def _flags(runner: str, options: Sequence[str]) -> list[str]:
-    flags = [f"--runner={runner}", *options]
+    flags = [f"--runner={UNLISTED.get(runner, runner)}", *options]
     if strange := [option for option in options if not option.startswith("-")]:
         raise InvalidArgument(
             f"{strange[0]!r} is no option: write the runner's as --name=value, each as one word"
