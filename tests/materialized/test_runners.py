@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -93,11 +94,13 @@ def killed_at_last(*processes: Fork) -> Iterator[None]:
 
 
 def test_dask_goes_on_when_a_worker_is_killed(
-    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+    dispatcher: DispatcherProcess, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gated = Gated(dispatcher.target, tmp_path, held=2)
+    monkeypatch.setenv("DASK_TEMPORARY_DIRECTORY", str(tmp_path / "dask"))
+    monkeypatch.setenv("DASK_LOGGING__DISTRIBUTED", "error")
     file = tmp_path / "scheduler.json"
-    common = ["--scheduler-file", str(file), "--no-dashboard", "--host", "127.0.0.1"]
+    common = ["--scheduler-file", str(file), "--host", "127.0.0.1", "--dashboard-address", ":0"]
     scheduler = Fork(["-m", "distributed.cli.dask_scheduler", "--port", "0", *common])
     workers = [
         Fork(["-m", "distributed.cli.dask_worker", "--no-nanny", "--nthreads", "1", *common])
@@ -111,6 +114,31 @@ def test_dask_goes_on_when_a_worker_is_killed(
             workers[0].kill()
             gated.open()
             assert running.wait(60) == 0
+    gated.require_equal()
+
+
+SUBPROCESS = (
+    "--environment_type=beam:env:harness_subprocess_python:v1",
+    f"--environment_config={sys.executable} -m apache_beam.runners.worker.sdk_worker_main",
+)
+"""What Beam's Python job server has in place of PROCESS."""
+
+
+@pytest.mark.parametrize("environment", [("--environment_type=LOOPBACK",), SUBPROCESS])
+def test_a_portable_runner(
+    dispatcher: DispatcherProcess, tmp_path: pathlib.Path, environment: tuple[str, ...]
+) -> None:
+    gated = Gated(dispatcher.target, tmp_path, held=6)
+    file = tmp_path / "port"
+    server = Fork(
+        ["-m", "apache_beam.runners.portability.local_job_service_main", "--port_file", str(file)]
+    )
+    with killed_at_last(server):
+        until(lambda: file.exists() and bool(file.read_text()), server)
+        endpoint = f"--job_endpoint=127.0.0.1:{file.read_text()}"
+        running = gated.command("PortableRunner", endpoint, *environment)
+        with killed_at_last(running):
+            assert running.wait(100) == 0
     gated.require_equal()
 
 
