@@ -108,9 +108,10 @@ def register_dataset(
         )
     if isinstance(dataset, str | os.PathLike):
         found = opened(dataset, **_for_directory(splits, python))
-        if isinstance(found.dataset, PythonDataset):
+        if callable(found.dataset) and not isinstance(found.dataset, tf.data.Dataset):
+            reading_them = PythonDataset(found.dataset, found.paths, found.spec)
             return _register_python(
-                service, found.dataset, compression, dataset_id or "", found.cardinality
+                service, reading_them, compression, dataset_id or "", found.cardinality
             )
         return _register_graph(service, found.dataset, compression, dataset_id, found)
     given = [*python] if splits is None else ["splits", *python]

@@ -17,6 +17,7 @@ from ..pipelines.tf_data.element_specs import (
     without_extension_types,
 )
 from . import files
+from .formats import ShardReader
 from .layout import Index, require_complete
 
 
@@ -24,7 +25,9 @@ from .layout import Index, require_complete
 class MaterializedDataset:
     """What `register_dataset` registers of a directory; what of it its dataset does not say."""
 
-    dataset: Any  # a tf.data.Dataset
+    dataset: Any  # a tf.data.Dataset, or a function of each path
+    paths: list[str]
+    spec: Any
     element_spec: bytes  # as TensorFlow's metadata has it
     structure: str
     cardinality: int
@@ -38,8 +41,13 @@ def opened(directory: str | os.PathLike[str], *, verify: bool = False) -> Materi
     index = require_complete(files.checked(directory), verify=verify)
     plan = index.plan
     spec = without_extension_types(decode_element_spec(plan.element_spec))
-    dataset = _from_tfrecords(index, spec)
-    return MaterializedDataset(dataset, plan.element_spec, plan.structure, index.elements)
+    if plan.format == "tfrecord":
+        dataset = _from_tfrecords(index, spec)
+    else:
+        dataset = ShardReader(plan.format, plan.structure, plan.components)
+    return MaterializedDataset(
+        dataset, index.paths, spec, plan.element_spec, plan.structure, index.elements
+    )
 
 
 def _from_tfrecords(index: Index, spec: Any) -> Any:

@@ -29,6 +29,7 @@ from ..pipelines.definitions import (
     nondeterministic,
     require_bundles,
 )
+from ..pipelines.python.columns import fields_of
 from ..pipelines.splits import SplitRange
 from ..proto import forebay_pb2 as pb
 from . import files
@@ -214,6 +215,14 @@ def _plan_of(
             f"component {odd[0].name} of the elements is of {odd[0].dtype}, which no file has: map "
             "the dataset to tensors of another dtype"
         )
+    if format != "tfrecord":
+        try:
+            fields_of(definition.structure)
+        except ValueError as error:
+            raise Unimplemented(
+                f"dataset {dataset_id} cannot be read from {format} files: {error}; or write them "
+                "as tfrecord, which holds all"
+            ) from error
     splits = _splits_of(dataset_id, dataset)
     return Plan(
         dataset_id=dataset_id,

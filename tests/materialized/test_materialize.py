@@ -166,7 +166,10 @@ def test_who_was_killed_does_what_is_missing_and_no_more(
 
 
 @pytest.mark.usefixtures("worker")
-def test_a_beam_dataset(dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("file_format", ["parquet", "arrayrecord"])
+def test_a_beam_dataset(
+    dispatcher: DispatcherProcess, tmp_path: pathlib.Path, file_format: str
+) -> None:
     pipeline = beam.Pipeline()
     squares = (
         pipeline
@@ -175,17 +178,16 @@ def test_a_beam_dataset(dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -
     )
     dataset_id = service.register_dataset(dispatcher.target, squares)
     output = tmp_path / "output"
-    done = service.materialize(dispatcher.target, dataset_id, output, shards=4)
+    done = service.materialize(dispatcher.target, dataset_id, output, shards=4, format=file_format)
     assert (done.elements, done.shards) == (30, 4)
-    cached = service.register_dataset(dispatcher.target, str(output), dataset_id="squares")
-    assert cached == "squares"
+    cached = service.register_dataset(dispatcher.target, str(output), dataset_id=file_format)
+    assert cached == file_format
     found = list(service.read(dispatcher.target, cached, processing_mode=DYNAMIC))
     assert {int(e["number"]): int(e["square"]) for e in found} == {n: n * n for n in range(30)}
 
 
 def once(n: int) -> Iterator[int]:
-    raise KeyError("why")
-    yield n
+    yield {1: 1}[n]
 
 
 RANGE = tf.data.Dataset.range
@@ -222,7 +224,7 @@ def test_errors_say_what_to_do(dispatcher: DispatcherProcess, tmp_path: pathlib.
     dataset_id = service.register_dataset(target, RANGE(9))
     other_id = service.register_dataset(target, RANGE(10))
     failing = service.register_dataset(
-        target, once, splits=[1, 2], element_spec=tf.TensorSpec([], tf.int64)
+        target, once, splits=["why", 1], element_spec=tf.TensorSpec([], tf.int64)
     )
 
     def fails(kind: type[Exception], wanted: str, dataset_id: str = dataset_id, **how: Any) -> None:
@@ -243,6 +245,9 @@ def test_errors_say_what_to_do(dispatcher: DispatcherProcess, tmp_path: pathlib.
         output=tmp_path / "failing",
     )
     (tmp_path / "file").touch()
+    ragged = RANGE(3).map(lambda n: tf.ragged.range([n, 2]))
+    ragged_id = service.register_dataset(target, ragged)
+    fails(Unimplemented, "cannot be read from parquet.*tfrecord", ragged_id, format="parquet")
     fails(FailedPrecondition, "cannot be made: .*--output", output=tmp_path / "file" / "below")
     fails(FailedPrecondition, "was begun with dataset", dataset_id=other_id)
     fails(FailedPrecondition, "begun with shards 9, and 3 is asked for", shards=3)
