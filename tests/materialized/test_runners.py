@@ -142,6 +142,20 @@ def test_a_portable_runner(
     gated.require_equal()
 
 
+def test_several_processes_of_one_machine(
+    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+) -> None:
+    gated = Gated(dispatcher.target, tmp_path, held=1)
+    running = gated.command(
+        "FnApiRunner", "--direct_running_mode=multi_processing", "--direct_num_workers=2"
+    )
+    with killed_at_last(running):
+        gated.wait_until_begun(2, running)  # at the same time
+        gated.open()
+        assert running.wait(100) == 0
+    gated.require_equal()
+
+
 def is_json(file: pathlib.Path) -> bool:
     try:
         return bool(json.loads(file.read_text()))
