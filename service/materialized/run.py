@@ -46,6 +46,7 @@ from .layout import (
     read_plan,
     shards_among,
 )
+from .opened import close_idle, enter
 from .records import TYPES, names_of
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,10 @@ def materialize(
     missing = [number for number in range(plan.shards) if number not in there]
     if missing:
         log.info("%d of %d shards are to be written", len(missing), plan.shards)
-        _run(directory, missing, flags)
+        try:
+            _run(directory, missing, flags)
+        finally:
+            close_idle()
         there = _there(directory, plan)
     if left := [number for number in range(plan.shards) if number not in there]:
         raise PipelineError(
@@ -319,34 +323,24 @@ class WriteShard(beam.DoFn):  # type: ignore[misc]
         self._directory = directory
 
     def setup(self) -> None:
-        plan = read_plan(self._directory)
-        if plan is None:
-            raise FailedPrecondition(
-                f"{self._directory} has no plan, as it is seen on {os.uname().nodename}: the "
-                "runner's workers must see it under this name"
-            )
-        self._plan = plan
-        dataset = pb.GetDatasetResponse.FromString(files.read(f"{self._directory}/{DATASET}"))
-        if dataset.definition.HasField("tf_data_graph"):
-            pipelines.load()
-        rules = pipelines.PythonRules(processes=1, where=os.uname().nodename)
-        self._pipeline = pipelines.open_pipeline(dataset.definition, dataset.graph, python=rules)
+        self._opened = enter(self._directory)
 
     def process(self, number: int) -> Iterator[dict[str, Any]]:
         """Yields a line of the manifest, for people who look into the runner."""
-        there, _ = shards_among(files.listed(self._directory), self._plan)
+        there, _ = shards_among(files.listed(self._directory), self._opened.plan)
         shard = there.get(number) or self._write(number)
         yield {"number": number, "elements": shard.elements, "bytes": shard.bytes,
                "crc32c": shard.crc32c, "file": shard.file}  # fmt: skip
 
     def teardown(self) -> None:
-        if hasattr(self, "_pipeline"):
-            self._pipeline.close()
+        if hasattr(self, "_opened"):
+            self._opened.leave()
+            del self._opened
 
     def _write(self, number: int) -> Shard:
-        plan = self._plan
+        plan, pipeline = self._opened.plan, self._opened.pipeline
         first, count = plan.bundle(number)
-        run = self._pipeline.bundle(SplitRange(first, count, 0), number=number, seed=plan.seed)
+        run = pipeline.bundle(SplitRange(first, count, 0), number=number, seed=plan.seed)
         new = files.NewFile(self._directory)
         size, checksum, elements = 0, 0, 0
 
