@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
+from forebay.service.client.reader import fetch_dataset
 from forebay.service.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -23,6 +24,8 @@ from forebay.service.errors import (
     Unimplemented,
 )
 from forebay.service.materialized.layout import read_index
+from forebay.service.materialized.registered import opened
+from forebay.service.pipelines.tf_data.element_specs import decode_metadata
 from forebay.storage.errors import Corrupt
 
 from ..cluster import WorkerProcess
@@ -84,6 +87,11 @@ def test_a_dataset_of_files_is_read_from_its_shards(
     )
     wanted = [b"x" * (line % 3) + b"%d%d" % (n, line) for n in range(7) for line in range(10)]
     assert sorted(e["text"].numpy() for e in found) == sorted(wanted)
+    definition = fetch_dataset(dispatcher.target, cached).definition
+    assert decode_metadata(definition).cardinality == 70
+    # A graph of TensorFlow's own, which its own workers can run.
+    plain = opened(tmp_path / "a").dataset.as_numpy_iterator()
+    assert sorted(e["text"] for e in plain) == sorted(wanted)
     assert all(bytes(e["bytes"].numpy()) == e["text"].numpy() for e in found)
     assert len({tuple(e["drawn"].numpy()) for e in found}) == 70
     assert {str(e["ragged"].to_list()) for e in found} == {"[[1], [], [2, 3]]"}
