@@ -40,12 +40,14 @@ def open_file(path: str) -> BinaryIO:
     try:
         if not is_remote(path):
             return open(path, "rb")
-        opened: BinaryIO = _beam().open(path, compression_type=_uncompressed())
-        return opened
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFound(f"there is no {path}") from error
-    except OSError as error:  # Beam's, too
+    except OSError as error:
         raise Unavailable(f"{path} cannot be read: {error}") from error
+    if not _asked(lambda: _beam().exists(path), path):  # to open it says so in as many ways
+        raise NotFound(f"there is no {path}")
+    opened: BinaryIO = _asked(lambda: _beam().open(path, compression_type=_uncompressed()), path)
+    return opened
 
 
 def listed(directory: str) -> dict[str, int]:

@@ -113,7 +113,7 @@ def test_dask_goes_on_when_a_worker_is_killed(
             gated.wait_until_begun(4, running)  # so each of them is in a split
             workers[0].kill()
             gated.open()
-            assert running.wait(60) == 0
+            assert running.wait(100) == 0
     gated.require_equal()
 
 
