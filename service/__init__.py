@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .client.saves import distributed_save
     from .client.waiting import wait_for_workers
     from .errors import ForebayError
+    from .materialized.run import Materialized, materialize
     from .servers import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "DispatcherConfig",
     "ElementIterator",
     "ForebayError",
+    "Materialized",
     "PythonDataset",
     "ShardingPolicy",
     "WorkerConfig",
@@ -38,6 +40,7 @@ __all__ = [
     "distributed_save",
     "from_dataset_id",
     "list_datasets",
+    "materialize",
     "python_dataset",
     "read",
     "register_dataset",
@@ -54,6 +57,7 @@ _HOMES = {
     ".client.reader": ("ElementIterator", "read"),
     ".client.waiting": ("wait_for_workers",),
     ".errors": ("ForebayError",),
+    ".materialized.run": ("Materialized", "materialize"),
     ".servers": ("DispatchServer", "DispatcherConfig", "WorkerConfig", "WorkerServer"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -47,13 +47,17 @@ LAYERS: dict[str, set[str]] = {
     "service.pipelines": {LOOSE, *WORDS},
     "service.delivery": {LOOSE, *WORDS},
     "service.transport": {"service.delivery", "service.connections.protocols", LOOSE, *WORDS},
+    "service.materialized": {
+        *("service.pipelines", "service.connections.dispatcher_client", "service.proto"),
+        *("storage.tfrecord", LOOSE, *WORDS),
+    },
     "service.worker": {
         *("service.pipelines", "service.delivery", "service.transport"),
         *("service.connections", LOOSE, *WORDS),
     },
     "service.client": {
         *("service.pipelines", "service.delivery", "service.transport"),
-        *("service.connections", LOOSE, *WORDS),
+        *("service.connections", "service.materialized", LOOSE, *WORDS),
     },
     "service.servers": {
         *("service.dispatcher.options", "service.worker", "service.connections", LOOSE, *WORDS)

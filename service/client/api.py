@@ -6,6 +6,7 @@ TensorFlow 2.21 (its API documentation), so that changing the import is the whol
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +21,7 @@ from ...journal.proto import events_pb2 as ev
 from ..block_limits import MAX_COMPONENTS
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import InvalidArgument
+from ..materialized.registered import MaterializedDataset, opened
 from ..pipelines.python.columns import fields_of
 from ..pipelines.tf_data.element_specs import (
     check_element_spec,
@@ -81,7 +83,8 @@ def register_dataset(
         that `splits` are given for, or one that `python_dataset` decorates; or a function without
         arguments that returns a `tf.data.Dataset`, which each worker builds for itself, and in
         which Python functions do work. Or a PCollection of a Beam pipeline that was built and not
-        run: bounded reads, and ParDos behind them.
+        run: bounded reads, and ParDos behind them. Or the directory of a dataset that `materialize`
+        wrote, as all workers see it, with `verify=True` if its checksums are to be computed first.
       compression: "AUTO" compresses blocks of elements between hosts where that makes them
         arrive sooner, None never does; "ZSTD" and "LZ4" do it on every connection over TCP or
         gRPC. "SNAPPY" compresses each element, which is for tf.data service's own clients.
@@ -95,12 +98,22 @@ def register_dataset(
     run, and the id is a scalar string tensor; the addresses may be tensors then, too.
 
     Raises ValueError (other structure under the same id, element types that cannot travel,
-    arguments that make no sense), Unavailable; all of them are the errors of `tf.errors` as well.
+    arguments that make no sense), Unavailable; of a directory NotFound, FailedPrecondition if it is
+    not complete, and Corrupt naming the shard that is missing or damaged. All of them are the
+    errors of `tf.errors` as well.
     """
     if not isinstance(compression, str | None) or compression not in _COMPRESSIONS:
         raise InvalidArgument(
             f"Invalid `compression` argument: {compression}. Must be one of {list(_COMPRESSIONS)}."
         )
+    if isinstance(dataset, str | os.PathLike):
+        found = opened(dataset, **_for_directory(splits, python))
+        if callable(found.dataset) and not isinstance(found.dataset, tf.data.Dataset):
+            reading_them = PythonDataset(found.dataset, found.paths, found.spec)
+            return _register_python(
+                service, reading_them, compression, dataset_id or "", found.cardinality
+            )
+        return _register_graph(service, found.dataset, compression, dataset_id, found)
     given = [*python] if splits is None else ["splits", *python]
     if given and isinstance(dataset, PythonDataset):
         raise InvalidArgument(
@@ -123,6 +136,26 @@ def register_dataset(
         return _register_python(service, dataset, compression, dataset_id or "")
     if not isinstance(dataset, tf.data.Dataset):
         raise InvalidArgument(f"`dataset` must be a tf.data.Dataset, not {type(dataset)}")
+    return _register_graph(service, dataset, compression, dataset_id)
+
+
+def _for_directory(splits: Any, given: dict[str, Any]) -> dict[str, bool]:
+    if splits is not None or given.keys() - {"verify"}:
+        raise InvalidArgument(
+            f"{sorted({*given, *(['splits'] if splits is not None else [])} - {'verify'})} are for "
+            "functions; of a directory's dataset all is known"
+        )
+    return {"verify": bool(given.get("verify"))}
+
+
+def _register_graph(
+    service: Service,
+    dataset: Dataset,
+    compression: str | None,
+    dataset_id: str | None,
+    materialized: MaterializedDataset | None = None,
+) -> str:
+    """`materialized`, if it was, says what the graph does not."""
     if not (dataset_id is None or isinstance(dataset_id, str)):
         raise InvalidArgument(f"`dataset_id` must be a string, not {type(dataset_id)}")
     element_spec = dataset.element_spec
@@ -145,6 +178,9 @@ def register_dataset(
         )
         kind = kinds.COMPRESSION_FORCED_SNAPPY
     encoded_spec = encode_element_spec(element_spec)
+    if materialized is not None:
+        encoded_spec, structure = materialized.element_spec, materialized.structure
+        cardinality = tf.constant(materialized.cardinality, tf.int64)
 
     def call(graph: bytes, cardinality: int, service: Service) -> str:
         metadata = kinds(element_spec=encoded_spec, compression=kind, cardinality=cardinality)
@@ -189,13 +225,16 @@ def _registered(service: Service, request: pb.RegisterDatasetRequest) -> str:
 
 
 def _register_python(
-    service: Service, dataset: PythonDataset, compression: str | None, dataset_id: str
+    service: Service,
+    dataset: PythonDataset,
+    compression: str | None,
+    dataset_id: str,
+    cardinality: int = tf.data.UNKNOWN_CARDINALITY,
 ) -> str:
     if compression == "SNAPPY":
         raise InvalidArgument(
             'compression="SNAPPY" compresses graphs\' elements; give "AUTO", None, "ZSTD" or "LZ4"'
         )
-    cardinality = int(tf.data.UNKNOWN_CARDINALITY)
     splits = None if dataset.splits is None else functions.listed(dataset.splits)
     request = functions.request_of(dataset, splits)
     if splits is None:
@@ -226,7 +265,7 @@ def _register_python(
     request.metadata = data_service_pb2.DataServiceMetadata(
         element_spec=encode_element_spec(spec),
         compression=data_service_pb2.DataServiceMetadata.COMPRESSION_OFF,
-        cardinality=cardinality,
+        cardinality=int(cardinality),
     ).SerializeToString()
     return _registered(service, request)
 

@@ -1,0 +1,46 @@
+"""`forebay materialize`: a dataset's elements into files."""
+
+from __future__ import annotations
+
+import typer
+
+from .dataset import SERVICE
+
+
+def materialize(
+    context: typer.Context,
+    service: str = SERVICE,
+    dataset_id: str = typer.Argument(..., help="As `forebay dataset list` shows it."),
+    output: str = typer.Option(
+        ..., help="A directory that the runner's workers see by this name.", envvar="FOREBAY_OUTPUT"
+    ),
+    file_format: str = typer.Option(
+        "tfrecord", "--format", help="tfrecord, arrayrecord or parquet.", envvar="FOREBAY_FORMAT"
+    ),
+    shards: int = typer.Option(
+        0, min=0, help="How many files; 0: one a split, up to 128.", envvar="FOREBAY_SHARDS"
+    ),
+    seed: int = typer.Option(0, min=0, help="Of what the dataset draws.", envvar="FOREBAY_SEED"),
+    runner: str = typer.Option(
+        "FnApiRunner", help="One of Beam's, by its name.", envvar="FOREBAY_RUNNER"
+    ),
+    verify: bool = typer.Option(
+        False,
+        help="Read what is there first, and write again what is damaged.",
+        envvar="FOREBAY_VERIFY",
+    ),
+) -> None:
+    """Write the elements of a dataset to files, to be registered in its place.
+
+    Further options are the runner's: --direct_num_workers=4. Run again, it does what is missing.
+    """
+    from ..materialized.run import materialize as run
+
+    done = run(
+        service, dataset_id, output, format=file_format, shards=shards or None, seed=seed,
+        runner=runner, options=context.args, verify=verify,
+    )  # fmt: skip
+    print(
+        f"{done.directory}: {done.elements:,} elements, {done.bytes:,} bytes in {done.shards} "
+        f"shards, {done.written} of them written now"
+    )

@@ -1,0 +1,317 @@
+"""Writers and readers of shards, by format. The bytes follow from the elements, not from how they
+came together in blocks.
+
+TFRecord shards are read by TensorFlow (registered.py), the others here, by a function of their path
+that is registered as a Python dataset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ...storage.tfrecord import frame
+from ..blocks import Array, Block, numpy_dtype
+from ..errors import FailedPrecondition
+from ..structure import assemble
+from . import files
+from .layout import ComponentSpec
+from .records import Records, elements_of
+
+Write = Callable[[bytes], None]
+
+
+class Writer(Protocol):
+    """Writes one shard."""
+
+    def write(self, block: Block) -> None:
+        """Append a block's elements."""
+        ...
+
+    def close(self) -> None:
+        """Write what is left."""
+        ...
+
+
+class TFRecordWriter:
+    """A frame for each element: what tf.data.TFRecordDataset reads."""
+
+    def __init__(self, write: Write, components: Sequence[ComponentSpec]) -> None:
+        self._write = write
+        self._records = Records(components)
+
+    def write(self, block: Block) -> None:
+        encode, write = self._records.encode, self._write
+        for element in elements_of(block):
+            write(frame(encode(element)))
+
+    def close(self) -> None: ...
+
+
+class ArrayRecordWriter:
+    """A record for each element, to be found by its index."""
+
+    def __init__(self, write: Write, components: Sequence[ComponentSpec]) -> None:
+        self._write = write
+        self._records = Records(components)
+        self._folder = tempfile.TemporaryDirectory(prefix="forebay-")
+        self._path = f"{self._folder.name}/shard"  # the library writes here only
+        self._writer = _array_record().ArrayRecordWriter(self._path, "group_size:1")
+
+    def write(self, block: Block) -> None:
+        for element in elements_of(block):
+            self._writer.write(self._records.encode(element))
+
+    def close(self) -> None:
+        self._writer.close()
+        with self._folder, open(self._path, "rb") as file:
+            while data := file.read(COPIED_BYTES):
+                self._write(data)
+
+
+def _array_record_columns(path: str, components: Sequence[ComponentSpec]) -> Iterator[Columns]:
+    records = Records(components)
+    with _local(path) as local:
+        reader = _array_record().ArrayRecordReader(local)
+        count = reader.num_records()
+        for first in range(0, count, READ_RECORDS):
+            stop = min(count, first + READ_RECORDS)
+            elements = [records.decode(data) for data in reader.read(first, stop)]
+            yield Columns(list(zip(*elements, strict=True)), len(elements))
+        reader.close()
+
+
+def _array_record() -> Any:
+    try:
+        from array_record.python import array_record_module
+    except ImportError as error:
+        raise FailedPrecondition(
+            "ArrayRecord files need array_record, which is not installed here: "
+            "pip install 'forebay[arrayrecord]'"
+        ) from error
+    return array_record_module
+
+
+class ParquetWriter:
+    """A column for each component: a value, or for tensors of a rank above 0 the list of values,
+    with another column of their shapes where these differ and are no mere lengths. What Arrow does
+    not have (bfloat16, complex64 …) is binary of a fixed size."""
+
+    def __init__(self, write: Write, components: Sequence[ComponentSpec]) -> None:
+        import pyarrow.parquet
+
+        self._components = components
+        fields = []
+        for component in components:
+            kind = _arrow_type(component)
+            fields.append((component.name, kind if component.shape == [] else _list_of(kind)))
+            if _has_shapes(component):
+                fields.append((_shapes_of(component), _list_of(pyarrow.int64())))
+        self._schema = pyarrow.schema(fields)
+        self._sink = _Sink(write)
+        self._writer = pyarrow.parquet.ParquetWriter(
+            pyarrow.PythonFile(self._sink, mode="w"), self._schema
+        )
+        self._elements: list[tuple[Any, ...]] = []
+        self._bytes = 0
+
+    def write(self, block: Block) -> None:
+        for element in elements_of(block):
+            self._elements.append(element)
+            self._bytes += sum(map(_size, element))
+            if self._bytes >= ROW_GROUP_BYTES:
+                self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        import pyarrow
+
+        if not self._elements:
+            return
+        arrays = []
+        for component, tensors in zip(
+            self._components, zip(*self._elements, strict=True), strict=True
+        ):
+            values = _arrow_values(component, tensors)
+            sizes = [np.size(tensor) for tensor in tensors]
+            arrays.append(values if component.shape == [] else _lists(sizes, values))
+            if _has_shapes(component):
+                shapes = [np.shape(tensor) for tensor in tensors]
+                flat = pyarrow.array([n for shape in shapes for n in shape], pyarrow.int64())
+                arrays.append(_lists([len(shape) for shape in shapes], flat))
+        table = pyarrow.Table.from_arrays(arrays, schema=self._schema)
+        self._writer.write_table(table, row_group_size=len(self._elements))
+        self._elements, self._bytes = [], 0
+
+
+class _Sink:
+    """A file, as Arrow wants one."""
+
+    closed = False
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        self._size = 0
+
+    def write(self, data: Any) -> int:
+        given = bytes(data)
+        self._write(given)
+        self._size += len(given)
+        return len(given)
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def _parquet_columns(path: str, components: Sequence[ComponentSpec]) -> Iterator[Columns]:
+    import pyarrow.parquet
+
+    with files.open_file(path) as file:
+        parquet = pyarrow.parquet.ParquetFile(file)
+        for number in range(parquet.num_row_groups):
+            table = parquet.read_row_group(number)
+            columns: list[Iterable[Any]] = []
+            for component in components:
+                column = table.column(component.name).combine_chunks()
+                if component.shape == []:
+                    columns.append(_numpy_values(component, column))
+                    continue
+                values = _numpy_values(component, column.values)
+                stops = column.offsets.to_numpy().tolist()
+                tensors: Iterable[Any] = map(values.__getitem__, map(slice, stops, stops[1:]))
+                if _has_shapes(component):
+                    shapes = table.column(_shapes_of(component)).to_pylist()
+                    tensors = map(np.reshape, tensors, shapes)
+                elif component.shape is not None and len(component.shape) > 1:
+                    tensors = map(np.reshape, tensors, itertools.repeat(component.shape))
+                columns.append(tensors)
+            yield Columns(columns, table.num_rows)
+
+
+def _arrow_type(component: ComponentSpec) -> Any:
+    import pyarrow
+
+    if component.dtype == "string":
+        return pyarrow.large_binary()
+    dtype = numpy_dtype(component.dtype)
+    is_known = dtype.kind in "biuf" and dtype.isbuiltin == 1
+    return pyarrow.from_numpy_dtype(dtype) if is_known else pyarrow.binary(dtype.itemsize)
+
+
+def _arrow_values(component: ComponentSpec, tensors: Sequence[Any]) -> Any:
+    import pyarrow
+
+    kind = _arrow_type(component)
+    if component.dtype == "string":
+        strings = [
+            text for t in tensors for text in ([t] if isinstance(t, bytes) else t.ravel().tolist())
+        ]
+        return pyarrow.array(strings, kind)
+    flat = np.concatenate([np.ravel(tensor) for tensor in tensors])
+    if pyarrow.types.is_fixed_size_binary(kind):
+        return pyarrow.Array.from_buffers(
+            kind, len(flat), [None, pyarrow.py_buffer(flat.tobytes())]
+        )
+    return pyarrow.array(flat, kind)
+
+
+def _numpy_values(component: ComponentSpec, values: Any) -> Array:
+    import pyarrow
+
+    if component.dtype == "string":
+        texts = np.empty(len(values), object)
+        texts[:] = values.to_pylist()
+        return texts
+    dtype = numpy_dtype(component.dtype)
+    if pyarrow.types.is_fixed_size_binary(values.type):
+        data = np.frombuffer(values.buffers()[1] or b"", dtype)
+        return data[values.offset : values.offset + len(values)]
+    found: Array = values.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+    return found
+
+
+def _lists(sizes: Sequence[int], values: Any) -> Any:
+    import pyarrow
+
+    offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    return pyarrow.LargeListArray.from_arrays(pyarrow.array(offsets, pyarrow.int64()), values)
+
+
+def _list_of(kind: Any) -> Any:
+    import pyarrow
+
+    return pyarrow.large_list(kind)
+
+
+def _has_shapes(component: ComponentSpec) -> bool:
+    shape = component.shape
+    return shape is None or (len(shape) > 1 and None in shape)
+
+
+def _shapes_of(component: ComponentSpec) -> str:
+    return f"{component.name}:shape"
+
+
+def _size(tensor: Any) -> int:
+    return len(tensor) if isinstance(tensor, bytes) else int(tensor.nbytes)
+
+
+class Columns(NamedTuple):
+    """Of several elements each component's tensors."""
+
+    tensors: Sequence[Iterable[Any]]
+    elements: int
+
+
+class ShardReader:
+    """The elements in a shard, by its path: the function of a Python dataset."""
+
+    def __init__(self, format: str, structure: str, components: Sequence[ComponentSpec]) -> None:  # noqa: A002
+        self._format = format
+        self._structure = structure
+        self._components = [*components]
+
+    def __call__(self, path: str) -> Iterator[Any]:
+        build = assemble(self._structure)
+        for tensors, count in _COLUMNS[self._format](path, self._components):
+            yield from build(tensors, count)
+
+
+@contextlib.contextmanager
+def _local(path: str) -> Iterator[str]:
+    """A file with what is at this path, for who reads local ones only."""
+    if not files.is_remote(path):
+        yield path
+        return
+    with tempfile.NamedTemporaryFile(prefix="forebay-") as copy:
+        with files.open_file(path) as file:
+            shutil.copyfileobj(file, copy, COPIED_BYTES)
+        copy.flush()
+        yield os.fspath(copy.name)
+
+
+COPIED_BYTES = 8 << 20
+READ_RECORDS = 256
+ROW_GROUP_BYTES = 32 << 20
+
+_COLUMNS = {"arrayrecord": _array_record_columns, "parquet": _parquet_columns}
+
+WRITERS: dict[str, Callable[[Write, Sequence[ComponentSpec]], Writer]] = {
+    "tfrecord": TFRecordWriter,
+    "arrayrecord": ArrayRecordWriter,
+    "parquet": ParquetWriter,
+}
+"""By format; whatever one of them needs is imported when it begins."""

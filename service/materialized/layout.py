@@ -1,0 +1,235 @@
+"""What lies in the directory of a materialized dataset: its plan, its shards, its index."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import google_crc32c
+
+from ...storage.errors import Corrupt
+from ..errors import FailedPrecondition, NotFound
+from . import files
+
+DATASET, PLAN, INDEX = "dataset.pb", "plan.json", "index.json"
+VERSION = 1
+EXTENSIONS = {"tfrecord": "tfrecord", "arrayrecord": "array_record", "parquet": "parquet"}
+"""By format."""
+
+_SHARD = re.compile(r"shard-(\d{5,})-of-(\d{5,})-(\d+)-(\d+)-([0-9a-f]{8})\.(\w+)")
+_READ_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class ComponentSpec:
+    """A component of the elements: a dense tensor."""
+
+    name: str  # its place in an element, such as image or 0.tokens.values
+    dtype: str  # TensorFlow's name
+    shape: list[int | None] | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which dataset is materialized, and how it is divided."""
+
+    dataset_id: str
+    fingerprint: str
+    format: str
+    splits: int
+    shards: int
+    seed: int
+    structure: str  # of elements; service/structure.py
+    element_spec: bytes  # as TensorFlow's metadata has it
+    components: list[ComponentSpec]
+
+    def bundle(self, number: int) -> tuple[int, int]:
+        """The first split of a bundle, and how many it has."""
+        first, stop = (self.splits * n // self.shards for n in (number, number + 1))
+        return first, stop - first
+
+    def shard_name(self, number: int, elements: int, size: int, crc32c: int) -> str:
+        return f"{self.prefix(number)}{elements}-{size}-{crc32c:08x}.{EXTENSIONS[self.format]}"
+
+    def prefix(self, number: int) -> str:
+        """What the names of a bundle's shards begin with."""
+        return f"shard-{number:05d}-of-{self.shards:05d}-"
+
+    def encode(self) -> bytes:
+        fields = asdict(self) | {"element_spec": base64.b64encode(self.element_spec).decode()}
+        return json.dumps({"version": VERSION, **fields}, indent=1).encode()
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> Self:
+        """Raises Corrupt, FailedPrecondition."""
+        try:
+            fields = json.loads(data)
+            version = fields.pop("version")
+            if version == VERSION:
+                fields["element_spec"] = base64.b64decode(fields["element_spec"])
+                fields["components"] = [ComponentSpec(**c) for c in fields["components"]]
+                return cls(**fields)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise Corrupt(
+                f"{path} is damaged, or no plan of a materialized dataset ({error!r}); "
+                "materialize the dataset to a new directory",
+                path,
+            ) from error
+        raise FailedPrecondition(
+            f"{path} is of version {version}, and this Forebay knows {VERSION}: use a newer one"
+        )
+
+
+@dataclass(frozen=True, order=True)
+class Shard:
+    """A file with the elements of one bundle."""
+
+    number: int
+    file: str
+    elements: int
+    bytes: int
+    crc32c: str  # of the file, 8 hexadecimal digits
+
+
+def read_plan(directory: str) -> Plan | None:
+    """None if none was written yet. Raises Corrupt, FailedPrecondition, Unavailable."""
+    path = f"{directory}/{PLAN}"
+    try:
+        return Plan.decode(files.read(path), path)
+    except NotFound:
+        return None
+
+
+def shards_among(sizes: Mapping[str, int], plan: Plan) -> tuple[dict[int, Shard], list[str]]:
+    """The whole shards among these files, by number, and the names of those that have another size
+    than they say."""
+    found: dict[int, Shard] = {}
+    broken = []
+    for name in sorted(sizes):
+        match = _SHARD.fullmatch(name)
+        if match is None or int(match[2]) != plan.shards:
+            continue
+        shard = Shard(int(match[1]), name, int(match[3]), int(match[4]), match[5])
+        if match[6] != EXTENSIONS[plan.format] or shard.number >= plan.shards:
+            continue
+        if sizes[name] != shard.bytes:
+            broken.append(name)
+        else:
+            found.setdefault(shard.number, shard)
+    return found, broken
+
+
+def is_intact(directory: str, shard: Shard) -> bool:
+    """Whether the file still is what its name says: reads all of it. Raises Unavailable."""
+    try:
+        file = files.open_file(f"{directory}/{shard.file}")
+    except NotFound:
+        return False
+    checksum, size = 0, 0
+    with file:
+        while data := file.read(_READ_BYTES):
+            checksum = google_crc32c.extend(checksum, data)
+            size += len(data)
+    return size == shard.bytes and f"{checksum:08x}" == shard.crc32c
+
+
+def encode_index(plan: Plan, shards: Iterable[Shard]) -> bytes:
+    rows = []
+    for shard in sorted(shards):
+        first, count = plan.bundle(shard.number)
+        rows.append({**asdict(shard), "first_split": first, "splits": count})
+    index: dict[str, Any] = json.loads(plan.encode()) | {
+        "elements": sum(row["elements"] for row in rows),
+        "bytes": sum(row["bytes"] for row in rows),
+        "files": rows,
+    }
+    return json.dumps(index, indent=1).encode()
+
+
+@dataclass(frozen=True)
+class Index:
+    """A complete materialized dataset."""
+
+    directory: str
+    plan: Plan
+    shards: tuple[Shard, ...]
+
+    @property
+    def elements(self) -> int:
+        return sum(shard.elements for shard in self.shards)
+
+    @property
+    def bytes(self) -> int:
+        return sum(shard.bytes for shard in self.shards)
+
+    @property
+    def paths(self) -> list[str]:
+        return [f"{self.directory}/{shard.file}" for shard in self.shards]
+
+
+def read_index(directory: str) -> Index | None:
+    """What the index says, whether or not its files are there; None if none was written yet.
+
+    Raises Corrupt, FailedPrecondition, Unavailable.
+    """
+    path = f"{directory}/{INDEX}"
+    try:
+        data = files.read(path)
+    except NotFound:
+        return None
+    try:
+        fields = json.loads(data)
+        rows = fields.pop("files")
+        del fields["elements"], fields["bytes"]
+        names = Shard.__dataclass_fields__
+        shards = tuple(Shard(**{name: row[name] for name in names}) for row in rows)
+    except (ValueError, TypeError, KeyError) as error:
+        raise Corrupt(
+            f"{path} is damaged ({error!r}); delete it, and run the same `forebay materialize` "
+            "again, which makes it of what is there",
+            path,
+        ) from error
+    plan = Plan.decode(json.dumps(fields).encode(), path)
+    if [shard.number for shard in shards] != [*range(plan.shards)]:
+        raise Corrupt(f"{path} does not list each of its {plan.shards} shards once", path)
+    return Index(directory, plan, shards)
+
+
+def require_complete(directory: str, *, verify: bool = False) -> Index:
+    """The index of a directory all of whose shards are there; `verify`, if their checksums are to
+    be computed, too, for which all of it is read.
+
+    Raises NotFound if there is none, FailedPrecondition if it is not complete, Corrupt naming the
+    shard that is missing or damaged.
+    """
+    index = read_index(directory)
+    if index is None:
+        if PLAN in files.listed(directory):
+            raise FailedPrecondition(
+                f"the dataset in {directory} is not complete: run the same `forebay materialize` "
+                "again, which does what is missing"
+            )
+        raise NotFound(
+            f"there is no materialized dataset in {directory}, as it is seen here: give the "
+            "--output of `forebay materialize`"
+        )
+    sizes = files.listed(directory)
+    for shard in index.shards:
+        why = ""
+        if shard.file not in sizes:
+            why = "is missing"
+        elif sizes[shard.file] != shard.bytes:
+            why = f"has {sizes[shard.file]} bytes, and had {shard.bytes}"
+        elif verify and not is_intact(directory, shard):
+            why = "has another checksum than when it was written"
+        if why:
+            raise Corrupt(
+                f"shard {directory}/{shard.file} {why}: run the same `forebay materialize` with "
+                "--verify, which writes again what is missing or damaged",
+                f"{directory}/{shard.file}",
+            )
+    return index

@@ -1,0 +1,268 @@
+"""A registered dataset into files, and the files in its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from forebay import service
+from forebay.service.client.reader import fetch_dataset
+from forebay.service.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PipelineError,
+    Unimplemented,
+)
+from forebay.service.materialized.layout import read_index
+from forebay.service.materialized.registered import opened
+from forebay.service.pipelines.tf_data.element_specs import decode_metadata
+from forebay.storage.errors import Corrupt
+
+from ..cluster import WorkerProcess
+from ..forks import Fork
+from ..stock import DispatcherProcess
+
+DYNAMIC = service.ShardingPolicy.DYNAMIC
+
+
+@pytest.fixture(scope="module")
+def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
+    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def worker(dispatcher: DispatcherProcess) -> Iterator[None]:
+    with WorkerProcess(dispatcher.address):
+        yield
+
+
+def files_of(directory: pathlib.Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def lines(folder: pathlib.Path) -> Any:
+    """A dataset of files: of each line its number, its text, its characters, and the text's."""
+    paths = []
+    for number in range(7):
+        path = folder / f"{number}.txt"
+        path.write_text("".join(f"{'x' * (line % 3)}{number}{line}\n" for line in range(10)))
+        paths.append(str(path))
+    dataset = tf.data.Dataset.from_tensor_slices(paths).interleave(
+        tf.data.TextLineDataset, num_parallel_calls=2
+    )
+    return dataset.shuffle(5).map(
+        lambda text: {
+            "text": text,
+            "bytes": tf.io.decode_raw(text, tf.uint8),
+            "drawn": tf.random.uniform([2], 0, 1, tf.float64),
+            "pair": (tf.strings.bytes_split(text), tf.constant([[True]])),
+            "ragged": tf.ragged.constant([[1], [], [2, 3]], tf.int32),
+        }
+    )
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_dataset_of_files_is_read_from_its_shards(
+    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+) -> None:
+    dataset = lines(tmp_path)
+    dataset_id = service.register_dataset(dispatcher.target, dataset)
+    done = service.materialize(dispatcher.target, dataset_id, tmp_path / "a", shards=3)
+    assert (done.elements, done.shards, done.written) == (70, 3, 3)
+    cached = service.register_dataset(dispatcher.target, tmp_path / "a")
+    found = list(service.from_dataset_id(DYNAMIC, dispatcher.target, cached))
+    assert service.from_dataset_id(DYNAMIC, dispatcher.target, cached).element_spec == (
+        dataset.element_spec
+    )
+    wanted = [b"x" * (line % 3) + b"%d%d" % (n, line) for n in range(7) for line in range(10)]
+    assert sorted(e["text"].numpy() for e in found) == sorted(wanted)
+    definition = fetch_dataset(dispatcher.target, cached).definition
+    assert decode_metadata(definition).cardinality == 70
+    # A graph of TensorFlow's own, which its own workers can run.
+    plain = opened(tmp_path / "a").dataset.as_numpy_iterator()
+    assert sorted(e["text"] for e in plain) == sorted(wanted)
+    assert all(bytes(e["bytes"].numpy()) == e["text"].numpy() for e in found)
+    assert len({tuple(e["drawn"].numpy()) for e in found}) == 70
+    assert {str(e["ragged"].to_list()) for e in found} == {"[[1], [], [2, 3]]"}
+    index = json.loads((tmp_path / "a" / "index.json").read_bytes())
+    assert index["elements"] == 70 == sum(row["elements"] for row in index["files"])
+
+    again = service.materialize(dispatcher.target, dataset_id, tmp_path / "b", shards=3)
+    assert again.written == 3
+    assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
+    assert service.materialize(dispatcher.target, dataset_id, tmp_path / "b").written == 0
+
+
+def numbers_of(dispatcher: DispatcherProcess, dataset_id: str) -> list[int]:
+    found = service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC)
+    return [int(element["number"]) for element in found]
+
+
+@pytest.mark.usefixtures("worker")
+def test_who_was_killed_does_what_is_missing_and_no_more(
+    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+) -> None:
+    begun, gate = tmp_path / "begun", tmp_path / "gate"
+    begun.mkdir()
+
+    def numbers(split: int) -> Iterator[dict[str, Any]]:
+        (begun / f"{split}").touch()
+        while len(os.listdir(begun)) > 3 and not gate.exists():
+            time.sleep(0.01)
+        for number in range(20 * split, 20 * (split + 1)):
+            yield {"number": number, "drawn": np.random.rand(3), "text": f"{number}"}
+
+    spec = {
+        "number": tf.TensorSpec([], tf.int64),
+        "drawn": tf.TensorSpec([None], tf.float64),
+        "text": tf.TensorSpec([], tf.string),
+    }
+    dataset_id = service.register_dataset(
+        dispatcher.target, numbers, splits=range(8), element_spec=spec
+    )
+    output = tmp_path / "output"
+    command = ["-m", "forebay.service.cli", "materialize", dispatcher.target, dataset_id]
+    killed = Fork([*command, "--output", str(output), "--seed=5"])
+    while (
+        not output.exists()
+        or len(list(output.glob("shard-*"))) < 3
+        or not list(output.glob(".tmp-*"))
+    ):
+        assert killed.poll() is None
+        time.sleep(0.01)
+    killed.kill()
+    killed.finish()
+    with pytest.raises(FailedPrecondition, match="is not complete: run the same"):
+        service.register_dataset(dispatcher.target, output)
+    gate.touch()
+    before = {path.name: path.stat().st_ino for path in output.glob("shard-*")}
+    with pytest.raises(FailedPrecondition, match="was begun with seed 5, and 0 is asked for"):
+        service.materialize(dispatcher.target, dataset_id, output)
+    done = service.materialize(dispatcher.target, dataset_id, output, seed=5)
+    assert (done.elements, done.shards, done.written) == (160, 8, 5)
+    assert before.items() <= {p.name: p.stat().st_ino for p in output.glob("shard-*")}.items()
+
+    service.materialize(dispatcher.target, dataset_id, tmp_path / "undisturbed", seed=5)
+    assert files_of(output) == files_of(tmp_path / "undisturbed")
+    cached = service.register_dataset(dispatcher.target, output)
+    assert sorted(numbers_of(dispatcher, cached)) == [*range(160)]
+
+    victim, other, *_ = sorted(output.glob("shard-*"))
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    service.register_dataset(dispatcher.target, output)  # its size is right
+    with pytest.raises(Corrupt, match=f"{victim.name} has another checksum"):
+        service.register_dataset(dispatcher.target, output, verify=True)
+    other.write_bytes(other.read_bytes()[:-1])
+    with pytest.raises(Corrupt, match=f"{other.name} has .* bytes, and had"):
+        service.register_dataset(dispatcher.target, output)
+    done = service.materialize(dispatcher.target, dataset_id, output, seed=5, verify=True)
+    assert done.written == 2
+    assert files_of(output) == files_of(tmp_path / "undisturbed")
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("file_format", ["parquet", "arrayrecord"])
+def test_a_beam_dataset(
+    dispatcher: DispatcherProcess, tmp_path: pathlib.Path, file_format: str
+) -> None:
+    pipeline = beam.Pipeline()
+    squares = (
+        pipeline
+        | beam.Create(range(30), reshuffle=False)
+        | beam.Map(lambda n: {"number": n, "square": n * n})
+    )
+    dataset_id = service.register_dataset(dispatcher.target, squares)
+    output = tmp_path / "output"
+    done = service.materialize(dispatcher.target, dataset_id, output, shards=4, format=file_format)
+    assert (done.elements, done.shards) == (30, 4)
+    cached = service.register_dataset(dispatcher.target, str(output), dataset_id=file_format)
+    assert cached == file_format
+    found = list(service.read(dispatcher.target, cached, processing_mode=DYNAMIC))
+    assert {int(e["number"]): int(e["square"]) for e in found} == {n: n * n for n in range(30)}
+
+
+def once(n: int) -> Iterator[int]:
+    yield {1: 1}[n]
+
+
+RANGE = tf.data.Dataset.range
+
+
+@pytest.mark.parametrize(
+    ("dataset", "wanted"),
+    [
+        (lambda: RANGE(9).repeat(), "cannot be materialized: .*Repeat"),
+        (lambda: tf.data.Dataset.random(), "cannot be materialized: .*Random"),
+        (lambda: RANGE(9).take(3), "cannot be materialized: .*Take.*would begin anew in each part"),
+        (lambda: RANGE(9).batch(2, drop_remainder=True), "it would drop what remains"),
+        (
+            lambda: RANGE(9).map(lambda x: tf.cast(tf.timestamp(), tf.int64) + x),
+            "its elements may be others each time: .*Timestamp",
+        ),
+        (lambda: lambda: RANGE(9), "cannot be materialized: it is built by a function"),
+    ],
+)
+def test_what_cannot_be_run_in_parts_is_refused(
+    dispatcher: DispatcherProcess,
+    tmp_path: pathlib.Path,
+    dataset: Callable[[], Any],
+    wanted: str,
+) -> None:
+    dataset_id = service.register_dataset(dispatcher.target, dataset())
+    with pytest.raises(Unimplemented, match=wanted):
+        service.materialize(dispatcher.target, dataset_id, tmp_path / "output")
+    assert not (tmp_path / "output").exists()
+
+
+def test_errors_say_what_to_do(dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
+    target, output = dispatcher.target, tmp_path / "output"
+    dataset_id = service.register_dataset(target, RANGE(9))
+    other_id = service.register_dataset(target, RANGE(10))
+    failing = service.register_dataset(
+        target, once, splits=["why", 1], element_spec=tf.TensorSpec([], tf.int64)
+    )
+
+    def fails(kind: type[Exception], wanted: str, dataset_id: str = dataset_id, **how: Any) -> None:
+        with pytest.raises(kind, match=wanted):
+            service.materialize(target, dataset_id, how.pop("output", output), **how)
+
+    fails(InvalidArgument, "format='avro' must be one of", format="avro")
+    fails(InvalidArgument, "shards=0 must be from 1", shards=0)
+    fails(InvalidArgument, "seed=-1 must be", seed=-1)
+    fails(InvalidArgument, "'4' is no option", options=["--direct_num_workers", "4"])
+    fails(InvalidArgument, "is no directory", output="")
+    fails(InvalidArgument, "NoRunner", runner="NoRunner")
+    fails(NotFound, "nobody", dataset_id="nobody")
+    fails(
+        PipelineError,
+        "failed to write shard 0 .*KeyError",
+        dataset_id=failing,
+        output=tmp_path / "failing",
+    )
+    (tmp_path / "file").touch()
+    ragged = RANGE(3).map(lambda n: tf.ragged.range([n, 2]))
+    ragged_id = service.register_dataset(target, ragged)
+    fails(Unimplemented, "cannot be read from parquet.*tfrecord", ragged_id, format="parquet")
+    fails(FailedPrecondition, "cannot be made: .*--output", output=tmp_path / "file" / "below")
+    fails(FailedPrecondition, "was begun with dataset", dataset_id=other_id)
+    fails(FailedPrecondition, "begun with shards 9, and 3 is asked for", shards=3)
+    with pytest.raises(NotFound, match="there is no materialized dataset in"):
+        service.register_dataset(target, tmp_path / "nothing")
+    with pytest.raises(InvalidArgument, match=r"\['splits'\] are for functions"):
+        service.register_dataset(target, output, splits=[1])
+    (output / "index.json").write_text("{}")
+    with pytest.raises(Corrupt, match=r"index\.json is damaged .*delete it, and run"):
+        read_index(str(output))

@@ -1,0 +1,163 @@
+"""Each of Beam's runners writes what the first one writes, whoever of its workers is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from forebay import service
+
+from ..forks import Fork
+from ..stock import DispatcherProcess
+
+SPEC = {"number": tf.TensorSpec([], tf.int64), "drawn": tf.TensorSpec([2], tf.float64)}
+
+
+@pytest.fixture(scope="module")
+def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
+    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
+        yield running
+
+
+class Gated:
+    """A dataset of six splits, and what another run of it has written, undisturbed.
+
+    Once `held` of them have been begun, others wait for the gate.
+    """
+
+    def __init__(self, target: str, folder: pathlib.Path, held: int) -> None:
+        begun, gate = folder / "begun", folder / "gate"
+        begun.mkdir()
+        self._begun, self._gate = begun, gate
+
+        def numbers(split: int) -> Iterator[dict[str, Any]]:
+            (begun / f"{split}").touch()
+            while len(os.listdir(begun)) > held and not gate.exists():
+                time.sleep(0.01)
+            for number in range(5 * split, 5 * (split + 1)):
+                yield {"number": number, "drawn": np.random.rand(2)}
+
+        self.target = target
+        self.dataset_id = service.register_dataset(
+            target, numbers, splits=range(6), element_spec=SPEC
+        )
+        self._folder = folder
+        self.output = folder / "output"
+
+    def command(self, runner: str, *options: str) -> Fork:
+        """`forebay materialize` by this runner, as a process of its own."""
+        command = ["-m", "forebay.service.cli", "materialize", self.target, self.dataset_id]
+        return Fork([*command, "--output", str(self.output), "--runner", runner, *options])
+
+    def wait_until_begun(self, splits: int, running: Fork) -> None:
+        until(lambda: len(os.listdir(self._begun)) >= splits, running)
+
+    def open(self) -> None:
+        self._gate.touch()
+
+    def require_equal(self) -> None:
+        """To what a single process writes that nobody disturbs."""
+        other = self._folder / "undisturbed"
+        done = service.materialize(self.target, self.dataset_id, other)
+        assert done.elements == 30
+        written, wanted = (
+            {path.name: path.read_bytes() for path in folder.iterdir()}
+            for folder in (self.output, other)
+        )
+        assert written == wanted
+
+
+def until(reached: Callable[[], bool], *running: Fork) -> None:
+    while not reached():
+        assert [process.poll() for process in running] == [None] * len(running)
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def killed_at_last(*processes: Fork) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.finish()
+
+
+def test_dask_goes_on_when_a_worker_is_killed(
+    dispatcher: DispatcherProcess, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gated = Gated(dispatcher.target, tmp_path, held=2)
+    monkeypatch.setenv("DASK_TEMPORARY_DIRECTORY", str(tmp_path / "dask"))
+    monkeypatch.setenv("DASK_LOGGING__DISTRIBUTED", "error")
+    file = tmp_path / "scheduler.json"
+    common = ["--scheduler-file", str(file), "--host", "127.0.0.1", "--dashboard-address", ":0"]
+    scheduler = Fork(["-m", "distributed.cli.dask_scheduler", "--port", "0", *common])
+    workers = [
+        Fork(["-m", "distributed.cli.dask_worker", "--no-nanny", "--nthreads", "1", *common])
+        for _ in range(2)
+    ]
+    with killed_at_last(*workers, scheduler):
+        until(lambda: file.exists() and is_json(file), scheduler)
+        running = gated.command("DaskRunner", f"--dask_scheduler_file={file}")
+        with killed_at_last(running):
+            gated.wait_until_begun(4, running)  # so each of them is in a split
+            workers[0].kill()
+            gated.open()
+            assert running.wait(100) == 0
+    gated.require_equal()
+
+
+SUBPROCESS = (
+    "--environment_type=beam:env:harness_subprocess_python:v1",
+    f"--environment_config={sys.executable} -m apache_beam.runners.worker.sdk_worker_main",
+)
+"""What Beam's Python job server has in place of PROCESS."""
+
+
+@pytest.mark.parametrize("environment", [("--environment_type=LOOPBACK",), SUBPROCESS])
+def test_a_portable_runner(
+    dispatcher: DispatcherProcess, tmp_path: pathlib.Path, environment: tuple[str, ...]
+) -> None:
+    gated = Gated(dispatcher.target, tmp_path, held=6)
+    file = tmp_path / "port"
+    server = Fork(
+        ["-m", "apache_beam.runners.portability.local_job_service_main", "--port_file", str(file)]
+    )
+    with killed_at_last(server):
+        until(lambda: file.exists() and bool(file.read_text()), server)
+        endpoint = f"--job_endpoint=127.0.0.1:{file.read_text()}"
+        running = gated.command("PortableRunner", endpoint, *environment)
+        with killed_at_last(running):
+            assert running.wait(100) == 0
+    gated.require_equal()
+
+
+def test_several_processes_of_one_machine(
+    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+) -> None:
+    gated = Gated(dispatcher.target, tmp_path, held=1)
+    running = gated.command(
+        "FnApiRunner", "--direct_running_mode=multi_processing", "--direct_num_workers=2"
+    )
+    with killed_at_last(running):
+        gated.wait_until_begun(2, running)  # at the same time
+        gated.open()
+        assert running.wait(100) == 0
+    gated.require_equal()
+
+
+def is_json(file: pathlib.Path) -> bool:
+    try:
+        return bool(json.loads(file.read_text()))
+    except ValueError:
+        return False
