@@ -15,6 +15,7 @@ float8_…). Strings are kept as lengths and one run of bytes until somebody wan
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -41,16 +42,20 @@ class Strings:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def elements(self) -> Iterator[Any]:
+        """Along the first dimension, `bytes` or object arrays of them."""
+        if self.lengths.ndim == 1:
+            return self._each()
+        return iter(self.to_numpy())
+
     def to_numpy(self) -> Array:
         """An object array of `bytes`, of the shape of `lengths`."""
-        joined = self.data.tobytes()
-        stops = np.cumsum(self.lengths.ravel()).tolist()
-        out = np.empty(len(stops), object)
-        start = 0
-        for i, stop in enumerate(stops):
-            out[i] = joined[start:stop]
-            start = stop
-        return out.reshape(self.lengths.shape)
+        shape = self.lengths.shape
+        return np.fromiter(self._each(), object, self.lengths.size).reshape(shape)
+
+    def _each(self) -> Iterator[bytes]:
+        # A file hands out the next so many bytes in C, at a fifth of what slices cost in Python.
+        return map(io.BytesIO(self.data.data).read, self.lengths.ravel().tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +67,11 @@ class Component:
 
     def elements(self) -> Iterator[Any]:
         """Each element's tensor in turn: views, and NumPy scalars (`bytes` for strings)."""
-        values = self.values.to_numpy() if isinstance(self.values, Strings) else self.values
+        values = self.values
         if self.shapes is None:
-            return iter(values)
+            return values.elements() if isinstance(values, Strings) else iter(values)
+        if isinstance(values, Strings):
+            values = values.to_numpy()
         stops = np.cumsum(self.shapes.prod(axis=1)).tolist()
         slices = map(slice, [0, *stops], stops)
         if self.shapes.shape[1] == 1:

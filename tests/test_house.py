@@ -91,6 +91,7 @@ ESCAPES = {  # (module, what it imports): why it does no harm that this is the r
     ("service.connections.tunnel", "socket"): "no consumer of a run reads through a tunnel",
     ("service.dispatcher.dispatcher", "datetime"): "writes down a time that it is given",
     ("service.dispatcher.listener", "grpc"): "an interface to inherit from",
+    ("service.blocks", "io"): "a file in memory",
     ("service.dispatcher.server", "signal"): "numbers only: the loop takes the handlers",
     ("service.pipelines.definitions", "subprocess"): "clients say what their datasets' sources are",
     ("service.processes", "select"): "waits for real processes, and no run starts one",

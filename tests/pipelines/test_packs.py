@@ -209,3 +209,17 @@ def test_few_operations_run_for_an_element(spec: Any, most: int) -> None:
     operations = [op for op in enqueue if op not in ("Const", "Identity", "NoOp")]
     assert len(operations) <= most, operations
     assert sum(block.count for block in run.blocks()) == 1
+
+
+@pytest.mark.parametrize("shape", [[3], [None], None])
+def test_the_strings_of_an_element_are_one_in_the_queue(shape: list[int] | None) -> None:
+    """Which copies each that it is given, on the way in and out."""
+    texts = [b"a", b"", b"x" * 99]
+    dataset = Dataset.from_tensors(texts).repeat(2)
+    spec = tf.TensorSpec(shape, tf.string)
+    run = TfDataPipeline(graph_of(dataset), element_spec=spec).run(None)
+    queue = run._trace._queues[0]
+    queued = zip(queue.dtypes, queue.shapes, strict=True)
+    assert [shape for dtype, shape in queued if dtype == tf.string] == [()]
+    read = [e.tolist() for b in run.blocks() for e in b.components[0].elements()]
+    assert read == [texts, texts]

@@ -139,10 +139,10 @@ class Trace:
         queue, *budget = map(Queue, self._queues, handles)
         spec = self._element_spec
         tensors = list(whole) if spec is None else flatten(spec, whole)
-        parts = [p for c, t in zip(self.columns, tensors, strict=True) for p in c.encode(t)]
+        encoded = [c.encode(t) for c, t in zip(self.columns, tensors, strict=True)]
+        parts = [part for own, _ in encoded for part in own]
         if budget:
-            sizes = [c.size(t) for c, t in zip(self.columns, tensors, strict=True)]
-            parts.append(tf.add_n(sizes))
+            parts.append(tf.add_n([size for _, size in encoded]))
             quanta = tf.minimum(parts[-1] // QUANTUM_BYTES, self.quanta)
             budget[0].enqueue_many([tf.fill(tf.stack([quanta]), False)])
         queue.enqueue(parts or [True])
