@@ -23,6 +23,7 @@ from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.counters import CounterFactory
 from apache_beam.utils.windowed_value import WindowedValue
 
+from ... import pickles
 from ...errors import InvalidArgument
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class Step:
 
 
 class Chain:
-    """Steps, one behind the other. It can be pickled; it is not thread-safe.
+    """Steps, one behind the other, or none. It can be pickled; it is not thread-safe.
 
     A split is the pickled inputs of the first step, as Beam's windowed values, which have times:
     elements, or, for a splittable DoFn, pairs of an element and a restriction. Pickled, as reading
@@ -134,7 +135,7 @@ class Chain:
 
 def _pickled(steps: Sequence[Step]) -> bytes:
     try:
-        return bytes(cloudpickle.dumps(tuple(steps)))
+        return pickles.dumps(tuple(steps))
     except Exception as error:
         if len(steps) > 1:
             for step in steps:
@@ -194,14 +195,15 @@ class _Running:
         self._steps = steps
         self._emit: Emit = _nobody
         self._runners: list[common.DoFnRunner] = []  # the last step's first
-        take: Callable[[Any], object] = self._end
+        self._begin: Callable[[WindowedValue], object] = self._end
+        take = self._begin
         statesampler.set_current_tracker(self.metrics)
         try:
             for step in reversed(steps):
                 runner = _runner(step, take)
                 runner.setup()
                 self._runners.append(runner)
-                self._begin: Callable[[WindowedValue], object] = runner.process
+                self._begin = runner.process
                 if step.is_splittable:
                     self._begin = _begin_restricted(step, runner)
                 take = _split(step, self._begin) if step.is_splittable else runner.process

@@ -22,6 +22,7 @@ from apache_beam.runners import common
 from apache_beam.transforms import core, util, window
 from apache_beam.utils.windowed_value import WindowedValue
 
+from ... import pickles
 from ...errors import InvalidArgument
 from .chain import Chain, Side, Step
 
@@ -155,7 +156,7 @@ def _translate(applied: Sequence[_Applied], split_bytes: int | None) -> Translat
             before.run_windowed(impulse, inputs.append)
         finally:
             before.teardown()
-    if _reads(steps[first]):
+    if any(map(_reads, steps[first : first + 1])):
         found = (each for value in inputs for each in _begin(steps[first], value, split_bytes))
         return Translated(chain, [_split([each]) for each in found])
     size = math.ceil(len(inputs) / MAX_SPLITS)
@@ -183,11 +184,11 @@ def _first(applied: Sequence[_Applied], steps: Sequence[Step]) -> int:
     for at, each in enumerate(applied):
         if _inside(each.node, core.Create, fileio.MatchAll) is None:
             return at
-    return len(steps) - 1  # merely created
+    return len(steps)  # merely created
 
 
 def _split(inputs: Sequence[WindowedValue]) -> bytes:
-    return bytes(cloudpickle.dumps(inputs))
+    return pickles.dumps(inputs)
 
 
 def _begin(
