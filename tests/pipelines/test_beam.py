@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import pickle
+import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
@@ -26,8 +28,13 @@ from apache_beam.transforms.window import FixedWindows, GlobalWindows
 
 from forebay.service.client.functions import beam_dataset, listed, request_of
 from forebay.service.errors import InvalidArgument
+from forebay.service.pipelines import Pipeline
 from forebay.service.pipelines.beam.chain import Chain
 from forebay.service.pipelines.beam.translation import Translated, translate, values
+
+from .contract import SPLITS, Step
+from .functions import FunctionContract, pipeline_of, structure_of
+from .test_python import _done
 
 ROW = {"type": "record", "name": "row", "fields": [{"name": "n", "type": "long"}]}
 
@@ -112,6 +119,22 @@ class AtTheEnd(beam.DoFn):  # type: ignore[misc]
     def finish_bundle(self) -> Iterator[Any]:
         for element in self.seen:
             yield beam.transforms.window.GlobalWindows.windowed_value(element)
+
+
+@functools.cache
+def split_each() -> Sequence[bytes]:
+    """What the contract's pipelines are run with: a number each."""
+    return translate(beam.Pipeline() | beam.Create(range(SPLITS))).splits
+
+
+class TestContract(FunctionContract):
+    def make(self, steps: Sequence[Step]) -> Pipeline:
+        elements = beam.Pipeline() | beam.Create([0])
+        for at, step in enumerate(steps):
+            done = functools.partial(_done, step, source=random)  # type: ignore[arg-type]
+            elements |= f"{at}" >> beam.FlatMap(lambda x, done=done: done(elements=iter([x])))
+        chain = translate(elements).chain
+        return pipeline_of(chain, split_each(), structure_of(steps), packages=["apache-beam"])
 
 
 def signs(p: beam.Pipeline) -> Any:

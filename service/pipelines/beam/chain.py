@@ -72,8 +72,8 @@ class Step:
 class Chain:
     """Steps, one behind the other, or none. It can be pickled; it is not thread-safe.
 
-    A split is the pickled inputs of the first step, as Beam's windowed values, which have times:
-    elements, or, for a splittable DoFn, pairs of an element and a restriction. Pickled, as reading
+    A split is the pickled inputs of the first step: elements, or, for a splittable DoFn, pairs of
+    an element and a restriction; as Beam's windowed values, if they have times. Pickled, as reading
     changes a restriction.
 
     So are the steps, as running changes a DoFn: one that has raised is not used again, as in Beam,
@@ -211,13 +211,14 @@ class _Running:
             self.teardown()
             raise
 
-    def bundle(self, split: Sequence[WindowedValue], emit: Emit) -> None:
+    def bundle(self, split: Sequence[Any], emit: Emit) -> None:
         statesampler.set_current_tracker(self.metrics)  # of this thread
         self._emit = emit
         for runner in self._runners:
             runner.start()
-        for windowed in split:
-            self._begin(windowed)
+        for value in split:
+            timed = isinstance(value, WindowedValue)
+            self._begin(value if timed else GlobalWindows.windowed_value(value))
         for runner in reversed(self._runners):
             runner.finish()
         for runner in self._runners:

@@ -20,6 +20,7 @@ from apache_beam.io import filebasedsource, fileio, iobase
 from apache_beam.pipeline import AppliedPTransform
 from apache_beam.runners import common
 from apache_beam.transforms import core, util, window
+from apache_beam.utils.timestamp import MIN_TIMESTAMP
 from apache_beam.utils.windowed_value import WindowedValue
 
 from ... import pickles
@@ -188,7 +189,10 @@ def _first(applied: Sequence[_Applied], steps: Sequence[Step]) -> int:
 
 
 def _split(inputs: Sequence[WindowedValue]) -> bytes:
-    return pickles.dumps(inputs)
+    """Without what all have that has no time of its own."""
+    return pickles.dumps(
+        [each if each.timestamp != MIN_TIMESTAMP else each.value for each in inputs]
+    )
 
 
 def _begin(
