@@ -65,10 +65,8 @@ def main() -> None:
     ):  # fmt: skip
         ip(command)
     with DispatcherProcess("memory:", host=HERE) as dispatcher:
-        worker = Fork(
-            ["-c", WORKER, THERE, "worker", "--dispatcher", dispatcher.address]
-            + ["--host", THERE, "--allow-python"]
-        )
+        options = ["--dispatcher", dispatcher.address, "--host", THERE, "--allow-python"]
+        worker = Fork(["-c", WORKER, THERE, "worker", *options])
         assert worker.line() == "moved"
         ip(f"link set there netns {worker.pid}")
         worker.close_input()

@@ -8,12 +8,14 @@ the element is in memory, however much a source has to give.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import cloudpickle
+from apache_beam.io import filebasedsource, filesystems
 from apache_beam.metrics.execution import MetricsContainer
 from apache_beam.runners import common
 from apache_beam.runners.worker import statesampler
@@ -107,9 +109,12 @@ class Chain:
         if self._running is None:
             unused, self._unused = self._unused, None
             self._running = _Running(unused or cloudpickle.loads(self._pickled))
+        inputs = cloudpickle.loads(split)
         try:
-            self._running.bundle(cloudpickle.loads(split), emit)
-        except BaseException:
+            self._running.bundle(inputs, emit)
+        except BaseException as error:
+            for file in filter(None, map(_file, inputs)):
+                error.add_note(f"while a chain read {file}")
             self.teardown()
             raise
 
@@ -145,6 +150,17 @@ def _pickled(steps: Sequence[Step]) -> bytes:
             f"{label!r} cannot be pickled, and so not be sent to workers ({error}): make what it "
             "needs in its setup()"
         ) from error
+
+
+def _file(read: Any) -> str | None:
+    """That is to be read: what one of Beam's sources of files is restricted to, or what matched."""
+    value = read.value if isinstance(read, WindowedValue) else read
+    for part in value if isinstance(value, tuple) else (value,):
+        source = getattr(getattr(part, "_source_bundle", None), "source", None)
+        path = getattr(source, "_file_name", getattr(part, "path", None))
+        if isinstance(path := path or getattr(getattr(part, "metadata", None), "path", None), str):
+            return path
+    return None
 
 
 class _Enough(Exception):
@@ -196,7 +212,7 @@ class _Running:
         self._emit: Emit = _nobody
         self._runners: list[common.DoFnRunner] = []  # the last step's first
         self._begin: Callable[[WindowedValue], object] = self._end
-        take = self._begin
+        take: Callable[[Any], object] = self._end
         statesampler.set_current_tracker(self.metrics)
         try:
             for step in reversed(steps):
@@ -206,7 +222,9 @@ class _Running:
                 self._begin = runner.process
                 if step.is_splittable:
                     self._begin = _begin_restricted(step, runner)
-                take = _split(step, self._begin) if step.is_splittable else runner.process
+                elif isinstance(step.fn, filebasedsource._ReadRange):
+                    self._begin = _begin_file(runner)
+                take = _split(step, self._begin) if step.is_splittable else self._begin
         except BaseException:
             self.teardown()
             raise
@@ -273,6 +291,16 @@ def _begin_restricted(step: Step, runner: common.DoFnRunner) -> Callable[[Window
                 f"{step.label!r} put off a part of {restriction!r}: in a bundle, a splittable "
                 "DoFn has to go through what it was given to its end"
             )
+
+    return begin
+
+
+def _begin_file(runner: common.DoFnRunner) -> Callable[[WindowedValue], None]:
+    def begin(windowed: WindowedValue) -> None:
+        metadata, _ = windowed.value
+        if not filesystems.FileSystems.exists(metadata.path):  # Beam would read it as empty
+            raise FileNotFoundError(errno.ENOENT, "the file was there once", metadata.path)
+        runner.process(windowed)
 
     return begin
 

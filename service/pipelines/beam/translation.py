@@ -134,6 +134,11 @@ def _check(node: AppliedPTransform, pcollection: beam.PCollection) -> None:
         raise InvalidArgument(
             f"{_label(node)} keeps state by key, which needs a shuffle; {_ADVICE}"
         )
+    if transform.fn._process_yields_batches or not transform.fn._process_defined:
+        raise InvalidArgument(
+            f"{_label(node)} takes or yields batches in place of elements, which only Beam's own "
+            "runners convert: yield elements (of a Parquet file, read dicts or tables)"
+        )
 
 
 def _label(node: AppliedPTransform) -> str:
