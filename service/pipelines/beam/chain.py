@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import cloudpickle
-from apache_beam.io import filebasedsource, filesystems
+from apache_beam.io import filebasedsource, filesystems, iobase
 from apache_beam.metrics.execution import MetricsContainer
 from apache_beam.runners import common
 from apache_beam.runners.worker import statesampler
@@ -56,6 +56,12 @@ class Step:
     @property
     def is_splittable(self) -> bool:
         return bool(common.DoFnSignature(self.fn).is_splittable_dofn())
+
+    @property
+    def reads_source(self) -> bool:
+        """Whether it is what Beam reads bounded sources with."""
+        provider = common.DoFnSignature(self.fn).get_restriction_provider()
+        return isinstance(provider, iobase._SDFBoundedSourceRestrictionProvider)
 
     @property
     def sees_bundles(self) -> bool:
@@ -171,10 +177,7 @@ class _Next(common.Receiver):  # type: ignore[misc]
     """Where a step's elements go."""
 
     def __init__(self, take: Callable[[WindowedValue], object]) -> None:
-        self._take = take
-
-    def receive(self, windowed: WindowedValue) -> None:
-        self._take(windowed)
+        self.receive = take  # itself, as a method around it would take as long as a step
 
 
 _DROPPED = _Next(lambda _: None)
@@ -185,6 +188,15 @@ class _Receivers(dict[str | None, common.Receiver]):
 
     def __missing__(self, _: str | None) -> common.Receiver:
         return _DROPPED
+
+
+class _Read(core.DoFn):  # type: ignore[misc]
+    """What Beam's splittable DoFn around a bounded source does, without the watermark that it keeps
+    with each record: no bundle here is put off."""
+
+    def process(self, read: tuple[Any, Any]) -> Any:
+        _, restriction = read
+        return restriction.source().read(restriction.range_tracker())
 
 
 class _Metrics:
@@ -220,7 +232,7 @@ class _Running:
                 runner.setup()
                 self._runners.append(runner)
                 self._begin = runner.process
-                if step.is_splittable:
+                if step.is_splittable and not step.reads_source:
                     self._begin = _begin_restricted(step, runner)
                 elif isinstance(step.fn, filebasedsource._ReadRange):
                     self._begin = _begin_file(runner)
@@ -267,7 +279,7 @@ def _runner(step: Step, take: Callable[[WindowedValue], object]) -> common.DoFnR
         for view, options, values in step.sides
     ]
     return common.DoFnRunner(
-        step.fn,
+        _Read() if step.is_splittable and step.reads_source else step.fn,
         step.args,
         step.kwargs,
         sides,
