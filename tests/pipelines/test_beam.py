@@ -143,14 +143,19 @@ def split_each() -> Sequence[bytes]:
     return translate(beam.Pipeline() | beam.Create(range(SPLITS))).splits
 
 
+@functools.cache
+def chain_of(steps: Sequence[Step]) -> Chain:
+    elements = beam.Pipeline() | beam.Create([0])
+    for at, step in enumerate(steps):
+        done = functools.partial(_done, step, source=random)  # type: ignore[arg-type]
+        elements |= f"{at}" >> beam.FlatMap(lambda x, done=done: done(elements=iter([x])))
+    return translate(elements).chain
+
+
 class TestContract(FunctionContract):
     def make(self, steps: Sequence[Step]) -> Pipeline:
-        elements = beam.Pipeline() | beam.Create([0])
-        for at, step in enumerate(steps):
-            done = functools.partial(_done, step, source=random)  # type: ignore[arg-type]
-            elements |= f"{at}" >> beam.FlatMap(lambda x, done=done: done(elements=iter([x])))
-        chain = translate(elements).chain
-        return pipeline_of(chain, split_each(), structure_of(steps), packages=["apache-beam"])
+        structure, packages = structure_of(steps), ["apache-beam"]
+        return pipeline_of(chain_of((*steps,)), split_each(), structure, packages=packages)
 
 
 class Counting(iobase.BoundedSource):  # type: ignore[misc]
