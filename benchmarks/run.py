@@ -15,6 +15,7 @@ from typing import Any
 
 from ..service.errors import ForebayError, InvalidArgument
 from . import elements
+from .beam import beam
 from .contents import FILE_CASES
 from .curves import elements_curve, splits_curve
 from .epochs import epochs
@@ -66,6 +67,7 @@ ROWS: dict[str, Row] = {
     "memory": memory,
     "epochs": epochs,
     "python": python,
+    "beam": beam,
     "redis": redis,
     "redis_restart": redis_restart,
     "failover": failover,

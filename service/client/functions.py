@@ -17,11 +17,11 @@ from typing import Any
 
 import cloudpickle
 
+from .. import pickles
 from ..errors import InvalidArgument
 from ..pipelines.python.pipeline import package_version, python_version
 from ..proto import forebay_pb2 as pb
 from ..proto import python_pb2
-from . import pickles
 
 MAX_SPLITS = 10_000_000
 LOOKED_AT = 10

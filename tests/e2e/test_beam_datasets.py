@@ -128,24 +128,6 @@ def test_elements_that_do_not_fit(dispatcher: DispatcherProcess) -> None:
         list(service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC))
 
 
-def test_a_killed_workers_splits_are_lost_at_most(
-    dispatcher: DispatcherProcess, files: str
-) -> None:
-    records = beam.Pipeline() | beam.io.ReadFromTFRecord(files) | beam.Map(int)
-    dataset_id = service.register_dataset(dispatcher.target, records)
-    with WorkerProcess(dispatcher.address) as doomed:
-        read = iter(
-            service.read(
-                dispatcher.target, dataset_id, processing_mode=DYNAMIC, max_outstanding_requests=1
-            )
-        )
-        got = [int(next(read)) for _ in range(10)]
-        with WorkerProcess(dispatcher.address):
-            doomed.kill()
-            got += map(int, read)
-    assert len(got) == len({*got}) and {*got} <= {*range(FILES * RECORDS)}
-
-
 def test_what_needs_a_shuffle_is_refused(dispatcher: DispatcherProcess, files: str) -> None:
     total = (
         beam.Pipeline()

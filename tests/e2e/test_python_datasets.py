@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import os
 import pathlib
+import queue
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import apache_beam as beam
 import grpc
 import numpy as np
 import pytest
@@ -37,17 +40,36 @@ def workers(dispatcher: DispatcherProcess) -> Iterator[None]:
         yield
 
 
-@service.python_dataset(range(50))
-def numbers(split: int) -> Iterator[dict[str, Any]]:
+@pytest.fixture(params=["python", "beam"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Of a dataset, that `register` makes of a function of splits."""
+    return str(request.param)
+
+
+def register(
+    kind: str, dispatcher: DispatcherProcess, function: Callable[..., Any], splits: range
+) -> str:
+    if kind == "python":
+        return str(service.register_dataset(dispatcher.target, function, splits=splits))
+    chain = beam.Pipeline() | beam.Create(splits) | beam.FlatMap(function)
+    return str(service.register_dataset(dispatcher.target, chain))
+
+
+def twenty(split: int) -> Iterator[dict[str, Any]]:
     """20 of them a split."""
     for number in range(20 * split, 20 * (split + 1)):
         yield {"number": number, "text": f"{number}", "array": np.full((2, 3), number, np.int32)}
 
 
+numbers = service.python_dataset(range(50))(twenty)
+
+
 @pytest.mark.usefixtures("workers")
-def test_every_element_comes_once_or_once_a_worker(dispatcher: DispatcherProcess) -> None:
-    dataset_id = service.register_dataset(dispatcher.target, numbers)
-    assert service.register_dataset(dispatcher.target, numbers) == dataset_id
+def test_every_element_comes_once_or_once_a_worker(
+    kind: str, dispatcher: DispatcherProcess
+) -> None:
+    dataset_id = register(kind, dispatcher, twenty, range(50))
+    assert register(kind, dispatcher, twenty, range(50)) == dataset_id
     for mode, times in ((DYNAMIC, 1), (OFF, 2)):
         found = []
         for element in service.read(dispatcher.target, dataset_id, processing_mode=mode):
@@ -135,7 +157,32 @@ def test_a_dataset_that_a_function_builds_on_the_workers_may_call_python(
         service.register_dataset(dispatcher.target, lambda: 7)
 
 
-def test_killed_workers_and_dispatchers_cost_no_element_twice(tmp_path: pathlib.Path) -> None:
+def test_trainers_share_a_job_while_a_worker_drains(
+    kind: str, dispatcher: DispatcherProcess
+) -> None:
+    """Together they have every element once."""
+    dataset_id = register(kind, dispatcher, twenty, range(500))
+
+    def read(first: queue.Queue[int]) -> Iterator[int]:
+        with service.read(
+            dispatcher.target, dataset_id, processing_mode=DYNAMIC, job_name=f"shared {kind}"
+        ) as elements:
+            for element in elements:
+                yield int(element["number"])
+                first.put(0)
+
+    one = WorkerProcess(dispatcher.address, processes=1).wait_until_registered()
+    with WorkerProcess(dispatcher.address, processes=1), ThreadPoolExecutor(2) as pool:
+        first: queue.Queue[int] = queue.Queue()
+        reading = [pool.submit(lambda: list(read(first))) for _ in range(2)]
+        first.get(timeout=60)
+        assert one.stop() == 0
+        assert sorted(itertools.chain(*(each.result() for each in reading))) == [*range(10_000)]
+
+
+def test_killed_workers_and_dispatchers_cost_no_element_twice(
+    kind: str, tmp_path: pathlib.Path
+) -> None:
     """And the functions' processes end with their workers."""
     folder = tmp_path / "processes"
     folder.mkdir()
@@ -149,7 +196,7 @@ def test_killed_workers_and_dispatchers_cost_no_element_twice(tmp_path: pathlib.
     with DispatcherProcess(tmp_path / "journal") as dispatcher:
         one = WorkerProcess(dispatcher.address, processes=1).wait_until_registered()
         with WorkerProcess(dispatcher.address, processes=1):
-            dataset_id = service.register_dataset(dispatcher.target, slow, splits=range(60))
+            dataset_id = register(kind, dispatcher, slow, range(60))
             found = []
             for element in service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC):
                 found.append(int(element))

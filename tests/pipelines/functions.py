@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import pytest
 
 from forebay.service.blocks import Block
 from forebay.service.client.functions import python_dataset, request_of
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.structure import assemble
+
+from .contract import PipelineContract, Step, drawn
 
 Function = Callable[[Any], Any]
 
@@ -46,3 +51,17 @@ def read(function: Function, splits: Sequence[Any], structure: str = INT, **how:
         ]
     finally:
         pipeline.close()
+
+
+class FunctionContract(PipelineContract):
+    """A shuffle's buffer, and a batch, are within a split of one element, and so do nothing."""
+
+    @pytest.mark.parametrize("step", [drawn()])
+    def test_what_is_random_differs_by_bundle_and_by_seed(self, step: Step) -> None:
+        super().test_what_is_random_differs_by_bundle_and_by_seed(step)
+
+
+def structure_of(steps: Sequence[Step]) -> str:
+    """Of the contract's elements."""
+    arrays = any(step.kind in ("batch", "wide") for step in steps)
+    return json.dumps({"tensor": "int64", "shape": [None] if arrays else []})

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
+import contextlib
+import functools
+import gzip
 import pathlib
 import pickle
+import random
+import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
@@ -16,17 +22,30 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from apache_beam import pvalue
-from apache_beam.io import fileio
+from apache_beam.io import fileio, iobase
+from apache_beam.io.concat_source import ConcatSource
+from apache_beam.io.range_trackers import OffsetRangeTracker
 from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
 from apache_beam.metrics import Metrics
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms.userstate import BagStateSpec
 from apache_beam.transforms.window import FixedWindows, GlobalWindows
 
-from forebay.service.errors import InvalidArgument
+from forebay.service.client.functions import (
+    beam_dataset,
+    first_elements,
+    listed,
+    python_dataset,
+    request_of,
+)
+from forebay.service.errors import InvalidArgument, PipelineError
+from forebay.service.pipelines import Pipeline
 from forebay.service.pipelines.beam.chain import Chain
 from forebay.service.pipelines.beam.translation import Translated, translate, values
+
+from .contract import SPLITS, Step
+from .functions import FunctionContract, numbers, pipeline_of, read, structure_of
+from .test_python import _done
 
 ROW = {"type": "record", "name": "row", "fields": [{"name": "n", "type": "long"}]}
 
@@ -47,6 +66,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         with tf.io.TFRecordWriter(str(folder / f"{at}.tfrecord")) as records:
             for n in numbers:
                 records.write(b"%d" % n)
+    (folder / "nothing.txt").touch()
+    (folder / "text.gz").write_bytes(gzip.compress(b"of\nthis\n"))
+    (folder / "text.bz2").write_bytes(bz2.compress(b"of\nthat\n"))
+    with tf.io.TFRecordWriter(str(folder / "records.gz"), "GZIP") as records:
+        records.write(b"in few bytes")
     return folder
 
 
@@ -113,6 +137,53 @@ class AtTheEnd(beam.DoFn):  # type: ignore[misc]
             yield beam.transforms.window.GlobalWindows.windowed_value(element)
 
 
+@functools.cache
+def split_each() -> Sequence[bytes]:
+    """What the contract's pipelines are run with: a number each."""
+    return translate(beam.Pipeline() | beam.Create(range(SPLITS))).splits
+
+
+@functools.cache
+def chain_of(steps: Sequence[Step]) -> Chain:
+    elements = beam.Pipeline() | beam.Create([0])
+    for at, step in enumerate(steps):
+        done = functools.partial(_done, step, source=random)  # type: ignore[arg-type]
+        elements |= f"{at}" >> beam.FlatMap(lambda x, done=done: done(elements=iter([x])))
+    return translate(elements).chain
+
+
+class TestContract(FunctionContract):
+    def make(self, steps: Sequence[Step]) -> Pipeline:
+        structure, packages = structure_of(steps), ["apache-beam"]
+        return pipeline_of(chain_of((*steps,)), split_each(), structure, packages=packages)
+
+
+class Counting(iobase.BoundedSource):  # type: ignore[misc]
+    """Up to a number, three at a time."""
+
+    def __init__(self, stop: int) -> None:
+        self._stop = stop
+
+    def estimate_size(self) -> int:
+        return self._stop
+
+    def split(
+        self, wished_bytes: int, start: int | None = None, stop: int | None = None
+    ) -> Iterator[iobase.SourceBundle]:
+        end = self._stop if stop is None else stop
+        for at in range(start or 0, end, 3):
+            yield iobase.SourceBundle(3, self, at, min(end, at + 3))
+
+    def get_range_tracker(self, start: int | None, stop: int | None) -> OffsetRangeTracker:
+        return OffsetRangeTracker(start or 0, self._stop if stop is None else stop)
+
+    def read(self, tracker: OffsetRangeTracker) -> Iterator[int]:
+        at = tracker.start_position()
+        while tracker.try_claim(at):
+            yield at
+            at += 1
+
+
 def signs(p: beam.Pipeline) -> Any:
     return (
         p
@@ -152,6 +223,18 @@ PIPELINES: dict[str, Callable[[str], Build]] = {
     | beam.io.ReadAllFromText() | beam.Map(str.upper),
     "all tfrecord": lambda d: lambda p: p | beam.Create([f"{d}/*.tfrecord"])
     | beam.io.ReadAllFromTFRecord(),
+    "all avro": lambda d: lambda p: p | beam.Create([f"{d}/*.avro"]) | beam.io.ReadAllFromAvro(),
+    "all parquet": lambda d: lambda p: p | beam.Create([f"{d}/*.parquet"])
+    | beam.io.ReadAllFromParquet(),
+    "tables": lambda d: lambda p: p | beam.io.ReadFromParquetBatched(f"{d}/*.parquet")
+    | beam.FlatMap(lambda table: table.to_pylist()),
+    "compressed text": lambda d: lambda p: p | beam.io.ReadFromText(f"{d}/text.*"),
+    "all compressed text": lambda d: lambda p: p | beam.Create([f"{d}/text.*"])
+    | beam.io.ReadAllFromText(),
+    "compressed tfrecord": lambda d: lambda p: p | beam.io.ReadFromTFRecord(f"{d}/records.gz"),
+    "some are empty": lambda d: lambda p: p | beam.io.ReadFromText(f"{d}/[1n]*.txt"),
+    "own source": lambda d: lambda p: p | beam.io.Read(Counting(10)),
+    "sources": lambda d: lambda p: p | beam.io.Read(ConcatSource([Counting(4), Counting(2)])),
     "matched": lambda d: lambda p: p | fileio.MatchFiles(f"{d}/*.txt")
     | fileio.ReadMatches() | beam.FlatMap(lines_of),
     "created": lambda d: lambda p: p | beam.Create(range(5)),
@@ -190,13 +273,24 @@ PIPELINES: dict[str, Callable[[str], Build]] = {
 }  # fmt: skip
 
 
+collected: list[tuple[str, Any]] = []
+
+
+def collect(name: str, element: Any) -> None:
+    collected.append((name, element))
+
+
 def test_the_same_elements_as_beams_own_runner(files: pathlib.Path) -> None:
+    collected.clear()
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         for name, build in PIPELINES.items():
-            ours = values(build(str(files))(beam.Pipeline()))
-            assert ours, name
-            theirs = name >> _Composite(build(str(files)))
-            assert_that(pipeline | theirs, equal_to(ours), label=f"compare {name}")
+            theirs = pipeline | name >> _Composite(build(str(files)))
+            _ = theirs | f"collect {name}" >> beam.Map(functools.partial(collect, name))
+    for name, build in PIPELINES.items():
+        ours = values(build(str(files))(beam.Pipeline()))
+        assert ours, name
+        theirs = [element for of, element in collected if of == name]
+        assert sorted(map(repr, ours)) == sorted(map(repr, theirs)), name
 
 
 class _Composite(beam.PTransform):  # type: ignore[misc]
@@ -246,16 +340,31 @@ def test_a_split_names_no_other_file(tmp_path: pathlib.Path) -> None:
         (tmp_path / f"{at}.txt").write_text("line\n")
     several, one = (
         translate(beam.Pipeline() | beam.io.ReadFromText(f"{tmp_path}/{name}.txt"))
-        for name in ("*", "17")
+        for name in ("*", "1[7]")
     )
     assert len(several.splits) == 30
     assert not any(split.count(b".txt") > one.splits[0].count(b".txt") for split in several.splits)
 
 
+def test_equal_pipelines_are_the_same_bytes_whatever_the_order_of_their_sets() -> None:
+    """Which is another in each process, if there are strings in them."""
+
+    def registered(*order: int) -> bytes:
+        p = beam.Pipeline()
+        known, sides = set(order), p | "sides" >> beam.Create([{*order}])
+        created = p | beam.Create([frozenset(order), frozenset([1, *order])])
+        filtered = created | beam.Filter(lambda e, _: e & known, pvalue.AsList(sides))
+        merely = beam_dataset(created), beam_dataset(filtered)
+        return b"".join(request_of(each, listed(each.splits)).python for each in merely)
+
+    assert [*{0, 8}] != [*{8, 0}]
+    assert registered(0, 8) == registered(8, 0)
+
+
 @pytest.mark.parametrize(
     "build",
     [
-        lambda d, p: p | fileio.MatchFiles(f"{d}/*.txt") | fileio.ReadMatches()
+        lambda d, p: p | fileio.MatchFiles(f"{d}/[01].txt") | fileio.ReadMatches()
         | beam.Map(lambda f: f.metadata.path),
         lambda d, p: p | beam.Create([2]) | beam.FlatMap(lambda n: [*range(n)]) | beam.Reshuffle()
         | beam.Map(str) | "again" >> beam.Reshuffle(),
@@ -332,6 +441,14 @@ def test_the_life_cycle_is_beams(logged: Chain) -> None:
     logged.teardown()
     assert " ".join(log) == "setup start 1 2 finish start 3 finish teardown"
     assert got == [1, 2, 3]
+    log.clear()
+    logged.run_bundle(split(1, 2, 3), got.append)
+    logged.teardown()
+    ours = [*log]
+    log.clear()
+    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        _ = pipeline | beam.Create([1, 2, 3]) | beam.ParDo(Logged())
+    assert log == ours
 
 
 def test_what_fails_is_torn_down_and_set_up_anew(logged: Chain) -> None:
@@ -425,6 +542,12 @@ def test_what_is_no_chain_is_refused_by_its_label(build: Build, message: str) ->
         translate(build(beam.Pipeline()))
 
 
+def test_what_only_runners_convert_is_refused(files: pathlib.Path) -> None:
+    rows = beam.io.ReadFromParquet(f"{files}/*.parquet", as_rows=True)
+    with pytest.raises(InvalidArgument, match="'rows' takes or yields batches"):
+        translate(beam.Pipeline() | "rows" >> rows)
+
+
 def test_a_side_input_that_needs_a_shuffle() -> None:
     p = beam.Pipeline()
     total = pairs(p) | beam.Values() | "total" >> beam.CombineGlobally(sum).as_singleton_view()
@@ -435,3 +558,50 @@ def test_a_side_input_that_needs_a_shuffle() -> None:
 def test_a_file_that_is_not_there() -> None:
     with pytest.raises(OSError, match="No files found based on the file pattern nowhere"):
         translate(beam.Pipeline() | beam.io.ReadFromText("nowhere/*.txt"))
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_source_without_splits(count: int) -> None:
+    """Has no elements, either: what they would be has to be said."""
+    translated = translate(beam.Pipeline() | beam.io.Read(Counting(count)))
+    assert len(translated.splits) == count
+    chain, splits = translated
+    assert read(chain, splits, packages=["apache-beam"]) == [*range(count)]
+    request = request_of(python_dataset(splits)(chain), splits)
+    if not count:
+        with pytest.raises(InvalidArgument, match=r"yields no element .* give element_spec"):
+            first_elements(request)
+
+
+CHANGES: dict[str, Callable[[pathlib.Path], object]] = {
+    "vanished": pathlib.Path.unlink,
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-3]),
+    "broken": lambda file: file.write_bytes(file.read_bytes()[:-6] + b"!!!!!!"),
+}
+
+
+@pytest.mark.parametrize("all_of_them", [False, True], ids=["read", "read all"])
+def test_a_file_that_has_gone_or_breaks_is_named(tmp_path: pathlib.Path, all_of_them: bool) -> None:
+    """With the worker; and all elements before came."""
+    for how, change in CHANGES.items():
+        file = tmp_path / f"{how}.tfrecord"
+        with tf.io.TFRecordWriter(str(file)) as records:
+            for n in range(3):
+                records.write(b"%d" % n)
+        p = beam.Pipeline()
+        if all_of_them:
+            found = p | beam.Create([str(file)]) | beam.io.ReadAllFromTFRecord()
+        else:
+            found = p | beam.io.ReadFromTFRecord(str(file))
+        chain, splits = translate(found | beam.Map(int))
+        change(file)
+        came: list[int] = []
+        with (
+            contextlib.closing(pipeline_of(chain, splits, packages=["apache-beam"])) as pipeline,
+            pytest.raises(
+                PipelineError, match=rf"(?s)worker w:1: split 0, .*{re.escape(str(file))}"
+            ),
+        ):
+            for block in pipeline.run(None).blocks():
+                came += numbers(iter([block]))
+        assert came == ([] if how == "vanished" else [0, 1])

@@ -14,14 +14,12 @@ import pytest
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines import Pipeline
 
-from .contract import SPLITS, PipelineContract, Step, drawn
-from .functions import INT, pipeline_of, read
+from .contract import SPLITS, Step
+from .functions import INT, FunctionContract, pipeline_of, read, structure_of
 from .test_python import _done
 
 
-class TestContract(PipelineContract):
-    """A shuffle's buffer, and a batch, are within a split of one element, and so do nothing."""
-
+class TestContract(FunctionContract):
     def make(self, steps: Sequence[Step]) -> Pipeline:
         def function(split: int) -> Iterator[object]:
             elements: Iterator[object] = iter([split])
@@ -29,13 +27,7 @@ class TestContract(PipelineContract):
                 elements = _done(step, elements, random)  # type: ignore[arg-type]
             return elements
 
-        arrays = any(step.kind in ("batch", "wide") for step in steps)
-        structure = {"tensor": "int64", "shape": [None] if arrays else []}
-        return pipeline_of(function, range(SPLITS), json.dumps(structure))
-
-    @pytest.mark.parametrize("step", [drawn()])
-    def test_what_is_random_differs_by_bundle_and_by_seed(self, step: Step) -> None:
-        super().test_what_is_random_differs_by_bundle_and_by_seed(step)
+        return pipeline_of(function, range(SPLITS), structure_of(steps))
 
 
 def test_elements_of_every_kind_arrive_as_they_were() -> None:

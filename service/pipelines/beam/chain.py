@@ -8,12 +8,14 @@ the element is in memory, however much a source has to give.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import cloudpickle
+from apache_beam.io import filebasedsource, filesystems, iobase
 from apache_beam.metrics.execution import MetricsContainer
 from apache_beam.runners import common
 from apache_beam.runners.worker import statesampler
@@ -23,6 +25,7 @@ from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.counters import CounterFactory
 from apache_beam.utils.windowed_value import WindowedValue
 
+from ... import pickles
 from ...errors import InvalidArgument
 
 log = logging.getLogger(__name__)
@@ -55,6 +58,12 @@ class Step:
         return bool(common.DoFnSignature(self.fn).is_splittable_dofn())
 
     @property
+    def reads_source(self) -> bool:
+        """Whether it is what Beam reads bounded sources with."""
+        provider = common.DoFnSignature(self.fn).get_restriction_provider()
+        return isinstance(provider, iobase._SDFBoundedSourceRestrictionProvider)
+
+    @property
     def sees_bundles(self) -> bool:
         """Whether the DoFn does something where they begin or end."""
         return any(
@@ -69,10 +78,10 @@ class Step:
 
 
 class Chain:
-    """Steps, one behind the other. It can be pickled; it is not thread-safe.
+    """Steps, one behind the other, or none. It can be pickled; it is not thread-safe.
 
-    A split is the pickled inputs of the first step, as Beam's windowed values, which have times:
-    elements, or, for a splittable DoFn, pairs of an element and a restriction. Pickled, as reading
+    A split is the pickled inputs of the first step: elements, or, for a splittable DoFn, pairs of
+    an element and a restriction; as Beam's windowed values, if they have times. Pickled, as reading
     changes a restriction.
 
     So are the steps, as running changes a DoFn: one that has raised is not used again, as in Beam,
@@ -106,9 +115,12 @@ class Chain:
         if self._running is None:
             unused, self._unused = self._unused, None
             self._running = _Running(unused or cloudpickle.loads(self._pickled))
+        inputs = cloudpickle.loads(split)
         try:
-            self._running.bundle(cloudpickle.loads(split), emit)
-        except BaseException:
+            self._running.bundle(inputs, emit)
+        except BaseException as error:
+            for file in filter(None, map(_file, inputs)):
+                error.add_note(f"while a chain read {file}")
             self.teardown()
             raise
 
@@ -134,7 +146,7 @@ class Chain:
 
 def _pickled(steps: Sequence[Step]) -> bytes:
     try:
-        return bytes(cloudpickle.dumps(tuple(steps)))
+        return pickles.dumps(tuple(steps))
     except Exception as error:
         if len(steps) > 1:
             for step in steps:
@@ -146,6 +158,17 @@ def _pickled(steps: Sequence[Step]) -> bytes:
         ) from error
 
 
+def _file(read: Any) -> str | None:
+    """That is to be read: what one of Beam's sources of files is restricted to, or what matched."""
+    value = read.value if isinstance(read, WindowedValue) else read
+    for part in value if isinstance(value, tuple) else (value,):
+        source = getattr(getattr(part, "_source_bundle", None), "source", None)
+        path = getattr(source, "_file_name", getattr(part, "path", None))
+        if isinstance(path := path or getattr(getattr(part, "metadata", None), "path", None), str):
+            return path
+    return None
+
+
 class _Enough(Exception):
     _tagged_with_step = True  # so that Beam passes it on as it is
 
@@ -154,10 +177,7 @@ class _Next(common.Receiver):  # type: ignore[misc]
     """Where a step's elements go."""
 
     def __init__(self, take: Callable[[WindowedValue], object]) -> None:
-        self._take = take
-
-    def receive(self, windowed: WindowedValue) -> None:
-        self._take(windowed)
+        self.receive = take  # itself, as a method around it would take as long as a step
 
 
 _DROPPED = _Next(lambda _: None)
@@ -168,6 +188,15 @@ class _Receivers(dict[str | None, common.Receiver]):
 
     def __missing__(self, _: str | None) -> common.Receiver:
         return _DROPPED
+
+
+class _Read(core.DoFn):  # type: ignore[misc]
+    """What Beam's splittable DoFn around a bounded source does, without the watermark that it keeps
+    with each record: no bundle here is put off."""
+
+    def process(self, read: tuple[Any, Any]) -> Any:
+        _, restriction = read
+        return restriction.source().read(restriction.range_tracker())
 
 
 class _Metrics:
@@ -194,6 +223,7 @@ class _Running:
         self._steps = steps
         self._emit: Emit = _nobody
         self._runners: list[common.DoFnRunner] = []  # the last step's first
+        self._begin: Callable[[WindowedValue], object] = self._end
         take: Callable[[Any], object] = self._end
         statesampler.set_current_tracker(self.metrics)
         try:
@@ -201,21 +231,24 @@ class _Running:
                 runner = _runner(step, take)
                 runner.setup()
                 self._runners.append(runner)
-                self._begin: Callable[[WindowedValue], object] = runner.process
-                if step.is_splittable:
+                self._begin = runner.process
+                if step.is_splittable and not step.reads_source:
                     self._begin = _begin_restricted(step, runner)
-                take = _split(step, self._begin) if step.is_splittable else runner.process
+                elif isinstance(step.fn, filebasedsource._ReadRange):
+                    self._begin = _begin_file(runner)
+                take = _split(step, self._begin) if step.is_splittable else self._begin
         except BaseException:
             self.teardown()
             raise
 
-    def bundle(self, split: Sequence[WindowedValue], emit: Emit) -> None:
+    def bundle(self, split: Sequence[Any], emit: Emit) -> None:
         statesampler.set_current_tracker(self.metrics)  # of this thread
         self._emit = emit
         for runner in self._runners:
             runner.start()
-        for windowed in split:
-            self._begin(windowed)
+        for value in split:
+            timed = isinstance(value, WindowedValue)
+            self._begin(value if timed else GlobalWindows.windowed_value(value))
         for runner in reversed(self._runners):
             runner.finish()
         for runner in self._runners:
@@ -246,7 +279,7 @@ def _runner(step: Step, take: Callable[[WindowedValue], object]) -> common.DoFnR
         for view, options, values in step.sides
     ]
     return common.DoFnRunner(
-        step.fn,
+        _Read() if step.is_splittable and step.reads_source else step.fn,
         step.args,
         step.kwargs,
         sides,
@@ -270,6 +303,16 @@ def _begin_restricted(step: Step, runner: common.DoFnRunner) -> Callable[[Window
                 f"{step.label!r} put off a part of {restriction!r}: in a bundle, a splittable "
                 "DoFn has to go through what it was given to its end"
             )
+
+    return begin
+
+
+def _begin_file(runner: common.DoFnRunner) -> Callable[[WindowedValue], None]:
+    def begin(windowed: WindowedValue) -> None:
+        metadata, _ = windowed.value
+        if not filesystems.FileSystems.exists(metadata.path):  # Beam would read it as empty
+            raise FileNotFoundError(errno.ENOENT, "the file was there once", metadata.path)
+        runner.process(windowed)
 
     return begin
 

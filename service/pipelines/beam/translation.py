@@ -20,8 +20,10 @@ from apache_beam.io import filebasedsource, fileio, iobase
 from apache_beam.pipeline import AppliedPTransform
 from apache_beam.runners import common
 from apache_beam.transforms import core, util, window
+from apache_beam.utils.timestamp import MIN_TIMESTAMP
 from apache_beam.utils.windowed_value import WindowedValue
 
+from ... import pickles
 from ...errors import InvalidArgument
 from .chain import Chain, Side, Step
 
@@ -132,6 +134,11 @@ def _check(node: AppliedPTransform, pcollection: beam.PCollection) -> None:
         raise InvalidArgument(
             f"{_label(node)} keeps state by key, which needs a shuffle; {_ADVICE}"
         )
+    if transform.fn._process_yields_batches or not transform.fn._process_defined:
+        raise InvalidArgument(
+            f"{_label(node)} takes or yields batches in place of elements, which only Beam's own "
+            "runners convert: yield elements (of a Parquet file, read dicts or tables)"
+        )
 
 
 def _label(node: AppliedPTransform) -> str:
@@ -155,7 +162,7 @@ def _translate(applied: Sequence[_Applied], split_bytes: int | None) -> Translat
             before.run_windowed(impulse, inputs.append)
         finally:
             before.teardown()
-    if _reads(steps[first]):
+    if any(map(_reads, steps[first : first + 1])):
         found = (each for value in inputs for each in _begin(steps[first], value, split_bytes))
         return Translated(chain, [_split([each]) for each in found])
     size = math.ceil(len(inputs) / MAX_SPLITS)
@@ -183,11 +190,14 @@ def _first(applied: Sequence[_Applied], steps: Sequence[Step]) -> int:
     for at, each in enumerate(applied):
         if _inside(each.node, core.Create, fileio.MatchAll) is None:
             return at
-    return len(steps) - 1  # merely created
+    return len(steps)  # merely created
 
 
 def _split(inputs: Sequence[WindowedValue]) -> bytes:
-    return bytes(cloudpickle.dumps(inputs))
+    """Without what all have that has no time of its own."""
+    return pickles.dumps(
+        [each if each.timestamp != MIN_TIMESTAMP else each.value for each in inputs]
+    )
 
 
 def _begin(

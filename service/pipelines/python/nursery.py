@@ -108,10 +108,11 @@ def ended(control: socket.socket) -> str:
     return how if code != -signal.SIGKILL else f"{how}, perhaps because memory was short"
 
 
-PLAIN, TENSORFLOWS = Nursery(), Nursery("built")
-"""For functions of splits, and for those that build datasets: TensorFlow's import takes long."""
+PLAIN, BEAMS, TENSORFLOWS = Nursery(), Nursery("..beam.chain"), Nursery(".built")
+"""For functions of splits, for Beam's chains, and for functions that build datasets: the imports of
+Beam and TensorFlow take long."""
 
-for _nursery in (PLAIN, TENSORFLOWS):
+for _nursery in (PLAIN, BEAMS, TENSORFLOWS):
     atexit.register(_nursery.close)
 
 
@@ -210,6 +211,6 @@ if __name__ == "__main__":
 
     for name in sys.argv[2:]:
         if name != EXIT_WITH_PARENT:
-            importlib.import_module(f"{__package__}.{name}")
+            importlib.import_module(name, __package__)
     gc.freeze()  # so that no fork looks through it all again, and copies it
     child.main(_serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -13,7 +13,7 @@ from ...errors import FailedPrecondition, Unimplemented
 from ...proto.python_pb2 import SKIP, PythonDataset
 from ..splits import SplitFeed, SplitRange
 from .children import Children
-from .nursery import PLAIN, TENSORFLOWS
+from .nursery import BEAMS, PLAIN, TENSORFLOWS
 from .runs import Policy, PythonRun
 
 
@@ -67,9 +67,10 @@ class PythonPipeline:
         self._size = 1 if self._is_built else source_size(sources[0])
         self._processes = 1 if self._is_built else processes or len(os.sched_getaffinity(0))
         self._policy = Policy(dataset.on_error, dataset.limit, dataset.timeout_s, where)
-        self._children = Children(
-            TENSORFLOWS if self._is_built else PLAIN, stored, structure, self._processes
-        )
+        nursery = BEAMS if "apache-beam" in dataset.packages else PLAIN
+        if self._is_built:
+            nursery = TENSORFLOWS
+        self._children = Children(nursery, stored, structure, self._processes)
 
     def run(self, feed: SplitFeed | None) -> PythonRun:
         """Each split is run in one of the children, and all at once are not."""
