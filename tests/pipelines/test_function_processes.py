@@ -483,3 +483,41 @@ def test_the_feeds_error_is_the_runs() -> None:
             found += numbers(iter([block]))
     assert found == [2, 3, 4]
     pipeline.close()
+
+
+def test_what_is_there_comes_though_the_function_makes_nothing_more(
+    tmp_path: pathlib.Path,
+) -> None:
+    seen = tmp_path / "seen"
+
+    def function(split: int) -> Iterator[int]:
+        yield from range(3)
+        for _ in range(2000):
+            if seen.exists():
+                yield 3
+                return
+            time.sleep(0.01)
+        raise TimeoutError("nobody has seen what was there")
+
+    pipeline = pipeline_of(function, [0])
+    blocks = pipeline.run(None).blocks()
+    found: list[int] = []
+    while len(found) < 3:
+        found += numbers(itertools.islice(blocks, 1))
+    seen.touch()
+    assert found + numbers(blocks) == [0, 1, 2, 3]
+    pipeline.close()
+
+
+def test_what_does_not_fit_is_said_though_it_was_sent_in_a_pause() -> None:
+    """Which is by a thread of its own."""
+
+    def function(split: int) -> Iterator[object]:
+        yield 1
+        yield 2
+        yield "three"
+        time.sleep(0.2)
+        yield 4
+
+    with pytest.raises(PipelineError, match=r"split 0 \(0\), element 2: element is 'three'"):
+        read(function, [0])
