@@ -25,7 +25,7 @@ import pytest
 from forebay.service.errors import PipelineError, Unavailable
 from forebay.service.pipelines import Run, SplitRange
 from forebay.service.pipelines.python import runs
-from forebay.service.pipelines.python.child import MESSAGE_BYTES
+from forebay.service.pipelines.python.child import MESSAGE_BYTES, SLABS
 from forebay.service.pipelines.python.children import Ended
 from forebay.service.pipelines.python.nursery import Nursery, ended
 
@@ -521,3 +521,22 @@ def test_what_does_not_fit_is_said_though_it_was_sent_in_a_pause() -> None:
 
     with pytest.raises(PipelineError, match=r"split 0 \(0\), element 2: element is 'three'"):
         read(function, [0])
+
+
+def test_blocks_that_are_held_cost_a_bounded_number_of_descriptors() -> None:
+    """However many of them wait for their trainers."""
+
+    def function(split: int) -> Iterator[int]:
+        for number in range(40):
+            time.sleep(0.003)  # so slow that none waits for company
+            yield number
+
+    pipeline = pipeline_of(function, range(2))
+    blocks = pipeline.run(None).blocks()
+    held = [next(blocks)]
+    before = len(os.listdir("/proc/self/fd"))
+    held += blocks
+    assert len(held) > 20
+    assert len(os.listdir("/proc/self/fd")) < before + SLABS
+    assert numbers(iter(held)) == [*range(40)] * 2
+    pipeline.close()

@@ -48,6 +48,10 @@ from .columns import Column, Field, Misfit, column_of, columns_of, fields_of, wr
 CREDIT = 3
 """Blocks that have not been taken, before it waits."""
 
+SLABS = 8
+"""Each costs the worker a descriptor, for as long as there is this process. What comes while all of
+them are held by somebody is copied there."""
+
 LINGER_S = 0.025
 """How long an element waits for company, about, and twice that at most."""
 
@@ -86,7 +90,7 @@ class Child:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._process = os.getpid()
-        self._lender = Lender()
+        self._lender = Lender(SLABS)
         # Of the block that is being made, and of what is said to the worker within a request.
         self._lock = threading.RLock()
         self._making = threading.Event()  # within a request

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 import select
 import socket
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ...blocks import Block
+from ...blocks import Array, Block
 from ...errors import PipelineError
 from ...shared import Borrower, new_slab
 from .child import MESSAGE_BYTES, PROGRESS_BYTES
@@ -144,8 +143,8 @@ class PythonChild:
 
     def _payload(self, size: int, slab: int | None, descriptors: list[int]) -> Any:
         try:
-            if slab is None:
-                return np.frombuffer(mmap.mmap(descriptors[0], size), np.uint8)
+            if slab is None:  # not mapped, as that would hold a descriptor for as long
+                return _copy(descriptors[0], size)
             if descriptors:
                 self._borrower.learn(slab, descriptors[0])
             return self._borrower.borrow(slab, size)
@@ -184,6 +183,15 @@ class PythonChild:
             if error.errno == errno.EMSGSIZE:
                 raise
             # it has ended, which is received
+
+
+def _copy(descriptor: int, size: int) -> Array:
+    """A file's first bytes."""
+    memory = np.empty(size, np.uint8)
+    done = 0
+    while done < size:
+        done += os.preadv(descriptor, [memory[done:].data], done)
+    return memory
 
 
 def _readable(*ends: socket.socket, timeout_ms: int | None = None) -> set[int]:
