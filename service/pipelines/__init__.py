@@ -40,6 +40,11 @@ class PythonRules(NamedTuple):
     processes: int = 0  # of a run, at most; 0: one for each core
     where: str = "here"  # the worker's address, for people
 
+    @property
+    def width(self) -> int:
+        """As many processes has a run."""
+        return self.processes or len(os.sched_getaffinity(0))
+
 
 class Run(Protocol):
     """One run of a pipeline."""
@@ -186,7 +191,7 @@ def _open_python(
 
     return PythonPipeline(
         stored, definition.sources, definition.structure,
-        processes=rules.processes, where=rules.where,
+        processes=rules.width, where=rules.where,
     )  # fmt: skip
 
 

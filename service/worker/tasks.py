@@ -237,7 +237,11 @@ class TaskRunner:
         dataset = self._datasets.of(task)
         if task.num_sources:
             sources = dataset.definition.sources
-            self._feed = LeaseFeed(self._dispatcher, task.task_id, sources, self._observer)
+            python = dataset.definition.HasField("python_function")
+            self._feed = LeaseFeed(
+                self._dispatcher, task.task_id, sources, self._observer,
+                self._pipelines.python.width if python else 0,
+            )  # fmt: skip
         self.definition = dataset.definition
         self.output.compression = dataset.definition.compression
         self._pipeline = self._pipelines.open(task, dataset.definition, dataset.graph)

@@ -152,10 +152,6 @@ class PythonChild:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def finish(self) -> None:
-        """End it, when it has nothing to do: its function's teardown is run, for some seconds."""
-        finish([self])
-
     def begin_teardown(self) -> None:
         self._send(["teardown"])
 
@@ -202,7 +198,8 @@ def _readable(*ends: socket.socket, timeout_ms: int | None = None) -> set[int]:
 
 
 def finish(children: Sequence[PythonChild]) -> None:
-    """End them, as `PythonChild.finish` does, all at once."""
+    """End them, when they have nothing to do, all at once: their function's teardown is run, for
+    some seconds."""
     for child in children:
         child.begin_teardown()
     give_up_s = time.monotonic() + TEARDOWN_MS / 1000
@@ -234,13 +231,12 @@ class Children:
                 return found
             found.kill()
 
-    def give_back(self, child: PythonChild) -> None:
-        """One that has ended what it was told."""
+    def give_back(self, children: Sequence[PythonChild]) -> None:
+        """Such as have ended what they were told. Those beyond what is kept end at once."""
         with self._lock:
-            if not self._closed and len(self._idle) < self._most_idle:
-                self._idle.append(child)
-                return
-        child.finish()
+            kept = 0 if self._closed else max(0, self._most_idle - len(self._idle))
+            self._idle += children[:kept]
+        finish(children[kept:])
 
     def close(self) -> None:
         """Keep none any more. Idempotent."""
