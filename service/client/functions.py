@@ -87,7 +87,8 @@ def python_dataset(
         "raise" (who reads gets the error, with the function's own traceback), "skip" (the rest of
         the split is left out) or "retry" (it is run again, and goes on behind the last element
         that came; the function must yield the same again).
-      limit: how many splits a worker skips in an epoch, or how often it retries one.
+      limit: how many splits are skipped in an epoch, by all workers, or how often a worker retries
+        one. What is skipped, and why, is an event of the journal, which `forebay status` shows.
       timeout_s: how long an element may take, in seconds, before its process is killed; its start,
         with the function's imports and `setup`, may take a minute at least.
 

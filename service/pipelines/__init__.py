@@ -14,14 +14,16 @@ from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ..proto import tf_service_pb2 as tf
-from .splits import Shard, SplitFeed, SplitRange
+from .splits import MaySkip, Shard, SkipReport, SplitFeed, SplitRange
 
 __all__ = [
     "Chunk",
+    "MaySkip",
     "Pipeline",
     "PythonRules",
     "Run",
     "Shard",
+    "SkipReport",
     "SplitFeed",
     "SplitRange",
     "chunk_opener",
@@ -39,6 +41,7 @@ class PythonRules(NamedTuple):
     allowed: bool = True
     processes: int = 0  # of a run, at most; 0: one for each core
     where: str = "here"  # the worker's address, for people
+    may_skip: MaySkip | None = None  # None: as many splits as were registered, in each run
 
     @property
     def width(self) -> int:
@@ -191,7 +194,7 @@ def _open_python(
 
     return PythonPipeline(
         stored, definition.sources, definition.structure,
-        processes=rules.width, where=rules.where,
+        processes=rules.width, where=rules.where, may_skip=rules.may_skip,
     )  # fmt: skip
 
 

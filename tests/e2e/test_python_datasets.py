@@ -17,6 +17,8 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
+from forebay.service.client.waiting import fetch_status
+from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import InvalidArgument, PipelineError, Unimplemented
 
 from ..cluster import WorkerProcess
@@ -92,6 +94,42 @@ def test_a_failing_function_fails_its_trainer_alone(dispatcher: DispatcherProces
                 list(service.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id))
         assert 1 + sum(1 for _ in others) == 2000
     assert int(first["number"]) in range(1000)
+
+
+@pytest.mark.usefixtures("workers")
+def test_skipped_splits_are_counted_over_all_workers_and_journaled(
+    dispatcher: DispatcherProcess,
+) -> None:
+    def fails(split: int) -> Iterator[int]:
+        yield split
+        if split % 10 == 3:
+            raise KeyError("why")
+        yield split
+
+    how: dict[str, Any] = {"splits": range(50), "on_error": "skip"}
+    for limit in (5, 4):
+        dataset_id = service.register_dataset(dispatcher.target, fails, **how, limit=limit)
+        reading = service.read(
+            dispatcher.target, dataset_id, processing_mode=DYNAMIC, job_name=f"limit {limit}"
+        )
+        if limit == 5:
+            found = collections.Counter(map(int, reading))
+            assert found == {split: 1 + (split % 10 != 3) for split in range(50)}
+        else:
+            with pytest.raises(PipelineError, match=r"no more than 4 splits are skipped in an"):
+                list(reading)
+    client = DispatcherClient(dispatcher.target)
+    named = [job for job in fetch_status(client, 60)["jobs"] if job["name"]]
+    jobs = {job["name"].rpartition("/")[2]: job for job in named}
+    client.close()
+    for limit in (5, 4):
+        (skipped,) = jobs[f"limit {limit}"]["iterations"]
+        assert skipped["skipped"] == limit
+        assert {skip["split"] % 10 for skip in skipped["skips"]} == {3}
+        for skip in skipped["skips"]:
+            where = f"split {skip['split']} ({skip['split']}), element 1"
+            assert skip["reason"] == f"{where}: KeyError('why')"
+            assert skip["worker_address"].startswith("127.0.0.1:")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forebay.service.errors import PipelineError
-from forebay.service.pipelines import SplitRange
+from forebay.service.pipelines import SkipReport, SplitRange
 from forebay.service.pipelines.python.children import Died, Failed, Place
 from forebay.service.pipelines.python.run_states import (
     MAX_REASON,
@@ -26,7 +26,6 @@ from forebay.service.pipelines.python.run_states import (
     Instruction,
     Looked,
     Policy,
-    Report,
     Run,
     RunStates,
     Waited,
@@ -88,8 +87,8 @@ def test_a_split_is_skipped_once_that_was_allowed() -> None:
     died = Died("exit code 7", Place(3, 2), sent=Place(1, 1))
     report, ask = tell(Broke(0, died))
     assert ask == Ask()  # nothing waits for the answer but what was lost
-    assert report == Report(3, 2, "worker w:1: split 3, element 2: the process that ran it "
-                            "ended: exit code 7")  # fmt: skip
+    reason = "split 3, element 2: the process that ran it ended: exit code 7"
+    assert report == SkipReport(3, 2, reason, 100)
     assert tell(Granted(None)) == [] and not made.is_over
     assert tell(Answered(True)) == [Run(0, 1, 2, 1)]
     assert tell(Done(0)) == [Run(0, 4, 5, 0)]
@@ -148,7 +147,7 @@ def test_whatever_fails_when_each_element_comes_once(on_error: OnError, seed: in
             match instruction:
                 case Ask():
                     asked += 1
-                case Report(split):
+                case SkipReport(split):
                     reports.append(split)
                     skipped[split] = sum(place.split == split for place in came)
                 case Run(slot, first, count, start):

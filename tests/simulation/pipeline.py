@@ -15,7 +15,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.block_limits import cost
 from forebay.service.blocks import Block, Component
 from forebay.service.errors import ForebayError, PipelineError
-from forebay.service.pipelines import SplitFeed, SplitRange, definitions
+from forebay.service.pipelines import MaySkip, SplitFeed, SplitRange, definitions
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import graph_pb2
 from forebay.service.worker.tasks import Pipelines
@@ -131,7 +131,9 @@ class Computation(Pipelines):
 
     def load(self, op_libraries: Sequence[str]) -> None: ...
 
-    def open(self, task: pb.Task, definition: ev.DatasetDefinition, graph: bytes) -> Any:
+    def open(
+        self, task: pb.Task, definition: ev.DatasetDefinition, graph: bytes, may_skip: MaySkip
+    ) -> Any:
         if graph != SANITIZED:
             kernel().fail("a worker got another graph than was registered")
         run = partial(Computed, self._pipeline, task)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 
 from ....journal.proto import events_pb2 as ev
 from ....journal.splits import source_size
 from ...errors import FailedPrecondition, Unimplemented
 from ...proto.python_pb2 import SKIP, PythonDataset
-from ..splits import SplitFeed, SplitRange
+from ..splits import MaySkip, SplitFeed, SplitRange
 from .children import Children
 from .nursery import PLAIN, TENSORFLOWS
-from .run_states import Policy, Report
+from .run_states import Policy
 from .runs import PythonRun
 
 PARTS = 8
 """Splits are handed out in so many for each process, so that all of them end at about once."""
-
-MaySkip = Callable[[Report, int], bool]
-"""Whether a split may be skipped, of so many in an epoch."""
 
 
 def python_version() -> str:
@@ -86,12 +84,8 @@ class PythonPipeline:
         def next_range() -> SplitRange | None:
             return next(ranges, None) if feed is None else feed.next_range(0, 0, False)
 
-        limit = self._policy.limit
         may_skip = self._may_skip or _counted()
-        return PythonRun(
-            self._children, self._policy, next_range,
-            lambda report: may_skip(report, limit), self._processes,
-        )  # fmt: skip
+        return PythonRun(self._children, self._policy, next_range, may_skip, self._processes)
 
     def bundle(self, splits: SplitRange, *, number: int, seed: int, start: int = 0) -> PythonRun:
         """What `random` and `numpy.random` draw follows from seed and number.
@@ -132,10 +126,5 @@ def _parts(splits: int, parts: int) -> Iterator[SplitRange]:
 
 def _counted() -> MaySkip:
     """Up to the limit, of one run."""
-    reports: list[Report] = []
-
-    def may_skip(report: Report, limit: int) -> bool:
-        reports.append(report)
-        return len(reports) <= limit
-
-    return may_skip
+    numbers = itertools.count(1)
+    return lambda report: next(numbers) <= report.limit

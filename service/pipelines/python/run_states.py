@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ...errors import PipelineError
 from ...proto.python_pb2 import RETRY, SKIP, OnError
-from ..splits import SplitRange
+from ..splits import SkipReport, SplitRange
 from .children import Died, Failed, Place
 
 SILENT_S = 60.0
@@ -104,14 +104,6 @@ class Run(NamedTuple):
     start: int
 
 
-class Report(NamedTuple):
-    """Ask whether the rest of a split may be skipped."""
-
-    split: int
-    element: int
-    reason: str
-
-
 class EndLate(NamedTuple):
     """End the process that is in this slot: it takes too long."""
 
@@ -122,7 +114,8 @@ class Warn(NamedTuple):
     text: str
 
 
-Instruction = Ask | Run | Report | EndLate | Warn
+Instruction = Ask | Run | SkipReport | EndLate | Warn
+"""A SkipReport is to be asked, and is Answered."""
 
 
 @dataclass
@@ -241,7 +234,7 @@ class RunStates:
         else:
             behind = max(work.behind, at)
             code, text = failure.code, failure.text
-        text = f"worker {policy.where}: {text}"
+        reason, text = text, f"worker {policy.where}: {text}"
         self._failures[at.split] += 1
         if at.split < 0 and isinstance(failure, Failed):  # as the next one would
             raise PipelineError(code, text)
@@ -260,7 +253,8 @@ class RunStates:
                 code, f"{text}\n(no more than {policy.limit} splits are skipped in an epoch)"
             )
             self._skips.append(_Skip([w for w in rest if w.first < w.stop], error))
-            report = Report(at.split, at.element, text[:MAX_REASON])
+            reason = reason.partition("\n")[0][:MAX_REASON]
+            report = SkipReport(at.split, at.element, reason, policy.limit)
             return [Warn(f"its rest is skipped, if it may be: {text}"), report]
         raise PipelineError(code, text)
 

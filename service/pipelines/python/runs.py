@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
 from ...blocks import Block
-from ..splits import SplitRange
+from ..splits import MaySkip, SkipReport, SplitRange
 from .children import Children, Died, Ended, Failed, PythonChild, Received
 from .run_states import (
     Answered,
@@ -31,7 +31,6 @@ from .run_states import (
     Granted,
     Looked,
     Policy,
-    Report,
     Run,
     RunStates,
     Waited,
@@ -41,7 +40,6 @@ from .run_states import (
 log = logging.getLogger(__name__)
 
 NextRange = Callable[[], SplitRange | None]
-MaySkip = Callable[[Report], bool]
 
 
 class PythonRun:
@@ -132,7 +130,7 @@ class PythonRun:
                     child.run(first, count, start, self._seed)
                 case EndLate(slot):
                     self._busy[slot].end()
-                case Ask() | Report():
+                case Ask() | SkipReport():
                     self._feeder.ask(instruction)
                 case Warn(text):
                     log.warning("%s", text)
@@ -200,11 +198,11 @@ class _Feeder:
         self._next_range = next_range
         self._may_skip = may_skip
         self._bell = bell
-        self._asks: queue.SimpleQueue[Ask | Report | None] = queue.SimpleQueue()
+        self._asks: queue.SimpleQueue[Ask | SkipReport | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Granted | Answered | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="forebay-python-feed", daemon=True)
 
-    def ask(self, what: Ask | Report) -> None:
+    def ask(self, what: Ask | SkipReport) -> None:
         """`answers` has what is said to it, once the bell has rung."""
         if self._thread.ident is None:
             self._thread.start()
@@ -228,7 +226,7 @@ class _Feeder:
         answer: Granted | Answered | BaseException
         while (what := self._asks.get()) is not None:
             try:
-                if isinstance(what, Report):
+                if isinstance(what, SkipReport):
                     answer = Answered(self._may_skip(what))
                 else:
                     answer = Granted(self._next_range())
