@@ -81,7 +81,10 @@ def test_an_exception_comes_with_the_functions_traceback(
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (lambda split: split, "'int' object is not iterable"),
+        (lambda split: split, "returned 1 (int), and is to return an iterable of elements: yield"),
+        (lambda split: {"a": split}, "the function returned a dict of ['a'], and is to return an"),
+        (lambda split: "text", "the function returned 'text' (str), and is to return an iterable"),
+        (lambda split: None, "the function returned None (NoneType), and is to return an iterable"),
         (lambda: [1], "takes 0 positional arguments but 1 was given"),
         (raises(StopIteration()), "takes 0 positional arguments"),
     ],

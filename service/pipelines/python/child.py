@@ -43,7 +43,7 @@ from numpy import random as numpys_random
 from ...blocks import BLOCK_BYTES
 from ...errors import PipelineError
 from ...shared import Lender, new_slab
-from .columns import Column, Field, Misfit, column_of, columns_of, fields_of, write
+from .columns import Column, Field, Misfit, column_of, columns_of, fields_of, iterated, write
 
 CREDIT = 3
 """Blocks that have not been taken, before it waits."""
@@ -284,8 +284,14 @@ class Child:
             if (run := getattr(self._function, "run_bundle", None)) is not None:
                 run(self._splits[split], take)
             else:
-                for value in self._function(self._splits[split]):
+                try:
+                    found = iterated(self._function(self._splits[split]))
+                except Misfit as misfit:
+                    raise self._failed(split, 0, str(misfit)) from None
+                for value in found:
                     take(value)
+        except Failed:
+            raise
         except BaseException as error:  # noqa: BLE001 - whatever it raises, this goes on
             if failed is not None:
                 raise failed from None

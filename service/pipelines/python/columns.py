@@ -94,6 +94,19 @@ def _flatten(node: dict[str, Any], path: str, fields: list[Field]) -> Flatten:
     )
 
 
+def iterated(found: Any) -> Iterable[Any]:
+    """The elements that a function has returned. Raises Misfit for what is rather one of them."""
+    if not isinstance(found, str | bytes | Mapping):
+        try:
+            return iter(found)
+        except TypeError:
+            pass
+    raise Misfit(
+        f"the function returned {_described(found)}, and is to return an iterable of elements: "
+        "yield each element, or return a list of them"
+    )
+
+
 def _of_dict(members: list[tuple[str, Flatten]], path: str) -> Flatten:
     keys = [key for key, _ in members]
 
