@@ -144,7 +144,7 @@ def listed(splits: Any) -> Sequence[Any]:
             raise InvalidArgument(f"no file matches splits={os.fspath(splits)!r} here")
         return found
     if not isinstance(splits, Iterable) or isinstance(splits, bytes):
-        hint = f": range({splits}) are so many" if _is_number(splits, int) else ""
+        hint = f": range({splits!r}) are so many" if _is_number(splits, int) else ""
         raise InvalidArgument(
             f"splits={splits!r} must be a list, a range, a pattern of files …{hint}"
         )

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ..proto import tf_service_pb2 as tf
 from .splits import MaySkip, Shard, SkipReport, SplitFeed, SplitRange
+
+if TYPE_CHECKING:
+    from .python.nursery import Nurseries
 
 __all__ = [
     "Chunk",
@@ -42,6 +45,7 @@ class PythonRules(NamedTuple):
     processes: int = 0  # of a run, at most; 0: one for each core
     where: str = "here"  # the worker's address, for people
     may_skip: MaySkip | None = None  # None: as many splits as were registered, in each run
+    nurseries: Nurseries | None = None  # where its processes come from; None: this process's own
 
     @property
     def width(self) -> int:
@@ -190,11 +194,13 @@ def _open_python(
         raise InvalidArgument(
             "a Python dataset is divided by its splits: read it with ShardingPolicy.DYNAMIC, or OFF"
         )
+    from .python.nursery import HERE
     from .python.pipeline import PythonPipeline
 
     return PythonPipeline(
         stored, definition.sources, definition.structure,
         processes=rules.width, where=rules.where, may_skip=rules.may_skip,
+        nurseries=rules.nurseries or HERE,
     )  # fmt: skip
 
 

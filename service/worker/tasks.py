@@ -13,6 +13,7 @@ from ..connections.dispatcher_client import DispatcherClient
 from ..delivery import OutputCancelled, Part, TaskFailed, TaskOutput, TaskUnknown
 from ..errors import ForebayError, NotFound, PipelineError, Unavailable, status_of
 from ..pipelines import MaySkip, Pipeline, PythonRules, Run, Shard, SkipReport
+from ..pipelines.python.nursery import Nurseries
 from ..proto import forebay_pb2 as pb
 from .leases import LeaseFeed
 from .observer import Observer, Undelivered
@@ -25,7 +26,7 @@ KEPT_BYTES = 32 << 20
 class Pipelines:
     """Where a worker has its tasks' pipelines from: here, from what was registered."""
 
-    _loaded = False
+    _nurseries: Nurseries | None = None  # once it has loaded
     python = PythonRules()
 
     def load(self, op_libraries: Sequence[str]) -> None:
@@ -34,7 +35,7 @@ class Pipelines:
         Raises InvalidArgument.
         """
         pipelines.load(op_libraries)
-        self._loaded = True
+        self._nurseries = Nurseries()
 
     def open(
         self, task: pb.Task, definition: ev.DatasetDefinition, graph: bytes, may_skip: MaySkip
@@ -42,14 +43,14 @@ class Pipelines:
         """A task's dataset, or its shard of it. Raises as `pipelines.open_pipeline`."""
         is_shard = task.num_shards > 0
         shard = Shard(task.sharding, task.shard, task.num_shards) if is_shard else None
-        return pipelines.open_pipeline(
-            definition, graph, shard, self.python._replace(may_skip=may_skip)
-        )
+        python = self.python._replace(may_skip=may_skip, nurseries=self._nurseries)
+        return pipelines.open_pipeline(definition, graph, shard, python)
 
     def close(self) -> None:
-        """No further task comes. Idempotent."""
-        if self._loaded:
+        """No further task comes; nothing is left of those that Python datasets had. Idempotent."""
+        if self._nurseries is not None:
             pipelines.forget_idle()
+            self._nurseries.close()
 
 
 class Datasets:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import pathlib
 import signal
@@ -214,6 +215,34 @@ def lives(process: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def nurseries() -> set[int]:
+    """The processes of this one that others are forked from."""
+    found = set()
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
+            is_one = b"pipelines.python.nursery" in (path / "cmdline").read_bytes()
+            if is_one and int(parent) == os.getpid():
+                found.add(int(path.name))
+    return found
+
+
+def test_a_worker_that_has_stopped_leaves_no_process(tmp_path: pathlib.Path) -> None:
+    """Though the process that it was in goes on."""
+    others, splits = nurseries(), range(20)
+    with DispatcherProcess(tmp_path / "journal") as dispatcher:
+        with service.WorkerServer(service.WorkerConfig(dispatcher.address, processes=2)):
+            dataset_id = service.register_dataset(
+                dispatcher.target, lambda split: [os.getpid()], splits=splits
+            )
+            processes = {*map(int, service.read(dispatcher.target, dataset_id))}
+            assert nurseries() - others
+        assert nurseries() <= others
+    assert processes
+    while any(map(lives, processes)):
+        time.sleep(0.01)
 
 
 def test_who_cannot_run_it_has_no_task(

@@ -171,14 +171,35 @@ def test_a_nursery_ends_though_a_fork_of_the_worker_lives() -> None:
         os.close(end)
 
 
+def daemon() -> int:
+    """A process that nobody has started, in a session of its own."""
+    told, tells = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.write(tells, str(os.getpid()).encode())
+            os.execvp("sleep", ["sleep", "1000"])
+        os._exit(0)
+    os.wait()
+    return int(os.read(told, 20))
+
+
+STARTED: dict[str, Callable[[], int]] = {
+    "a process": lambda: subprocess.Popen(["sleep", "1000"]).pid,
+    "a session": lambda: subprocess.Popen(["sleep", "1000"], start_new_session=True).pid,
+    "a daemon": daemon,
+}
+
+
+@pytest.mark.parametrize("start", STARTED)
 @pytest.mark.parametrize("last", [lambda: None, DEATHS["exit code 7"]])
 def test_what_a_function_has_started_ends_with_it(
-    last: Callable[[], object], tmp_path: pathlib.Path
+    last: Callable[[], object], start: str, tmp_path: pathlib.Path
 ) -> None:
-    path = tmp_path / "process"
+    path, begin = tmp_path / "process", STARTED[start]
 
     def function(split: int) -> Iterator[int]:
-        path.write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+        path.write_text(str(begin()))
         yield 1
         last()
 

@@ -13,7 +13,7 @@ from ...errors import FailedPrecondition, Unimplemented
 from ...proto.python_pb2 import SKIP, PythonDataset
 from ..splits import MaySkip, SplitFeed, SplitRange
 from .children import Children
-from .nursery import PLAIN, TENSORFLOWS
+from .nursery import HERE, Nurseries
 from .run_states import Policy
 from .runs import PythonRun
 
@@ -64,6 +64,7 @@ class PythonPipeline:
         processes: int = 1,
         where: str = "?",
         may_skip: MaySkip | None = None,
+        nurseries: Nurseries = HERE,
     ) -> None:
         """By default, a run skips as many splits as were registered. Raises FailedPrecondition."""
         dataset = PythonDataset.FromString(stored)
@@ -74,7 +75,10 @@ class PythonPipeline:
         self._may_skip = may_skip
         self._policy = Policy(dataset.on_error, dataset.limit, dataset.timeout_s, where)
         self._children = Children(
-            TENSORFLOWS if self._is_built else PLAIN, stored, structure, self._processes
+            nurseries.tensorflows if self._is_built else nurseries.plain,
+            stored,
+            structure,
+            self._processes,
         )
 
     def run(self, feed: SplitFeed | None) -> PythonRun:
