@@ -32,6 +32,7 @@ __all__ = [
     "chunk_opener",
     "forget_idle",
     "load",
+    "nurseries",
     "open_pipeline",
     "open_saved",
     "response_maker",
@@ -132,6 +133,13 @@ def load(op_libraries: Iterable[str] = ()) -> None:
 
     libraries.number_functions_apart()
     libraries.load_op_libraries(op_libraries)
+
+
+def nurseries() -> Nurseries:
+    """Where a worker's Python datasets have their processes from; to be closed."""
+    from .python.nursery import Nurseries
+
+    return Nurseries()
 
 
 def forget_idle() -> None:

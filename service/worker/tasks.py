@@ -13,7 +13,6 @@ from ..connections.dispatcher_client import DispatcherClient
 from ..delivery import OutputCancelled, Part, TaskFailed, TaskOutput, TaskUnknown
 from ..errors import ForebayError, NotFound, PipelineError, Unavailable, status_of
 from ..pipelines import MaySkip, Pipeline, PythonRules, Run, Shard, SkipReport
-from ..pipelines.python.nursery import Nurseries
 from ..proto import forebay_pb2 as pb
 from .leases import LeaseFeed
 from .observer import Observer, Undelivered
@@ -26,7 +25,7 @@ KEPT_BYTES = 32 << 20
 class Pipelines:
     """Where a worker has its tasks' pipelines from: here, from what was registered."""
 
-    _nurseries: Nurseries | None = None  # once it has loaded
+    _nurseries = PythonRules().nurseries  # some of its own, once it has loaded
     python = PythonRules()
 
     def load(self, op_libraries: Sequence[str]) -> None:
@@ -35,7 +34,7 @@ class Pipelines:
         Raises InvalidArgument.
         """
         pipelines.load(op_libraries)
-        self._nurseries = Nurseries()
+        self._nurseries = pipelines.nurseries()
 
     def open(
         self, task: pb.Task, definition: ev.DatasetDefinition, graph: bytes, may_skip: MaySkip
