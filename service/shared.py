@@ -53,7 +53,8 @@ class Lent(NamedTuple):
 class Lender:
     """The slabs of one connection to a consumer, in the worker. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_SLABS) -> None:
+        self._most = most
         self._lock = threading.Lock()
         self._slabs: dict[int, Bytes] = {}
         self._free: list[int] = []  # the last one is the one that is best in the caches
@@ -106,8 +107,8 @@ class Lender:
                 return Lent(self._free.pop(i), None)
         held = sum(slab.size for slab in self._slabs.values())
         many = len(self._slabs) >= LEAST_SLABS and held + size > POOL_BYTES
-        if not many and len(self._slabs) < MAX_SLABS:
-            slab = next(n for n in range(MAX_SLABS) if n not in self._slabs)
+        if not many and len(self._slabs) < self._most:
+            slab = next(n for n in range(self._most) if n not in self._slabs)
         elif self._free:
             slab = self._free.pop(0)  # of another size
         else:

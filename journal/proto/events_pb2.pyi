@@ -34,7 +34,7 @@ FILE_OR_DATA: Sharding
 HINT: Sharding
 
 class Event(_message.Message):
-    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_begun", "lease_returned", "lease_lost", "pass_started", "iteration_paused", "splits_found", "consumer_began", "task_proposed", "round_targeted", "consumer_blocked", "task_started", "task_removed", "worker_drains", "iteration_summarized", "job_removed", "dataset_used", "dataset_removed", "blob_deleted", "save_started", "stream_assigned", "save_split_assigned", "chunk_committed", "stream_completed", "save_finished", "save_failed")
+    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_begun", "lease_returned", "lease_lost", "pass_started", "iteration_paused", "splits_found", "consumer_began", "task_proposed", "round_targeted", "consumer_blocked", "task_started", "task_removed", "worker_drains", "split_skipped", "iteration_summarized", "job_removed", "dataset_used", "dataset_removed", "blob_deleted", "save_started", "stream_assigned", "save_split_assigned", "chunk_committed", "stream_completed", "save_finished", "save_failed")
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     LEADER_ELECTED_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class Event(_message.Message):
     TASK_STARTED_FIELD_NUMBER: _ClassVar[int]
     TASK_REMOVED_FIELD_NUMBER: _ClassVar[int]
     WORKER_DRAINS_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_SKIPPED_FIELD_NUMBER: _ClassVar[int]
     ITERATION_SUMMARIZED_FIELD_NUMBER: _ClassVar[int]
     JOB_REMOVED_FIELD_NUMBER: _ClassVar[int]
     DATASET_USED_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +106,7 @@ class Event(_message.Message):
     task_started: TaskStarted
     task_removed: TaskRemoved
     worker_drains: WorkerDrains
+    split_skipped: SplitSkipped
     iteration_summarized: IterationSummarized
     job_removed: JobRemoved
     dataset_used: DatasetUsed
@@ -117,7 +119,7 @@ class Event(_message.Message):
     stream_completed: StreamCompleted
     save_finished: SaveFinished
     save_failed: SaveFailed
-    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_begun: _Optional[_Union[LeaseBegun, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., pass_started: _Optional[_Union[PassStarted, _Mapping]] = ..., iteration_paused: _Optional[_Union[IterationPaused, _Mapping]] = ..., splits_found: _Optional[_Union[SplitsFound, _Mapping]] = ..., consumer_began: _Optional[_Union[ConsumerBegan, _Mapping]] = ..., task_proposed: _Optional[_Union[TaskProposed, _Mapping]] = ..., round_targeted: _Optional[_Union[RoundTargeted, _Mapping]] = ..., consumer_blocked: _Optional[_Union[ConsumerBlocked, _Mapping]] = ..., task_started: _Optional[_Union[TaskStarted, _Mapping]] = ..., task_removed: _Optional[_Union[TaskRemoved, _Mapping]] = ..., worker_drains: _Optional[_Union[WorkerDrains, _Mapping]] = ..., iteration_summarized: _Optional[_Union[IterationSummarized, _Mapping]] = ..., job_removed: _Optional[_Union[JobRemoved, _Mapping]] = ..., dataset_used: _Optional[_Union[DatasetUsed, _Mapping]] = ..., dataset_removed: _Optional[_Union[DatasetRemoved, _Mapping]] = ..., blob_deleted: _Optional[_Union[BlobDeleted, _Mapping]] = ..., save_started: _Optional[_Union[SaveStarted, _Mapping]] = ..., stream_assigned: _Optional[_Union[StreamAssigned, _Mapping]] = ..., save_split_assigned: _Optional[_Union[SaveSplitAssigned, _Mapping]] = ..., chunk_committed: _Optional[_Union[ChunkCommitted, _Mapping]] = ..., stream_completed: _Optional[_Union[StreamCompleted, _Mapping]] = ..., save_finished: _Optional[_Union[SaveFinished, _Mapping]] = ..., save_failed: _Optional[_Union[SaveFailed, _Mapping]] = ...) -> None: ...
+    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_begun: _Optional[_Union[LeaseBegun, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., pass_started: _Optional[_Union[PassStarted, _Mapping]] = ..., iteration_paused: _Optional[_Union[IterationPaused, _Mapping]] = ..., splits_found: _Optional[_Union[SplitsFound, _Mapping]] = ..., consumer_began: _Optional[_Union[ConsumerBegan, _Mapping]] = ..., task_proposed: _Optional[_Union[TaskProposed, _Mapping]] = ..., round_targeted: _Optional[_Union[RoundTargeted, _Mapping]] = ..., consumer_blocked: _Optional[_Union[ConsumerBlocked, _Mapping]] = ..., task_started: _Optional[_Union[TaskStarted, _Mapping]] = ..., task_removed: _Optional[_Union[TaskRemoved, _Mapping]] = ..., worker_drains: _Optional[_Union[WorkerDrains, _Mapping]] = ..., split_skipped: _Optional[_Union[SplitSkipped, _Mapping]] = ..., iteration_summarized: _Optional[_Union[IterationSummarized, _Mapping]] = ..., job_removed: _Optional[_Union[JobRemoved, _Mapping]] = ..., dataset_used: _Optional[_Union[DatasetUsed, _Mapping]] = ..., dataset_removed: _Optional[_Union[DatasetRemoved, _Mapping]] = ..., blob_deleted: _Optional[_Union[BlobDeleted, _Mapping]] = ..., save_started: _Optional[_Union[SaveStarted, _Mapping]] = ..., stream_assigned: _Optional[_Union[StreamAssigned, _Mapping]] = ..., save_split_assigned: _Optional[_Union[SaveSplitAssigned, _Mapping]] = ..., chunk_committed: _Optional[_Union[ChunkCommitted, _Mapping]] = ..., stream_completed: _Optional[_Union[StreamCompleted, _Mapping]] = ..., save_finished: _Optional[_Union[SaveFinished, _Mapping]] = ..., save_failed: _Optional[_Union[SaveFailed, _Mapping]] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("caller", "number")
@@ -530,6 +532,22 @@ class SplitsFound(_message.Message):
     names: _containers.RepeatedScalarFieldContainer[str]
     complete: bool
     def __init__(self, iteration_id: _Optional[int] = ..., source: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., complete: bool = ...) -> None: ...
+
+class SplitSkipped(_message.Message):
+    __slots__ = ("iteration_id", "task_id", "worker_address", "split", "element", "reason")
+    ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
+    ELEMENT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    iteration_id: int
+    task_id: int
+    worker_address: str
+    split: int
+    element: int
+    reason: str
+    def __init__(self, iteration_id: _Optional[int] = ..., task_id: _Optional[int] = ..., worker_address: _Optional[str] = ..., split: _Optional[int] = ..., element: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class SaveStarted(_message.Message):
     __slots__ = ("save_id", "path", "definition", "metadata", "prepared", "indivisible")

@@ -224,10 +224,13 @@ class Cluster:
         """What each trainer has written down so far."""
         return [list(read_records(self._records(n))) for n in range(self._options.trainers)]
 
-    def _crowd(self, dataset_id: str, endless_id: str) -> Callable[[str], list[str]]:
+    def _crowd(
+        self, dataset_id: str, endless_id: str, python_id: str
+    ) -> Callable[[str], list[str]]:
         def command(name: str) -> list[str]:
             records = str(self._directory / name)
-            task = crowd.Task(name, self.service, dataset_id, endless_id, records)
+            ids = (dataset_id, endless_id, python_id)
+            task = crowd.Task(name, self.service, *ids, records)
             return forebay("chaos.crowd", msgspec.json.encode(task).decode())
 
         return command
@@ -237,7 +240,7 @@ class Cluster:
         found: dict[str, dict[str, list[list[Record]]]] = {}
         for life in self.members["crowd"][0].lives:
             jobs = found[life.name] = {}
-            for reader in range(crowd.READERS):
+            for reader in range(crowd.READERS + crowd.PYTHON_READERS):
                 path = crowd.records_of(self._directory / life.name, reader)
                 of_job = jobs.setdefault(crowd.job_of(life.name, reader), [])
                 of_job.append(list(read_records(path)))

@@ -1,9 +1,10 @@
 """A crowd of chaos: many readers in one process, all at once, of a small dataset.
 
 Every other one shares a job with its like, sharded dynamically; the others read everything, each
-in a job of its own. Each writes down what it gets, as a trainer does. The process ends with the
-last of them. Nobody hits it: what happens to it is that workers are busy with all of its tasks at
-once, and what happens to them and to the dispatchers.
+in a job of its own. Beside them, some share a job of a Python dataset, whose processes are killed
+(function.py): as what failed is run again, that costs no element. Each writes down what it gets, as
+a trainer does. The process ends with the last of them. Nobody hits it: what happens to it is that
+workers are busy with all of its tasks at once, and what happens to them and to the dispatchers.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from .records import Recorder, Started
 from .trainer import read_epoch
 
 READERS = 50
+PYTHON_READERS = 2
+"""They are numbered behind the others."""
+
 ELEMENTS = 50
 
 
@@ -33,11 +37,14 @@ class Task(msgspec.Struct, frozen=True):
     service: str
     dataset_id: str
     endless_id: str  # of one without an end
+    python_id: str  # of a Python dataset
     records: str  # the path of a directory, for each reader's file
 
 
 def job_of(name: str, reader: int) -> str:
     """The job of a reader of the crowd `name`."""
+    if reader >= READERS:
+        return f"{name} python"
     return f"{name} shared" if reader % 2 else f"{name} reader {reader}"
 
 
@@ -49,13 +56,13 @@ def records_of(directory: pathlib.Path, reader: int) -> pathlib.Path:
 def main(task: Task) -> None:
     directory = pathlib.Path(task.records)
     directory.mkdir()
-    with ThreadPoolExecutor(READERS + len(MODES)) as pool:
+    with ThreadPoolExecutor(READERS + PYTHON_READERS + len(MODES)) as pool:
         others = [
             pool.submit(Readers(mode, task.name, task.service, dataset_id, directory).read)
             for mode in MODES
             for dataset_id in [task.dataset_id if mode == "static" else task.endless_id]
         ]
-        list(pool.map(partial(_read, task), range(READERS)))
+        list(pool.map(partial(_read, task), range(READERS + PYTHON_READERS)))
         for other in others:
             other.result()
 
@@ -64,12 +71,13 @@ def _read(task: Task, reader: int) -> None:
     recorder = Recorder(records_of(pathlib.Path(task.records), reader))
     recorder.add(Started(task.name, time.monotonic()))
     dispatcher = DispatcherClient(task.service)
+    of_python = reader >= READERS
     try:
         job = dispatcher.call_numbered(
             pb.GetOrCreateJobRequest(
-                dataset_id=task.dataset_id,
+                dataset_id=task.python_id if of_python else task.dataset_id,
                 job_name=job_of(task.name, reader),
-                sharding="DYNAMIC" if reader % 2 else "OFF",
+                sharding="DYNAMIC" if of_python or reader % 2 else "OFF",
             ),
             pb.GetOrCreateJobResponse,
         )

@@ -1,9 +1,9 @@
 """The datasets of chaos, and the process that registers them: the only one here with TensorFlow.
 
 Element i is its own split, of which there is one in each of the pipeline's PASSES passes; a crowd's
-dataset has one pass, and another one of crowds no end. It holds its id, and a payload of nothing
-but its id, so that a damaged one shows. Making it takes a worker `seconds`, asleep: processors are
-scarce where a whole cluster runs on one machine.
+dataset has one pass, another one of crowds no end, and one of crowds is a Python dataset. It holds
+its id, and a payload of nothing but its id, so that a damaged one shows. Making it takes a worker
+`seconds`, asleep: processors are scarce where a whole cluster runs on one machine.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ def main(service: str, elements: int, seconds: float, answer: pathlib.Path) -> N
     from tensorflow.python.data.experimental.ops import testing
 
     from ..client.api import register_dataset
+    from .function import RETRIES
+    from .function import elements as elements_of
 
     sleep = testing.sleep(int(seconds * 1e6))
 
@@ -39,7 +41,15 @@ def main(service: str, elements: int, seconds: float, answer: pathlib.Path) -> N
     endless = tf.data.Dataset.counter().flat_map(element)
     datasets = (of_trainers, of_crowds, endless)
     ids = [register_dataset(service, dataset) for dataset in datasets]
-    answer.write_text(" ".join(ids))
+    spec = {
+        "id": tf.TensorSpec([], tf.int64),
+        "payload": tf.TensorSpec([PAYLOAD_LENGTH], tf.int64),
+    }
+    python = register_dataset(  # it is not called here, where it would kill us
+        service, elements_of, splits=range(crowd.ELEMENTS), element_spec=spec,
+        on_error="retry", limit=RETRIES,
+    )  # fmt: skip
+    answer.write_text(" ".join([*ids, python]))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from ...journal import decode, verify
 from ...storage import open_storage
 from .cluster import LOST_WITH_A_TRAINER, Cluster, Done, Options
 from .crowd import ELEMENTS as CROWD_ELEMENTS
-from .crowd import READERS
+from .crowd import PYTHON_READERS, READERS
 from .dataset import PASSES
 from .history import History, read_history
 from .ledger import Verdict, check, check_crowd
@@ -135,7 +135,7 @@ def _crowds(crowds: dict[str, Verdict]) -> str:
     for crowd in crowds.values():
         lost.update(crowd.lost)
     allowed = [f"{count} lost, as allowed: {excuse}" for excuse, count in sorted(lost.items())]
-    whole = f"{len(crowds)} of {READERS} readers; delivered {delivered} elements"
+    whole = f"{len(crowds)} of {READERS + PYTHON_READERS} readers; delivered {delivered} elements"
     return "\n".join([whole, *allowed])
 
 

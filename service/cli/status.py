@@ -65,6 +65,7 @@ def render(summary: dict[str, Any]) -> Any:
     """The status as something that rich prints."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
+    from rich.markup import escape
     from rich.table import Table
 
     head = (
@@ -93,8 +94,9 @@ def render(summary: dict[str, Any]) -> Any:
         if runs := [*job.get("summarized", []), *([it["epoch"]] * 2 for it in over)]:
             lost = sum(source["lost"] for it in over for source in it["sources"])
             lost += job.get("lost_splits", 0)
-            epochs = _runs(sorted(runs))
-            jobs.add_row(*of_job, epochs, "", "finished", f"{lost} lost" if lost else "")
+            skipped = sum(it.get("skipped", 0) for it in over) + job.get("skipped_splits", 0)
+            said = _said(lost=lost, skipped=skipped)
+            jobs.add_row(*of_job, _runs(sorted(runs)), "", "finished", ", ".join(said))
         for it in job["iterations"]:
             if not it["finished"]:
                 jobs.add_row(
@@ -102,9 +104,25 @@ def render(summary: dict[str, Any]) -> Any:
                     str(it["epoch"]),
                     str(it["consumers"]),
                     f"{it['completed_tasks']} of {it['completed_tasks'] + it['running_tasks']}",
-                    " | ".join(map(_progress, it["sources"])) or "–",
+                    ", ".join(
+                        [
+                            " | ".join(map(_progress, it["sources"])) or "–",
+                            *_said(skipped=it.get("skipped", 0)),
+                        ]
+                    ),
                 )
     parts: list[Any] = [head, workers, jobs]
+    skips = Table(
+        "job", "epoch", "split", "worker", "why", title="skipped splits", title_justify="left"
+    )
+    for job in summary["jobs"]:
+        for it in job["iterations"]:
+            for skip in it.get("skips", []):
+                where = f"{skip['split']}, element {skip['element']}"
+                of_skip = (_name(job), str(it["epoch"]), where, skip["worker_address"])
+                skips.add_row(*map(escape, (*of_skip, skip["reason"])))
+    if skips.row_count:
+        parts.append(skips)
     if written := [s for s in summary.get("saves", []) if s["state"] == "being written"]:
         saves = Table("save", "streams", "waits for", title="saves", title_justify="left")
         for save in written:
@@ -137,6 +155,10 @@ def _runs(ranges: list[list[int]]) -> str:
         else:
             runs.append([first, last])
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
+
+
+def _said(**numbers: int) -> list[str]:
+    return [f"{number} {what}" for what, number in numbers.items() if number]
 
 
 def _progress(source: dict[str, Any]) -> str:

@@ -124,8 +124,10 @@ def register_dataset(
             raise InvalidArgument(
                 "a PCollection's splits are its source's: give split_bytes instead"
             )
+        functions.require_options(python, "split_bytes")
         dataset = functions.beam_dataset(dataset, **python)
     elif splits is not None:
+        functions.require_options(python)
         dataset = python_dataset(splits, **python)(dataset)
     elif python:
         raise InvalidArgument(f"{[*python]} are for functions: give their `splits` as well")
@@ -160,10 +162,7 @@ def _register_graph(
         raise InvalidArgument(f"`dataset_id` must be a string, not {type(dataset_id)}")
     element_spec = dataset.element_spec
     structure = encode(element_spec)
-    if (components := len(component_specs(element_spec))) > MAX_COMPONENTS:
-        raise InvalidArgument(
-            f"an element of {components} tensors cannot travel, above {MAX_COMPONENTS}: stack them"
-        )
+    _require_few_components(element_spec)
     kinds = data_service_pb2.DataServiceMetadata
     kind = kinds.COMPRESSION_OFF
     cardinality = dataset.cardinality()
@@ -213,6 +212,13 @@ def _register_graph(
     return found
 
 
+def _require_few_components(element_spec: Any) -> None:
+    if (components := len(component_specs(element_spec))) > MAX_COMPONENTS:
+        raise InvalidArgument(
+            f"an element of {components} tensors cannot travel, above {MAX_COMPONENTS}: stack them"
+        )
+
+
 def _registered(service: Service, request: pb.RegisterDatasetRequest) -> str:
     client = DispatcherClient(service)
     try:
@@ -260,6 +266,7 @@ def _register_python(
             fields_of(request.structure)
         except ValueError as error:
             raise InvalidArgument(str(error)) from error
+    _require_few_components(spec)
     request.dataset_id = dataset_id
     request.compression = _COMPRESSIONS[compression]
     request.metadata = data_service_pb2.DataServiceMetadata(

@@ -19,6 +19,7 @@ import cloudpickle
 
 from .. import pickles
 from ..errors import InvalidArgument
+from ..pipelines.python.columns import Misfit, iterated
 from ..pipelines.python.pipeline import package_version, python_version
 from ..proto import forebay_pb2 as pb
 from ..proto import python_pb2
@@ -49,17 +50,49 @@ class PythonDataset:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise InvalidArgument(f"{self.function!r} is no function; give one that takes a split")
-        if self.on_error not in ON_ERROR:
+        if not isinstance(self.on_error, str) or self.on_error not in ON_ERROR:
             raise InvalidArgument(f"on_error={self.on_error!r} must be one of {[*ON_ERROR]}")
         if self.splits is None and self.on_error != "raise":
             raise InvalidArgument(
                 f"on_error={self.on_error!r} is for functions of splits; one that builds a dataset "
                 "cannot go on where it failed"
             )
-        if not isinstance(self.limit, int) or self.limit < 0:
-            raise InvalidArgument(f"limit={self.limit!r} must be a number of splits, at least 0")
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise InvalidArgument(f"timeout_s={self.timeout_s!r} must be above 0, or None")
+        if not _is_number(self.limit, int) or self.limit < 0:
+            raise InvalidArgument(
+                f"limit={self.limit!r} must be an int, at least 0: how many splits may be skipped, "
+                "or how often one is retried"
+            )
+        seconds = self.timeout_s
+        if seconds is not None and not (_is_number(seconds, int | float) and seconds > 0):
+            raise InvalidArgument(
+                f"timeout_s={seconds!r} must be a number of seconds above 0, or None for no limit"
+            )
+
+
+def _is_number(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _names(packages: Any) -> tuple[str, ...]:
+    """Raises InvalidArgument."""
+    if not isinstance(packages, str | bytes | Mapping) and isinstance(packages, Iterable):
+        found = tuple(packages)
+        if all(isinstance(name, str) for name in found):
+            return found
+    raise InvalidArgument(
+        f"packages={packages!r} must be a list of names of distributions, such as ['numpy']"
+    )
+
+
+def require_options(given: Iterable[str], *others: str) -> None:
+    """That these are what `python_dataset` takes, or among the others. Raises InvalidArgument."""
+    known = [*inspect.signature(python_dataset).parameters, *others]
+    if unknown := [name for name in given if name not in known]:
+        raise InvalidArgument(
+            f"{unknown} are no options of a Python dataset, which has {known}: how often a split "
+            "is retried is `limit`, and how many processes run it an option of the worker's, "
+            "--processes"
+        )
 
 
 def python_dataset(
@@ -87,7 +120,8 @@ def python_dataset(
         "raise" (who reads gets the error, with the function's own traceback), "skip" (the rest of
         the split is left out) or "retry" (it is run again, and goes on behind the last element
         that came; the function must yield the same again).
-      limit: how many splits a worker skips in an epoch, or how often it retries one.
+      limit: how many splits are skipped in an epoch, by all workers, or how often a worker retries
+        one. What is skipped, and why, is an event of the journal, which `forebay status` shows.
       timeout_s: how long an element may take, in seconds, before its process is killed; its start,
         with the function's imports and `setup`, may take a minute at least.
 
@@ -96,7 +130,7 @@ def python_dataset(
 
     def made(function: Callable[..., Any]) -> PythonDataset:
         return PythonDataset(
-            function, splits, element_spec, tuple(packages), on_error, limit, timeout_s
+            function, splits, element_spec, _names(packages), on_error, limit, timeout_s
         )
 
     return made
@@ -109,8 +143,11 @@ def listed(splits: Any) -> Sequence[Any]:
         if not found:
             raise InvalidArgument(f"no file matches splits={os.fspath(splits)!r} here")
         return found
-    if not isinstance(splits, Iterable):
-        raise InvalidArgument(f"splits={splits!r} must be a list, a range, a pattern of files …")
+    if not isinstance(splits, Iterable) or isinstance(splits, bytes):
+        hint = f": range({splits!r}) are so many" if _is_number(splits, int) else ""
+        raise InvalidArgument(
+            f"splits={splits!r} must be a list, a range, a pattern of files …{hint}"
+        )
     if isinstance(splits, range):
         return splits
     found = list(itertools.islice(splits, MAX_SPLITS + 1))
@@ -130,7 +167,7 @@ def beam_dataset(pcollection: Any, split_bytes: int | None = None, **how: Any) -
 
     with _by_value():  # splits and side inputs are pickled there
         chain, splits = translate(pcollection, split_bytes)
-    how["packages"] = ("apache-beam", *how.get("packages", ()))
+    how["packages"] = ("apache-beam", *_names(how.get("packages", ())))
     return PythonDataset(chain, splits, **how)
 
 
@@ -147,7 +184,11 @@ def first_elements(request: pb.RegisterDatasetRequest) -> list[Any]:
     """Of the first split that has some. Raises InvalidArgument, and what the function does."""
     with unpickled(request) as (function, splits):
         for split in splits[:LOOKED_AT]:
-            if found := list(itertools.islice(function(split), LOOKED_AT)):
+            try:
+                elements = iterated(function(split))
+            except Misfit as misfit:
+                raise InvalidArgument(f"split {split!r:.100}: {misfit}") from None
+            if found := list(itertools.islice(elements, LOOKED_AT)):
                 return found
     raise InvalidArgument(
         f"the function yields no element for its first {min(len(splits), LOOKED_AT)} splits, so it "

@@ -1,9 +1,9 @@
 """What the topics of the core share: commands, decisions, and who is who in the state.
 
 A topic (datasets.py, jobs.py, iterations.py, consumers.py, workers.py, tasks.py, rounds.py,
-splits.py, saves.py, terms.py) holds its commands, what each of them leads to, and what its events
-change, side by side. Topics import this file and each other, in one direction; machine.py puts them
-together.
+splits.py, skips.py, saves.py, terms.py) holds its commands, what each of them leads to, and what
+its events change, side by side. Topics import this file and each other, in one direction;
+machine.py puts them together.
 """
 
 from __future__ import annotations

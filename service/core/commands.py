@@ -14,6 +14,7 @@ from .saves import (
     FailSave,
     StartSave,
 )
+from .skips import SkipSplit
 from .splits import FindSplits, GetSplit, LeaseSplits
 from .tasks import CompleteTask
 from .terms import ElectLeader
@@ -45,5 +46,6 @@ __all__ = [
     "RemoveJob",
     "RemoveTask",
     "ReportRound",
+    "SkipSplit",
     "StartSave",
 ]

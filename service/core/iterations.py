@@ -85,6 +85,7 @@ def _iteration_summarized(state: State, event: ev.IterationSummarized) -> None:
     job = _forget(state, iteration)
     ranges.add(job.summarized, iteration.epoch, iteration.epoch + 1)
     job.lost_splits += lost_splits(iteration)
+    job.skipped_splits += iteration.skipped
 
 
 def lost_splits(iteration: Iteration) -> int:

@@ -50,6 +50,7 @@ TASK: Table = {
     "task_started": {PENDING: RUNNING},
     "task_removed": {RUNNING: ABSENT, ORPHANED: ABSENT, PENDING: ABSENT},
     "splits_leased": {RUNNING: RUNNING, PENDING: PENDING},
+    "split_skipped": {RUNNING: RUNNING, PENDING: PENDING},
     "task_completed": {RUNNING: COMPLETED},
 }  # fmt: skip
 # With its worker it is lost; with its iteration, or a worker that said goodbye, absent. In a
@@ -61,6 +62,7 @@ ITERATION: Table = {
     "task_proposed": {WAITING: WAITING, RUNNING: RUNNING},
     "round_targeted": {WAITING: WAITING, RUNNING: RUNNING},
     "splits_leased": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},
+    "split_skipped": {WAITING: WAITING, RUNNING: RUNNING},
     "pass_started": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},
     "splits_found": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},
     "consumer_joined": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},

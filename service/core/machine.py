@@ -23,6 +23,7 @@ from . import (
     lifecycles,
     rounds,
     saves,
+    skips,
     splits,
     tasks,
     terms,
@@ -31,7 +32,19 @@ from . import (
 from .base import Apply, Command, Decide, Decision
 from .state import MAX_ANSWERS, Answer, State
 
-TOPICS = (terms, datasets, jobs, iterations, consumers, workers, tasks, rounds, splits, saves)
+TOPICS = (
+    terms,
+    datasets,
+    jobs,
+    iterations,
+    consumers,
+    workers,
+    tasks,
+    rounds,
+    splits,
+    skips,
+    saves,
+)
 
 DECIDE: Decide = {command: how for topic in TOPICS for command, how in topic.DECIDE.items()}
 APPLY: Apply = {kind: how for topic in TOPICS for kind, how in topic.APPLY.items()}
@@ -68,6 +81,8 @@ def _answer(event: ev.Event) -> Any:
         return event.consumer_joined
     if kind == "splits_leased":
         return event.splits_leased
+    if kind == "split_skipped":
+        return True
     if kind == "dataset_removed":
         return event.dataset_removed
     if kind == "save_started":

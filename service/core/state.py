@@ -17,6 +17,8 @@ from .ledger import Ledger
 from .ranges import Ranges
 
 MAX_ANSWERS = 1 << 17
+MAX_SKIPS = 10
+"""Of an iteration's skipped splits, so many are told of."""
 """Answers kept for retries, one a caller; the caller that was quiet longest goes first."""
 
 
@@ -66,6 +68,7 @@ class Job(Struct):
     iterations: dict[int, int] = {}  # epoch → iteration id
     summarized: Ranges = []  # epochs that are finished, and of which nothing else is kept
     lost_splits: int = 0  # of those
+    skipped_splits: int = 0  # likewise
     used_ms: int = 0  # when it was made, joined or left last; 0: not known
 
 
@@ -92,6 +95,15 @@ class Barrier(Struct):
     blocked: set[int] = set()  # consumers that do not begin the target round
 
 
+class Skip(Struct):
+    """A split whose rest was left out, since the dataset's function failed."""
+
+    worker_address: str
+    split: int
+    element: int  # of the split, at which it failed
+    reason: str
+
+
 class Iteration(Struct):
     iteration_id: int
     job_id: int
@@ -108,6 +120,8 @@ class Iteration(Struct):
     version: int = 1  # grows with every change that a consumer wants to hear of
     barrier: Barrier | None = None  # None: no task is pending
     removed: dict[int, int] = {}  # task → the round from which on consumers do without it
+    skipped: int = 0  # splits
+    skips: list[Skip] = []  # the last of them
 
     @property
     def all_tasks(self) -> list[int]:
@@ -283,6 +297,11 @@ class State(Struct, dict=True):
     def __post_init__(self) -> None:
         self.recent: deque[tuple[int, ev.Event]] = deque(maxlen=MAX_RECENT)
         """What was applied last, for the story of an error. No part of what is compared or kept."""
+
+
+def skip_caller(task_id: int) -> str:
+    """Who numbers a task's requests to skip splits. Forgotten with the task."""
+    return f"task/{task_id}/skips"
 
 
 def lease_caller(task_id: int, source: int) -> str:

@@ -62,6 +62,7 @@ def status(state: State, strangers: Iterable[Stranger] = ()) -> dict[str, Any]:
                 "sharding": ev.Sharding.Name(job.sharding),
                 "summarized": [[first, stop - 1] for first, stop in job.summarized],
                 "lost_splits": job.lost_splits,
+                "skipped_splits": job.skipped_splits,
                 "cross_trainer_cache": job.cross_trainer_cache,
                 "iterations": [
                     _iteration(state, state.iterations[i]) for i in sorted(job.iterations.values())
@@ -134,6 +135,16 @@ def _iteration(state: State, iteration: Iteration) -> dict[str, Any]:
         "consumers": len(iteration.consumers),
         "running_tasks": iteration.running_tasks,
         "completed_tasks": iteration.completed_tasks,
+        "skipped": iteration.skipped,
+        "skips": [
+            {
+                "worker_address": skip.worker_address,
+                "split": skip.split,
+                "element": skip.element,
+                "reason": skip.reason,
+            }
+            for skip in iteration.skips
+        ],
         "no_task": (not iteration.finished and why_no_task(state, iteration)) or None,
         "sources": [
             _ledger(x, x.size if iteration.leased_singly else x.size_together)

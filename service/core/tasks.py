@@ -8,7 +8,7 @@ from ...journal.proto import events_pb2 as ev
 from .base import Apply, Command, Decide, Decision, Ids, find_task, taken
 from .kinds import COORDINATED, kind_of, staying
 from .splits import lease_begun, ledger_of
-from .state import MAX_LOST_TASKS, Iteration, Orphan, State, Task, Worker, lease_caller
+from .state import MAX_LOST_TASKS, Iteration, Orphan, State, Task, Worker, lease_caller, skip_caller
 
 
 class CompleteTask(Command, frozen=True, kw_only=True):
@@ -157,6 +157,7 @@ def _take_from_worker(state: State, task: Task) -> None:
 def _forget_answers(state: State, task: Task) -> None:
     for source in range(len(state.iterations[task.iteration_id].ledgers)):
         state.answers.pop(lease_caller(task.task_id, source), None)
+    state.answers.pop(skip_caller(task.task_id), None)
 
 
 DECIDE: Decide = {CompleteTask: _complete_task}

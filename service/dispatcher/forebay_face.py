@@ -16,7 +16,7 @@ from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core.base import find_dataset, find_iteration
 from ..core.kinds import why_no_task
-from ..core.state import Iteration, Job, Save, Task, lease_caller
+from ..core.state import Iteration, Job, Save, Task, lease_caller, skip_caller
 from ..core.status import datasets, status
 from ..errors import InvalidArgument, Unavailable
 from ..pipelines.definitions import compresses, sanitize, without_compression
@@ -44,6 +44,7 @@ _ASKERS: dict[str, Callable[[Any], str]] = {
     "LeaveIteration": "consumer {0.consumer_id}".format,
     "WorkerHeartbeat": "worker {0.address}".format,
     "LeaseSplits": "task {0.task_id}".format,
+    "SkipSplit": "task {0.task_id}".format,
     "CompleteTask": "task {0.task_id}".format,
     "LeaveService": "worker {0.worker_id}".format,
     "CommitChunk": "stream {0.stream} of save {0.save_id}".format,
@@ -59,6 +60,7 @@ _DECIDING = (
     "JoinIteration",
     "LeaveIteration",
     "LeaseSplits",
+    "SkipSplit",
     "CompleteTask",
     "LeaveService",
     "StartSave",
@@ -90,6 +92,7 @@ class ForebayFace:
             "LeaveIteration": self.leave_iteration,
             "WorkerHeartbeat": self.worker_heartbeat,
             "LeaseSplits": self.lease_splits,
+            "SkipSplit": self.skip_split,
             "CompleteTask": self.complete_task,
             "LeaveService": self.leave_service,
             "FindGoneConsumers": self.find_gone_consumers,
@@ -357,6 +360,18 @@ class ForebayFace:
             names = ledgers[leased.source].names
             response.names.extend(names[leased.first : leased.first + leased.count])
         return response
+
+    async def skip_split(self, request: pb.SkipSplitRequest) -> pb.SkipSplitResponse:
+        self._dispatcher.attendance.heard_of(request.task_id)
+        skip = c.SkipSplit(
+            request=(skip_caller(request.task_id), request.request.number),
+            task_id=request.task_id,
+            split=request.split,
+            element=request.element,
+            reason=request.reason,
+            limit=request.limit,
+        )
+        return pb.SkipSplitResponse(skipped=await self._dispatcher.execute(skip))
 
     async def complete_task(self, request: pb.CompleteTaskRequest) -> pb.CompleteTaskResponse:
         await self._dispatcher.execute(c.CompleteTask(task_id=request.task_id))

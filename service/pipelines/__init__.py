@@ -8,25 +8,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ..proto import tf_service_pb2 as tf
-from .splits import Shard, SplitFeed, SplitRange
+from .splits import MaySkip, Shard, SkipReport, SplitFeed, SplitRange
+
+if TYPE_CHECKING:
+    from .python.nursery import Nurseries
 
 __all__ = [
     "Chunk",
+    "MaySkip",
     "Pipeline",
     "PythonRules",
     "Run",
     "Shard",
+    "SkipReport",
     "SplitFeed",
     "SplitRange",
     "chunk_opener",
     "forget_idle",
     "load",
+    "nurseries",
     "open_pipeline",
     "open_saved",
     "response_maker",
@@ -39,6 +45,13 @@ class PythonRules(NamedTuple):
     allowed: bool = True
     processes: int = 0  # of a run, at most; 0: one for each core
     where: str = "here"  # the worker's address, for people
+    may_skip: MaySkip | None = None  # None: as many splits as were registered, in each run
+    nurseries: Nurseries | None = None  # where its processes come from; None: this process's own
+
+    @property
+    def width(self) -> int:
+        """As many processes has a run."""
+        return self.processes or len(os.sched_getaffinity(0))
 
 
 class Run(Protocol):
@@ -122,6 +135,13 @@ def load(op_libraries: Iterable[str] = ()) -> None:
     libraries.load_op_libraries(op_libraries)
 
 
+def nurseries() -> Nurseries:
+    """Where a worker's Python datasets have their processes from; to be closed."""
+    from .python.nursery import Nurseries
+
+    return Nurseries()
+
+
 def forget_idle() -> None:
     """Free what is kept in this process for pipelines that may be opened again. To be called after
     `load`; pipelines that are open are not concerned."""
@@ -182,11 +202,13 @@ def _open_python(
         raise InvalidArgument(
             "a Python dataset is divided by its splits: read it with ShardingPolicy.DYNAMIC, or OFF"
         )
+    from .python.nursery import HERE
     from .python.pipeline import PythonPipeline
 
     return PythonPipeline(
         stored, definition.sources, definition.structure,
-        processes=rules.processes, where=rules.where,
+        processes=rules.width, where=rules.where, may_skip=rules.may_skip,
+        nurseries=rules.nurseries or HERE,
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -28,6 +28,19 @@ class Shard(NamedTuple):
     sharding: ev.Sharding
     number: int
     of: int
+
+
+class SkipReport(NamedTuple):
+    """The rest of a split shall be left out, since a Python dataset's function failed."""
+
+    split: int
+    element: int  # of the split, at which it failed
+    reason: str  # in few words
+    limit: int  # of splits that may be skipped, as was registered
+
+
+MaySkip = Callable[[SkipReport], bool]
+"""Whether it may be. Blocks until that is known. What it raises ends the run."""
 
 
 class SplitFeed(Protocol):

@@ -5,12 +5,17 @@ not wait for a decision. Its size aims at LEASE_S of work, measured on the lease
 splits are leased by the thousand, coarse ones singly. A lease counts as begun when the
 pipeline has begun all its splits, which shows when it asks for the next one. Sources that a
 pipeline may leave before their end are leased one split at a time, when it is needed.
+
+A pipeline that works on several ranges at a time, in processes, is given each lease in parts. What
+of it was not given when the worker drains is handed back. The pace is known once each process has
+ended something: how fast they are given their first splits says nothing.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
@@ -26,6 +31,8 @@ LEASE_S = 0.25
 MAX_GROWTH = 8
 MAX_WANT = 1 << 20
 HAND_BACK_S = 5.0
+PARTS = 8
+"""Of a lease, for each process: so that all of them end at about once."""
 
 
 class LeaseFeed:
@@ -37,7 +44,11 @@ class LeaseFeed:
         task_id: int,
         sources: Sequence[ev.SplitSource],
         observer: Observer,
+        processes: int = 0,
     ) -> None:
+        """`processes`: how many ranges the pipeline works on at a time, each a part of a lease; 0:
+        on a lease as a whole.
+        """
         self.sources = sources
         self.failed: ForebayError | None = None  # why `next_range` raised
         self.given_up = False  # the dispatcher leases to this task no more
@@ -55,7 +66,9 @@ class LeaseFeed:
             max(1, len(sources)), thread_name_prefix=f"forebay-lease-{task_id}"
         )
         self._leases = [
-            _SourceLeases(dispatcher, task_id, number, source, self._pool, self._closed, observer)
+            _SourceLeases(
+                dispatcher, task_id, number, source, self._pool, self._closed, observer, processes
+            )
             for number, source in enumerate(sources)
         ]
 
@@ -124,6 +137,7 @@ class _SourceLeases:
         pool: ThreadPoolExecutor,
         closed: threading.Event,
         observer: Observer,
+        processes: int,
     ) -> None:
         self._dispatcher = dispatcher
         self._observer = observer
@@ -143,19 +157,26 @@ class _SourceLeases:
         self._requests = 0
         self._want = 1
         self._working: pb.LeaseSplitsResponse | None = None  # what the pipeline has
-        self._working_since_s = 0.0
+        self._left = 0  # splits at its end that the pipeline has not
+        self._parts = max(1, PARTS * processes)
+        self._processes = max(1, processes)
+        self._given: deque[tuple[float, int]] = deque(maxlen=self._parts)  # when, how many splits
         self.begun_last = ""
         self._begun: list[int] = []  # lease ids to report as begun
         self._ahead: Future[pb.LeaseSplitsResponse] | None = None
 
     def next_range(self, opening: int, endless: bool) -> SplitRange | None:
         with self._lock:
+            draining = self.draining.is_set()
             if self._working is not None:
-                self._begun.append(self._working.lease_id)
-                self._adapt(self._working.count, time.monotonic() - self._working_since_s)
-                self._working = None
-            if self.draining.is_set():
-                self._return_ahead()
+                if self._left and not draining:
+                    return self._next_part(self._working)
+                if not self._left:
+                    self._begun.append(self._working.lease_id)
+                    self._adapt()
+                    self._working = None
+            if draining:
+                self._return_unbegun()
                 return None
             if opening != self._opening:
                 if self._ahead is not None:
@@ -181,7 +202,8 @@ class _SourceLeases:
             if lease.end_of_splits:
                 return None
             if self.draining.is_set():  # since it was asked for
-                self._return(lease)
+                self._ahead = _known(lease)
+                self._return_unbegun()
                 return None
             if self._grows and len(lease.names) != lease.count:
                 raise ProtocolError(
@@ -189,49 +211,57 @@ class _SourceLeases:
                     f"{self._task_id}, from {lease.first} on, with {len(lease.names)} names, and "
                     "without theirs they cannot be read: run a dispatcher of this version"
                 )
-            self._working, self._working_since_s = lease, time.monotonic()
-            last = lease.first + lease.count - 1
-            self.begun_last = f"{lease.first}–{last} of source {self._number}"
+            self._working, self._left = lease, lease.count
             if not self._singly:
                 self._ahead = self._ask()
-            return SplitRange(lease.first, lease.count, lease.pass_number, tuple(lease.names))
+            return self._next_part(lease)
+
+    def _next_part(self, lease: pb.LeaseSplitsResponse) -> SplitRange:
+        count = min(self._left, -(-lease.count // self._parts))
+        begins = lease.count - self._left
+        self._left -= count
+        self._given.append((time.monotonic(), count))
+        first = lease.first + begins
+        self.begun_last = f"{first}–{first + count - 1} of source {self._number}"
+        names = tuple(lease.names[begins : begins + count])
+        return SplitRange(first, count, lease.pass_number, names)
 
     def hand_back(self, within_s: float) -> None:
-        """Return the lease ahead, unless no dispatcher answers: then it is lost with us."""
+        """Return what was not begun, unless no dispatcher answers: then it is lost with us."""
         # If the pipeline is waiting for a lease, it hands that back itself once it has it.
         if within_s > 0 and self._lock.acquire(timeout=within_s):
             try:
-                self._return_ahead(within_s)
+                self._return_unbegun(within_s)
             finally:
                 self._lock.release()
 
-    def _return_ahead(self, within_s: float = HAND_BACK_S) -> None:
+    def _return_unbegun(self, within_s: float = HAND_BACK_S) -> None:
+        """What the pipeline has not of its lease, and the lease ahead."""
+        give_up_s = time.monotonic() + within_s
+        request = pb.LeaseSplitsRequest()
+        if self._working is not None and self._left:
+            request.returned.add(lease_id=self._working.lease_id, count=self._left)
+            self._working, self._left = None, 0
         try:
-            lease = None if self._ahead is None else self._ahead.result(within_s)
+            ahead = None if self._ahead is None else self._ahead.result(within_s)
+            self._ahead = None
+            if ahead is not None and ahead.count:
+                request.returned.add(lease_id=ahead.lease_id, count=ahead.count)
         except (TimeoutError, CancelledError, ForebayError) as error:
             # Perhaps it comes yet, while the pipeline works on what it has begun.
             self._observer.not_handed_back(self._task_id, self._number, error)
-            return
-        self._ahead = None
-        self._return(lease)
-
-    def _return(self, lease: pb.LeaseSplitsResponse | None) -> None:
-        request = pb.LeaseSplitsRequest()
-        if lease is not None and lease.count:
-            request.returned.add(lease_id=lease.lease_id, count=lease.count)
-        try:
-            self._report(request)
-        except ForebayError as error:
-            self._observer.not_handed_back(self._task_id, self._number, error)
-
-    def _report(self, request: pb.LeaseSplitsRequest) -> None:
         request.task_id, request.source = self._task_id, self._number
         request.begun.extend(self._begun)
         self._begun = []
-        if request.begun or request.returned:
+        if not (request.begun or request.returned):
+            return
+        patience_s = max(0.0, give_up_s - time.monotonic())
+        try:
             self._dispatcher.call(
-                request, pb.LeaseSplitsResponse, timeout_s=HAND_BACK_S / 3, patience_s=HAND_BACK_S
+                request, pb.LeaseSplitsResponse, timeout_s=HAND_BACK_S / 3, patience_s=patience_s
             )
+        except ForebayError as error:
+            self._observer.not_handed_back(self._task_id, self._number, error)
 
     def _ask(self) -> Future[pb.LeaseSplitsResponse]:
         if self._closed.is_set():
@@ -251,8 +281,16 @@ class _SourceLeases:
             self._dispatcher.call, request, pb.LeaseSplitsResponse, closed=self._closed
         )
 
-    def _adapt(self, splits: int, seconds: float) -> None:
+    def _adapt(self) -> None:
         """Aim at LEASE_S of work, but trust one measurement only so far."""
-        ideal = splits * LEASE_S / max(seconds, 1e-6)
-        if not self._singly:
-            self._want = int(max(1, min(ideal, self._want * MAX_GROWTH, MAX_WANT)))
+        if self._singly or len(self._given) < self._processes:
+            return
+        seconds = time.monotonic() - self._given[0][0]  # as many parts as were given then ended
+        ideal = sum(count for _, count in self._given) * LEASE_S / max(seconds, 1e-6)
+        self._want = int(max(1, min(ideal, self._want * MAX_GROWTH, MAX_WANT)))
+
+
+def _known(lease: pb.LeaseSplitsResponse) -> Future[pb.LeaseSplitsResponse]:
+    found: Future[pb.LeaseSplitsResponse] = Future()
+    found.set_result(lease)
+    return found

@@ -12,7 +12,7 @@ from .. import malloc, pipelines
 from ..connections.dispatcher_client import DispatcherClient
 from ..delivery import OutputCancelled, Part, TaskFailed, TaskOutput, TaskUnknown
 from ..errors import ForebayError, NotFound, PipelineError, Unavailable, status_of
-from ..pipelines import Pipeline, PythonRules, Run, Shard
+from ..pipelines import MaySkip, Pipeline, PythonRules, Run, Shard, SkipReport
 from ..proto import forebay_pb2 as pb
 from .leases import LeaseFeed
 from .observer import Observer, Undelivered
@@ -25,7 +25,7 @@ KEPT_BYTES = 32 << 20
 class Pipelines:
     """Where a worker has its tasks' pipelines from: here, from what was registered."""
 
-    _loaded = False
+    _nurseries = PythonRules().nurseries  # some of its own, once it has loaded
     python = PythonRules()
 
     def load(self, op_libraries: Sequence[str]) -> None:
@@ -34,18 +34,22 @@ class Pipelines:
         Raises InvalidArgument.
         """
         pipelines.load(op_libraries)
-        self._loaded = True
+        self._nurseries = pipelines.nurseries()
 
-    def open(self, task: pb.Task, definition: ev.DatasetDefinition, graph: bytes) -> Pipeline:
+    def open(
+        self, task: pb.Task, definition: ev.DatasetDefinition, graph: bytes, may_skip: MaySkip
+    ) -> Pipeline:
         """A task's dataset, or its shard of it. Raises as `pipelines.open_pipeline`."""
         is_shard = task.num_shards > 0
         shard = Shard(task.sharding, task.shard, task.num_shards) if is_shard else None
-        return pipelines.open_pipeline(definition, graph, shard, self.python)
+        python = self.python._replace(may_skip=may_skip, nurseries=self._nurseries)
+        return pipelines.open_pipeline(definition, graph, shard, python)
 
     def close(self) -> None:
-        """No further task comes. Idempotent."""
-        if self._loaded:
+        """No further task comes; nothing is left of those that Python datasets had. Idempotent."""
+        if self._nurseries is not None:
             pipelines.forget_idle()
+            self._nurseries.close()
 
 
 class Datasets:
@@ -127,6 +131,7 @@ class TaskRunner:
         self.task = task
         self._arrivals = arrivals
         self._put = 0  # elements
+        self._skips = 0  # requests to skip a split
         self.output = output
         self.definition = ev.DatasetDefinition()  # once there is output
         self._dispatcher = dispatcher
@@ -237,11 +242,30 @@ class TaskRunner:
         dataset = self._datasets.of(task)
         if task.num_sources:
             sources = dataset.definition.sources
-            self._feed = LeaseFeed(self._dispatcher, task.task_id, sources, self._observer)
+            python = dataset.definition.HasField("python_function")
+            self._feed = LeaseFeed(
+                self._dispatcher, task.task_id, sources, self._observer,
+                self._pipelines.python.width if python else 0,
+            )  # fmt: skip
         self.definition = dataset.definition
         self.output.compression = dataset.definition.compression
-        self._pipeline = self._pipelines.open(task, dataset.definition, dataset.graph)
+        self._pipeline = self._pipelines.open(
+            task, dataset.definition, dataset.graph, self._may_skip
+        )
         return self._pipeline.run(self._feed)
+
+    def _may_skip(self, report: SkipReport) -> bool:
+        self._skips += 1
+        request = pb.SkipSplitRequest(
+            request=ev.Request(number=self._skips),
+            task_id=self.task.task_id,
+            split=report.split,
+            element=report.element,
+            reason=report.reason,
+            limit=report.limit,
+        )
+        answer = self._dispatcher.call(request, pb.SkipSplitResponse, closed=self._cancelled)
+        return answer.skipped
 
     def _produce(self) -> None:
         with self._starting:

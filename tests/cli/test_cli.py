@@ -387,6 +387,15 @@ class TestStatus:
         (row,) = [line.split() for line in text if "DYNAMIC" in line]
         assert row[3:] == ["1–11", "finished", "3", "lost"]
 
+    def test_skipped_splits_are_said_with_why(self) -> None:
+        skips = [{"split": 3, "element": 1, "worker_address": "w:1", "reason": "[no] reason"}]
+        runs = iteration(4) | {"skipped": 2, "skips": skips}
+        text = self.shown(job("j", iteration(3, finished=True), runs) | {"skipped_splits": 5})
+        rows = [line.rstrip() for line in text if "DYNAMIC" in line]
+        assert rows[0].endswith("finished  5 skipped") and rows[1].endswith("0 out, 2 skipped")
+        (row,) = [[cell.strip() for cell in line.split("│")] for line in text if "reason" in line]
+        assert row[1:6] == ["j", "4", "3, element 1", "w:1", "[no] reason"]
+
 
 STATUS = {"leader": "a:1", "term": 1, "journal_id": "x", "sequence": 9, "leases": 0, "workers": []}
 

@@ -369,7 +369,15 @@ def python(cluster: Cluster) -> None:
     reader = cluster.join(cluster.job("named", "of python"), caller="p")
     worker_id = cluster.worker(52)
     cluster.worker(53, stock=True)
-    cluster.lease(cluster.task(worker_id), 3, 1)
+    task_id = cluster.task(worker_id)
+    cluster.lease(task_id, 3, 1)
+    for number in (1, 2):
+        cluster.do(
+            c.SkipSplit(
+                request=(f"task/{task_id}/skips", number), task_id=task_id, split=number,
+                element=7, reason="why", limit=5,
+            )
+        )  # fmt: skip
     cluster.elect(3)
     cluster.do(c.RemoveDataset(dataset_id=dataset_id))
     cluster.leave(reader.consumer_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import random
 import threading
@@ -144,6 +145,27 @@ def test_leases_that_do_not_fit(client: DispatcherClient) -> None:
     back.returned.add(lease_id=lease.lease_id, count=lease.count + 1)
     with pytest.raises(InvalidArgument, match="cannot be returned"):
         client.call(back, pb.LeaseSplitsResponse)
+
+
+def test_a_split_is_skipped_once_however_often_that_is_asked(client: DispatcherClient) -> None:
+    dataset_id = register(client, sources=[ev.SplitSource(count=10)])
+    job_id = job(client, dataset_id, job_name="skips")
+    client.call(pb.JoinIterationRequest(job_id=job_id), pb.JoinIterationResponse)
+    worker = pb.WorkerHeartbeatRequest(address="skips:1", uid=2)
+    task = client.call(worker, pb.WorkerHeartbeatResponse).tasks[-1]
+    skip = pb.SkipSplitRequest(task_id=task.task_id, split=3, element=1, reason="why", limit=1)
+    skip.request.number = 1
+    for _ in range(2):
+        assert client.call(skip, pb.SkipSplitResponse).skipped
+    skip.request.number = 2
+    assert not client.call(skip, pb.SkipSplitResponse).skipped
+    jobs = json.loads(client.call(pb.GetStatusRequest(), pb.GetStatusResponse).status)["jobs"]
+    ((found,),) = (each["iterations"] for each in jobs if each["name"] == "skips")
+    assert found["skipped"] == 1
+    told = {"worker_address": "skips:1", "split": 3, "element": 1, "reason": "why"}
+    assert found["skips"] == [told]
+    with pytest.raises(NotFound, match="Task 4711 not found"):
+        client.call(pb.SkipSplitRequest(task_id=4711), pb.SkipSplitResponse)
 
 
 def test_who_joins_is_told_how_far_the_journal_is(client: DispatcherClient) -> None:

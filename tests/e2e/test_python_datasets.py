@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import os
 import pathlib
@@ -20,6 +21,8 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
+from forebay.service.client.waiting import fetch_status
+from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import InvalidArgument, PipelineError, Unimplemented
 
 from ..cluster import WorkerProcess
@@ -114,6 +117,42 @@ def test_a_failing_function_fails_its_trainer_alone(dispatcher: DispatcherProces
                 list(service.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id))
         assert 1 + sum(1 for _ in others) == 2000
     assert int(first["number"]) in range(1000)
+
+
+@pytest.mark.usefixtures("workers")
+def test_skipped_splits_are_counted_over_all_workers_and_journaled(
+    dispatcher: DispatcherProcess,
+) -> None:
+    def fails(split: int) -> Iterator[int]:
+        yield split
+        if split % 10 == 3:
+            raise KeyError("why")
+        yield split
+
+    how: dict[str, Any] = {"splits": range(50), "on_error": "skip"}
+    for limit in (5, 4):
+        dataset_id = service.register_dataset(dispatcher.target, fails, **how, limit=limit)
+        reading = service.read(
+            dispatcher.target, dataset_id, processing_mode=DYNAMIC, job_name=f"limit {limit}"
+        )
+        if limit == 5:
+            found = collections.Counter(map(int, reading))
+            assert found == {split: 1 + (split % 10 != 3) for split in range(50)}
+        else:
+            with pytest.raises(PipelineError, match=r"no more than 4 splits are skipped in an"):
+                list(reading)
+    client = DispatcherClient(dispatcher.target)
+    named = [job for job in fetch_status(client, 60)["jobs"] if job["name"]]
+    jobs = {job["name"].rpartition("/")[2]: job for job in named}
+    client.close()
+    for limit in (5, 4):
+        (skipped,) = jobs[f"limit {limit}"]["iterations"]
+        assert skipped["skipped"] == limit
+        assert {skip["split"] % 10 for skip in skipped["skips"]} == {3}
+        for skip in skipped["skips"]:
+            where = f"split {skip['split']} ({skip['split']}), element 1"
+            assert skip["reason"] == f"{where}: KeyError('why')"
+            assert skip["worker_address"].startswith("127.0.0.1:")
 
 
 @pytest.fixture
@@ -223,6 +262,34 @@ def lives(process: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def nurseries() -> set[int]:
+    """The processes of this one that others are forked from."""
+    found = set()
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
+            is_one = b"pipelines.python.nursery" in (path / "cmdline").read_bytes()
+            if is_one and int(parent) == os.getpid():
+                found.add(int(path.name))
+    return found
+
+
+def test_a_worker_that_has_stopped_leaves_no_process(tmp_path: pathlib.Path) -> None:
+    """Though the process that it was in goes on."""
+    others, splits = nurseries(), range(20)
+    with DispatcherProcess(tmp_path / "journal") as dispatcher:
+        with service.WorkerServer(service.WorkerConfig(dispatcher.address, processes=2)):
+            dataset_id = service.register_dataset(
+                dispatcher.target, lambda split: [os.getpid()], splits=splits
+            )
+            processes = {*map(int, service.read(dispatcher.target, dataset_id))}
+            assert nurseries() - others
+        assert nurseries() <= others
+    assert processes
+    while any(map(lives, processes)):
+        time.sleep(0.01)
 
 
 def test_who_cannot_run_it_has_no_task(

@@ -24,9 +24,8 @@ import pytest
 
 from forebay.service.errors import PipelineError, Unavailable
 from forebay.service.pipelines import Run, SplitRange
-from forebay.service.pipelines.python import runs
-from forebay.service.pipelines.python.child import MESSAGE_BYTES
-from forebay.service.pipelines.python.children import Ended
+from forebay.service.pipelines.python import run_states
+from forebay.service.pipelines.python.child import MESSAGE_BYTES, SLABS
 from forebay.service.pipelines.python.nursery import Nursery, ended
 
 from .contract import Ranges
@@ -82,7 +81,10 @@ def test_an_exception_comes_with_the_functions_traceback(
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (lambda split: split, "'int' object is not iterable"),
+        (lambda split: split, "returned 1 (int), and is to return an iterable of elements: yield"),
+        (lambda split: {"a": split}, "the function returned a dict of ['a'], and is to return an"),
+        (lambda split: "text", "the function returned 'text' (str), and is to return an iterable"),
+        (lambda split: None, "the function returned None (NoneType), and is to return an iterable"),
         (lambda: [1], "takes 0 positional arguments but 1 was given"),
         (raises(StopIteration()), "takes 0 positional arguments"),
     ],
@@ -169,14 +171,35 @@ def test_a_nursery_ends_though_a_fork_of_the_worker_lives() -> None:
         os.close(end)
 
 
+def daemon() -> int:
+    """A process that nobody has started, in a session of its own."""
+    told, tells = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.write(tells, str(os.getpid()).encode())
+            os.execvp("sleep", ["sleep", "1000"])
+        os._exit(0)
+    os.wait()
+    return int(os.read(told, 20))
+
+
+STARTED: dict[str, Callable[[], int]] = {
+    "a process": lambda: subprocess.Popen(["sleep", "1000"]).pid,
+    "a session": lambda: subprocess.Popen(["sleep", "1000"], start_new_session=True).pid,
+    "a daemon": daemon,
+}
+
+
+@pytest.mark.parametrize("start", STARTED)
 @pytest.mark.parametrize("last", [lambda: None, DEATHS["exit code 7"]])
 def test_what_a_function_has_started_ends_with_it(
-    last: Callable[[], object], tmp_path: pathlib.Path
+    last: Callable[[], object], start: str, tmp_path: pathlib.Path
 ) -> None:
-    path = tmp_path / "process"
+    path, begin = tmp_path / "process", STARTED[start]
 
     def function(split: int) -> Iterator[int]:
-        path.write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+        path.write_text(str(begin()))
         yield 1
         last()
 
@@ -345,7 +368,7 @@ def test_a_process_that_does_not_start_is_said_and_ended(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     read(lambda split: [split], [0])  # so that their nursery has started
-    monkeypatch.setattr(runs, "SILENT_S", 1.0)
+    monkeypatch.setattr(run_states, "SILENT_S", 1.0)
     hangs = Starting(tmp_path / "starts", lambda: time.sleep(3600))
     with pytest.raises(PipelineError, match="its start: it has taken longer than 1 s") as e:
         read(hangs, [1], timeout_s=0.5)
@@ -364,18 +387,21 @@ def test_a_process_that_dies_before_its_first_element_is_tried_again(
 
 
 def test_a_process_that_dies_while_it_has_nothing_to_do_is_replaced() -> None:
+    found: list[int] = []
+
+    class Killing(Ranges):
+        def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
+            if len(found) == 1:  # it has ended its split, or nothing would be asked for
+                os.kill(found[0], signal.SIGKILL)
+                while run._idle and run._idle[0].lives:
+                    time.sleep(0.001)
+            return super().next_range(source, opening, endless)
+
     pipeline = pipeline_of(lambda split: [os.getpid()], range(2))
-    run = pipeline.run(Ranges([SplitRange(0, 1, 0), SplitRange(1, 1, 0)]))
-    blocks = run.blocks()
-    (first,) = numbers(itertools.islice(blocks, 1))
-    (child,) = run._busy
-    assert isinstance(child.receive(), Ended)
-    run._idle.append(child)
-    del run._busy[child]
-    os.kill(first, signal.SIGKILL)
-    assert child._control.recv(64, socket.MSG_PEEK)
-    (second,) = numbers(blocks)
-    assert second != first
+    run = pipeline.run(Killing([SplitRange(0, 1, 0), SplitRange(1, 1, 0)]))
+    for block in run.blocks():
+        found += numbers(iter([block]))
+    assert len(set(found)) == 2
     pipeline.close()
 
 
@@ -462,7 +488,6 @@ def test_several_processes_share_the_splits() -> None:
     for run in (pipeline.run(None), pipeline.run(Ranges([SplitRange(0, 60, 0)] * 2))):
         found = numbers(run.blocks())
         assert len({x >> 20 for x in found}) == 2
-        assert run._policy.where == "w:1"
     elements = [x & 0xFFFFF for x in found]
     assert sorted(elements) == sorted([*range(600)] * 2)
     pipeline.close()
@@ -482,4 +507,61 @@ def test_the_feeds_error_is_the_runs() -> None:
         for block in run.blocks():
             found += numbers(iter([block]))
     assert found == [2, 3, 4]
+    pipeline.close()
+
+
+def test_what_is_there_comes_though_the_function_makes_nothing_more(
+    tmp_path: pathlib.Path,
+) -> None:
+    seen = tmp_path / "seen"
+
+    def function(split: int) -> Iterator[int]:
+        yield from range(3)
+        for _ in range(2000):
+            if seen.exists():
+                yield 3
+                return
+            time.sleep(0.01)
+        raise TimeoutError("nobody has seen what was there")
+
+    pipeline = pipeline_of(function, [0])
+    blocks = pipeline.run(None).blocks()
+    found: list[int] = []
+    while len(found) < 3:
+        found += numbers(itertools.islice(blocks, 1))
+    seen.touch()
+    assert found + numbers(blocks) == [0, 1, 2, 3]
+    pipeline.close()
+
+
+def test_what_does_not_fit_is_said_though_it_was_sent_in_a_pause() -> None:
+    """Which is by a thread of its own."""
+
+    def function(split: int) -> Iterator[object]:
+        yield 1
+        yield 2
+        yield "three"
+        time.sleep(0.2)
+        yield 4
+
+    with pytest.raises(PipelineError, match=r"split 0 \(0\), element 2: element is 'three'"):
+        read(function, [0])
+
+
+def test_blocks_that_are_held_cost_a_bounded_number_of_descriptors() -> None:
+    """However many of them wait for their trainers."""
+
+    def function(split: int) -> Iterator[int]:
+        for number in range(40):
+            time.sleep(0.003)  # so slow that none waits for company
+            yield number
+
+    pipeline = pipeline_of(function, range(2))
+    blocks = pipeline.run(None).blocks()
+    held = [next(blocks)]
+    before = len(os.listdir("/proc/self/fd"))
+    held += blocks
+    assert len(held) > 20
+    assert len(os.listdir("/proc/self/fd")) < before + SLABS
+    assert numbers(iter(held)) == [*range(40)] * 2
     pipeline.close()

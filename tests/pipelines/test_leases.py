@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
@@ -11,19 +12,27 @@ import pytest
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import ProtocolError, Unavailable
+from forebay.service.pipelines import SplitRange
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker.leases import LeaseFeed
 from forebay.service.worker.observer import Observer
 
 
 class Dispatcher:
-    """Leases the splits 0 … 9, as many as are wanted."""
+    """Leases the splits 0 … 9, as many as are wanted, or `least`."""
 
-    def __init__(self) -> None:
-        self._next = 0
+    def __init__(self, splits: int = 10, least: int = 0) -> None:
+        self._next, self._splits, self._least = 0, splits, least
+        self.wanted: list[int] = []
+        self.returned: list[tuple[int, int]] = []
 
     def call(self, request: pb.LeaseSplitsRequest, _: Any, **__: Any) -> pb.LeaseSplitsResponse:
-        first, self._next = self._next, min(10, self._next + request.want)
+        self.returned += ((lease.lease_id, lease.count) for lease in request.returned)
+        if not request.want:
+            return pb.LeaseSplitsResponse()
+        self.wanted.append(request.want)
+        want = max(request.want, self._least)
+        first, self._next = self._next, min(self._splits, self._next + want)
         count = self._next - first
         return pb.LeaseSplitsResponse(
             lease_id=self._next, first=first, count=count, end_of_splits=not count
@@ -49,6 +58,33 @@ def test_a_lease_without_the_names_of_its_splits_is_not_taken_for_an_empty_one()
     feed = LeaseFeed(dispatcher, 1, [saved], Observer())
     with pytest.raises(ProtocolError, match=r"1 splits of source 0 .* 0 names"):
         feed.next_range(0, 0, endless=False)
+    feed.close()
+
+
+def test_leases_do_not_grow_while_processes_are_given_their_first_splits() -> None:
+    """That is fast, and says nothing of how long splits take."""
+    dispatcher = Dispatcher(1000)
+    feed = LeaseFeed(
+        cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1000)], Observer(), 4
+    )
+    for _ in range(4):
+        assert feed.next_range(0, 0, endless=False)
+    feed.close()  # when the lease ahead was asked for
+    assert set(dispatcher.wanted) == {1}
+
+
+def test_a_draining_worker_hands_back_what_no_process_has_begun() -> None:
+    """Of the lease that is being worked on as well."""
+    dispatcher = Dispatcher(1000, least=160)
+    feed = LeaseFeed(
+        cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1000)], Observer(), 2
+    )
+    given = [feed.next_range(0, 0, endless=False) for _ in range(3)]
+    assert given == [SplitRange(first, 10, 0) for first in (0, 10, 20)]
+    feed.drain(time.monotonic() + 60)
+    assert dispatcher.returned == [(160, 130), (320, 160)]
+    assert feed.next_range(0, 0, endless=False) is None
+    assert len(dispatcher.returned) == 2
     feed.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import threading
@@ -104,8 +105,30 @@ def test_splits_are_any_iterable_or_files(tmp_path: pathlib.Path) -> None:
     assert listed({"a": 1}) == ["a"]
     with pytest.raises(InvalidArgument, match=r"no file matches splits='.*\.nothing'"):
         listed(str(tmp_path / "*.nothing"))
-    with pytest.raises(InvalidArgument, match="splits=7 must be a list"):
+    with pytest.raises(InvalidArgument, match=r"splits=7 must be a list.*: range\(7\) are so man"):
         listed(7)
+    with pytest.raises(InvalidArgument, match="splits=b'a' must be a list"):
+        listed(b"a")
+
+
+def test_options_that_there_are_not() -> None:
+    for name, value in {"retries": -1, "processes": 0}.items():
+        with pytest.raises(InvalidArgument, match=rf"\['{name}'\] are no options .*'limit', 'time"):
+            service.register_dataset("localhost:1", print, splits=[1], **{name: value})  # type: ignore[arg-type]
+
+
+def test_more_components_than_can_travel_are_refused() -> None:
+    def function(split: int) -> Iterator[object]:
+        yield dict.fromkeys(map(str, range(2001)), 1)
+
+    with pytest.raises(InvalidArgument, match="an element of 2001 tensors cannot travel, above 2"):
+        service.register_dataset("localhost:1", function, splits=[1])
+
+
+@pytest.mark.parametrize("found", [{"a": 1}, "text", b"text", 1, None, np.int64(1), np.array(1)])
+def test_what_a_function_returns_is_its_elements_and_not_one_of_them(found: object) -> None:
+    with pytest.raises(InvalidArgument, match=r"the function returned .* yield each element, or r"):
+        first(lambda split: found, [1])
 
 
 def first(function: Function, splits: Sequence[Any]) -> list[Any]:
@@ -221,11 +244,24 @@ def test_what_a_dataset_would_not_heed_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"on_error": "ignore"}, {"limit": -1}, {"timeout_s": 0}, {"limit": 1.5}]
+    "wrong",
+    [
+        {"on_error": "Skip"},
+        {"on_error": ["skip"]},
+        {"limit": -1},
+        {"limit": 1.5},
+        {"limit": True},
+        {"timeout_s": 0},
+        {"timeout_s": "5"},
+        {"timeout_s": float("nan")},
+        {"packages": "numpy"},
+        {"packages": None},
+        {"packages": [np]},
+    ],
 )
 def test_arguments_that_make_no_sense(wrong: dict[str, Any]) -> None:
-    ((name, _),) = wrong.items()
-    with pytest.raises(InvalidArgument, match=f"{name}="):
+    ((name, value),) = wrong.items()
+    with pytest.raises(InvalidArgument, match=rf"{name}={re.escape(repr(value))} must be"):
         python_dataset([1], **wrong)(print)
     with pytest.raises(InvalidArgument, match="no function"):
         python_dataset([1])(7)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from forebay.service.worker.worker import Worker
 
 from .kernel import Kernel, Process
 from .oracle import Element, Oracle
-from .pipeline import GRAPH, Computation, Pipeline, elements_of
+from .pipeline import GRAPH, PYTHON, Computation, Pipeline, elements_of
 from .threads import SimpleQueue
 
 RESTART_S = 0.5
@@ -276,7 +276,11 @@ class Job:
         """Registers it; every trainer does, as in life."""
         dispatcher = DispatcherClient(self.service)
         try:
-            request = pb.RegisterDatasetRequest(graph=GRAPH, sources=self.pipeline.sources())
+            request = pb.RegisterDatasetRequest(sources=self.pipeline.sources())
+            if self.pipeline.python:
+                request.python = PYTHON
+            else:
+                request.graph = GRAPH
             dataset_id: str = dispatcher.call(request, pb.RegisterDatasetResponse).dataset_id
             self.registered.add(dataset_id)
             return dataset_id

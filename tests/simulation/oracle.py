@@ -45,6 +45,10 @@ class Element(NamedTuple):
         return self.iteration_id, self.provider, self.pass_number, self.split
 
 
+SKIPPED_MOST = 4
+"""Of an iteration's splits."""
+
+
 @dataclass
 class Run:
     """Of a pipeline: what it has made."""
@@ -84,6 +88,8 @@ class Books:
     paused: set[int] = field(default_factory=set)  # leases
     leases: dict[int, Lease] = field(default_factory=dict)
     holder: dict[tuple[int, int, int, int], Lease] = field(default_factory=dict)  # by split
+    skipped: set[tuple[int, int]] = field(default_factory=set)  # (task, split)
+    skips: Counter[int] = field(default_factory=Counter)  # by iteration
 
 
 class Oracle:
@@ -266,6 +272,15 @@ class Oracle:
         for split in range(stop - event.count, stop):
             del books.holder[*lease.place, split]
 
+    def _split_skipped(self, event: ev.SplitSkipped) -> None:
+        books = self.books
+        if (skipped := (event.task_id, event.split)) in books.skipped:
+            raise Violation(f"split {event.split} of task {event.task_id} is skipped twice")
+        books.skipped.add(skipped)
+        books.skips[event.iteration_id] += 1
+        if books.skips[event.iteration_id] > SKIPPED_MOST:
+            raise Violation(f"more than {SKIPPED_MOST} splits are skipped")
+
     # -- answers -----------------------------------------------------------------------------
 
     def answered(self, server: Process, call: Call, reply: bytes, term_before: int) -> None:
@@ -328,6 +343,10 @@ class Oracle:
                 same = lease is not None and (lease.task_id, lease.first, lease.count) == told
                 yield f"lease {response.lease_id} of {told}", same
 
+            case "SkipSplit" if response.skipped:
+                skipped = (request.task_id, request.split)
+                yield f"the skip of {skipped}", skipped in books.skipped
+
     def _same_answer(self, name: str, request: Any, response: Any) -> None:
         if "request" not in request.DESCRIPTOR.fields_by_name or not request.request.number:
             return
@@ -339,6 +358,8 @@ class Oracle:
             answer: tuple[Any, ...] = (response.lease_id,)
             if number < 0 and (caller, -number) in self.answers:
                 raise Violation(f"request {-number} of {caller}: a lease, and then none")
+        elif name == "SkipSplit":
+            caller, answer = f"task {request.task_id} skips", (response.skipped,)
         else:
             caller = request.request.caller
             as_of_now = ("journal", "dataset_id", "news")  # the rest is what was decided

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,14 +16,18 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.block_limits import cost
 from forebay.service.blocks import Block, Component
 from forebay.service.errors import ForebayError, PipelineError
-from forebay.service.pipelines import SplitFeed, SplitRange, definitions
+from forebay.service.pipelines import MaySkip, SkipReport, SplitFeed, SplitRange, definitions
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import graph_pb2
 from forebay.service.worker.tasks import Pipelines
 
 from .kernel import kernel
-from .oracle import Element
+from .oracle import SKIPPED_MOST, Element
 from .threads import Event
+
+PYTHON = b"a function and its splits"
+FAIL = 0.1
+"""The chance of a Python dataset's split. Behind SKIPPED_MOST of them, others go on."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class Pipeline:
     block_elements: int  # at most
     alternate: bool  # between providers, rather than one after the other
     endless: bool = False  # passes go on and on
+    python: bool = False  # a Python dataset, of which some splits fail behind their element
 
     def places(self) -> list[tuple[int, int, int]]:
         """(provider, pass_number, split) of every element."""
@@ -53,8 +59,11 @@ class Pipeline:
 class Computed:
     """service.pipelines.Run for a Pipeline."""
 
-    def __init__(self, pipeline: Pipeline, task: pb.Task, feed: SplitFeed | None) -> None:
+    def __init__(
+        self, pipeline: Pipeline, task: pb.Task, may_skip: MaySkip, feed: SplitFeed | None
+    ) -> None:
         self._pipeline = pipeline
+        self._may_skip = may_skip
         self._mine = _shard(task)
         self._feed = feed
         self._cancelled = Event()
@@ -76,7 +85,11 @@ class Computed:
                 if len(waiting) >= rng.randint(1, pipeline.block_elements):
                     yield self._made(waiting)
                     waiting = []
+                if pipeline.python and random.Random(f"{element}").random() < FAIL:
+                    self._may_skip(SkipReport(element.split, 1, "why", SKIPPED_MOST))
         except ForebayError as error:  # as TensorFlow passes on what a feed raises
+            if pipeline.python:
+                raise
             raise PipelineError("UNKNOWN", str(error)) from error
         if waiting:
             yield self._made(waiting)
@@ -131,10 +144,12 @@ class Computation(Pipelines):
 
     def load(self, op_libraries: Sequence[str]) -> None: ...
 
-    def open(self, task: pb.Task, definition: ev.DatasetDefinition, graph: bytes) -> Any:
-        if graph != SANITIZED:
+    def open(
+        self, task: pb.Task, definition: ev.DatasetDefinition, graph: bytes, may_skip: MaySkip
+    ) -> Any:
+        if graph != (PYTHON if self._pipeline.python else SANITIZED):
             kernel().fail("a worker got another graph than was registered")
-        run = partial(Computed, self._pipeline, task)
+        run = partial(Computed, self._pipeline, task, may_skip)
         return SimpleNamespace(run=run, close=lambda: None)
 
 

@@ -162,6 +162,8 @@ class Run:
 
     def _worker_options(self, host: str, service: str) -> WorkerOptions:
         return WorkerOptions(
+            allow_python=self.scenario.pipeline.python,
+            processes=2,
             dispatcher=service,
             host=host,
             port=0 if self.scenario.any_port else 6000,

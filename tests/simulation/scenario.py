@@ -164,6 +164,11 @@ def draw(seed: int, only: Sequence[str] = (), mode: str = "") -> Scenario:
     if chances.random() < 0.15 and not scenario.steps:
         scenario.leaves = chances.choice([0.02, 0.2, 1])
         scenario.named, scenario.epochs = True, chances.randint(3, 6)
+    functions = random.Random(f"python {seed}")
+    if functions.random() < 0.3 and scenario.mode == "shared" and not only:
+        scenario.pipeline = replace(
+            scenario.pipeline, python=True, providers=1, passes=1, endless=False
+        )
     tidy = random.Random(f"tidy {seed}")
     if tidy.random() < 0.3 and not scenario.steps:
         scenario.finished_retention_ms = tidy.choice([0, 1_000])

@@ -30,6 +30,7 @@ import os
 import random
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -42,13 +43,17 @@ from numpy import random as numpys_random
 from ...blocks import BLOCK_BYTES
 from ...errors import PipelineError
 from ...shared import Lender, new_slab
-from .columns import Column, Field, Misfit, column_of, columns_of, fields_of, write
+from .columns import Column, Field, Misfit, column_of, columns_of, fields_of, iterated, write
 
 CREDIT = 3
 """Blocks that have not been taken, before it waits."""
 
+SLABS = 8
+"""Each costs the worker a descriptor, for as long as there is this process. What comes while all of
+them are held by somebody is copied there."""
+
 LINGER_S = 0.025
-"""How long an element may wait for company."""
+"""How long an element waits for company, about, and twice that at most."""
 
 SLOW_S = 0.002
 """An element that took so long to make waits for none."""
@@ -85,7 +90,11 @@ class Child:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._process = os.getpid()
-        self._lender = Lender()
+        self._lender = Lender(SLABS)
+        # Of the block that is being made, and of what is said to the worker within a request.
+        self._lock = threading.RLock()
+        self._making = threading.Event()  # within a request
+        self._broken: BaseException | None = None  # of what was sent behind the function's back
         self._credit = CREDIT
         message, (definition, progress), _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 2)
         _, told, size = msgspec.msgpack.decode(message)
@@ -104,11 +113,15 @@ class Child:
         except Failed as failed:
             self._send(["failed", *failed.args])
             sys.exit(1)
+        lingers: threading.Thread | None = None
         while True:
             message = self._receive()
             if message[0] == "free":
                 self._free(*message[1:])
                 continue
+            if message[0] == "run" and lingers is None and self._splits is not None:
+                lingers = threading.Thread(target=self._linger, name="forebay-linger", daemon=True)
+                lingers.start()
             if message[0] == "teardown":
                 getattr(self._function, "teardown", _nothing)()
                 sys.exit(0)
@@ -194,8 +207,18 @@ class Child:
             return self._run_built()
         random.seed(seed)
         numpys_random.seed(None if seed is None else random.getrandbits(32))
-        self._begin_block()
+        with self._lock:
+            self._begin_block()
+            self._broken = None
         self._at_once = True  # somebody waits for the first element
+        self._making.set()
+        try:
+            self._run_splits(first, count, start, seed)
+        finally:
+            self._making.clear()
+        return None
+
+    def _run_splits(self, first: int, count: int, start: int, seed: str | None) -> None:
         for split in range(first, first + count):
             had = self._run_split(split, start)
             if seed is not None:
@@ -209,10 +232,10 @@ class Child:
                 )
             else:
                 start = 0
-            if not self._rows:
-                self._at[2] = split + 1
+            with self._lock:
+                if not self._rows:
+                    self._at[2] = split + 1
         self._flush()
-        return None
 
     def _run_built(self) -> None:
         from .built import blocks
@@ -230,35 +253,45 @@ class Child:
     def _run_split(self, split: int, start: int) -> int:
         """All of it but the first `start` elements; how many it has."""
         assert self._splits is not None
-        self._at[0], self._at[1] = split, 0
+        with self._lock:
+            self._at[0], self._at[1] = split, 0
         element = 0
         last_s = time.monotonic()
         failed: Failed | None = None
 
         def take(value: Any) -> None:
             nonlocal element, last_s, failed
-            if element >= start:
-                try:
-                    self._add(value, split, element)
-                    now_s = time.monotonic()
-                    slow = now_s - last_s >= SLOW_S or now_s - self._began_s >= LINGER_S
-                    if slow or self._at_once or self._rows >= MAX_ROWS:
-                        self._flush()
-                        self._at_once = False
+            self._require_process()  # before it waits for a thread that a fork has not
+            with self._lock:
+                if element >= start:
+                    try:
+                        self._raise_broken()
+                        self._add(value, split, element)
                         now_s = time.monotonic()
-                    last_s = now_s
-                except Failed as error:
-                    failed = error  # whatever the function makes of it
-                    raise
-            element += 1
-            self._at[1] = element
+                        slow = now_s - last_s >= SLOW_S or now_s - self._began_s >= LINGER_S
+                        if slow or self._at_once or self._rows >= MAX_ROWS:
+                            self._flush()
+                            self._at_once = False
+                            now_s = time.monotonic()
+                        last_s = now_s
+                    except Failed as error:
+                        failed = error  # whatever the function makes of it
+                        raise
+                element += 1
+                self._at[1] = element
 
         try:
             if (run := getattr(self._function, "run_bundle", None)) is not None:
                 run(self._splits[split], take)
             else:
-                for value in self._function(self._splits[split]):
+                try:
+                    found = iterated(self._function(self._splits[split]))
+                except Misfit as misfit:
+                    raise self._failed(split, 0, str(misfit)) from None
+                for value in found:
                     take(value)
+        except Failed:
+            raise
         except BaseException as error:  # noqa: BLE001 - whatever it raises, this goes on
             if failed is not None:
                 raise failed from None
@@ -297,6 +330,28 @@ class Child:
     def _flush(self) -> None:
         """Send what is there; if one does not fit, what is before it. Raises Failed, and then, too,
         all that is before the element that failed was sent."""
+        self._require_process()
+        with self._lock:
+            self._raise_broken()
+            self._flush_block()
+
+    def _linger(self) -> None:
+        """Send what waits while the function makes nothing, in a thread of its own."""
+        while self._making.wait():
+            time.sleep(LINGER_S)
+            with self._lock:
+                if self._rows and time.monotonic() - self._began_s >= LINGER_S:
+                    try:
+                        self._flush_block()
+                    except BaseException as error:  # noqa: BLE001 - for who runs the function
+                        self._broken = error
+
+    def _raise_broken(self) -> None:
+        broken, self._broken = self._broken, None
+        if broken is not None:
+            raise broken
+
+    def _flush_block(self) -> None:
         count, columns, places = self._rows, self._columns, self._places
         self._begin_block()
         if not count:

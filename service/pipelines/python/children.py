@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 import select
 import socket
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ...blocks import Block
+from ...blocks import Array, Block
 from ...errors import PipelineError
 from ...shared import Borrower, new_slab
 from .child import MESSAGE_BYTES, PROGRESS_BYTES
@@ -144,18 +143,14 @@ class PythonChild:
 
     def _payload(self, size: int, slab: int | None, descriptors: list[int]) -> Any:
         try:
-            if slab is None:
-                return np.frombuffer(mmap.mmap(descriptors[0], size), np.uint8)
+            if slab is None:  # not mapped, as that would hold a descriptor for as long
+                return _copy(descriptors[0], size)
             if descriptors:
                 self._borrower.learn(slab, descriptors[0])
             return self._borrower.borrow(slab, size)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-
-    def finish(self) -> None:
-        """End it, when it has nothing to do: its function's teardown is run, for some seconds."""
-        finish([self])
 
     def begin_teardown(self) -> None:
         self._send(["teardown"])
@@ -186,6 +181,15 @@ class PythonChild:
             # it has ended, which is received
 
 
+def _copy(descriptor: int, size: int) -> Array:
+    """A file's first bytes."""
+    memory = np.empty(size, np.uint8)
+    done = 0
+    while done < size:
+        done += os.preadv(descriptor, [memory[done:].data], done)
+    return memory
+
+
 def _readable(*ends: socket.socket, timeout_ms: int | None = None) -> set[int]:
     polled = select.poll()  # for select knows no descriptor above 1,023
     for end in ends:
@@ -194,7 +198,8 @@ def _readable(*ends: socket.socket, timeout_ms: int | None = None) -> set[int]:
 
 
 def finish(children: Sequence[PythonChild]) -> None:
-    """End them, as `PythonChild.finish` does, all at once."""
+    """End them, when they have nothing to do, all at once: their function's teardown is run, for
+    some seconds."""
     for child in children:
         child.begin_teardown()
     give_up_s = time.monotonic() + TEARDOWN_MS / 1000
@@ -226,13 +231,12 @@ class Children:
                 return found
             found.kill()
 
-    def give_back(self, child: PythonChild) -> None:
-        """One that has ended what it was told."""
+    def give_back(self, children: Sequence[PythonChild]) -> None:
+        """Such as have ended what they were told. Those beyond what is kept end at once."""
         with self._lock:
-            if not self._closed and len(self._idle) < self._most_idle:
-                self._idle.append(child)
-                return
-        child.finish()
+            kept = 0 if self._closed else max(0, self._most_idle - len(self._idle))
+            self._idle += children[:kept]
+        finish(children[kept:])
 
     def close(self) -> None:
         """Keep none any more. Idempotent."""

@@ -8,7 +8,7 @@ Whatever is not what was registered is a `Misfit`, which says of which element.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,6 +91,21 @@ def _flatten(node: dict[str, Any], path: str, fields: list[Field]) -> Flatten:
     raise ValueError(
         f"{path} is registered as {node}, which no Python function yields: give dense tensors of "
         "a known rank, in dicts and tuples"
+    )
+
+
+def iterated(found: Any) -> Iterator[Any]:
+    """The elements that a function has returned. Raises Misfit for what is rather one of them."""
+    if not isinstance(found, str | bytes | Mapping):
+        try:
+            elements: Iterator[Any] = iter(found)
+        except TypeError:
+            pass
+        else:
+            return elements
+    raise Misfit(
+        f"the function returned {_described(found)}, and is to return an iterable of elements: "
+        "yield each element, or return a list of them"
     )
 
 

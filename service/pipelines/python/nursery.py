@@ -6,7 +6,8 @@ and the kernel ends the children with it.
 
 A request comes with two sockets: one is the child's (child.py), and over the other the nursery
 says the child's exit code. When that one is closed or written to, the child is killed. What it has
-started, and left in its process group, ends with it, however it ends.
+started ends with it, however it ends: its process group, and what has left that, which becomes the
+nursery's own (PR_SET_CHILD_SUBREAPER in prctl(2)) once the child, whose own it was, is gone.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ import errno
 import gc
 import importlib
 import os
+import pathlib
 import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import NoReturn
 
 from ...processes import EXIT_WITH_PARENT, Child, forebay
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 END_S = 5.0
 """For the process to end, before it is killed."""
@@ -67,6 +70,7 @@ class Nursery:
 
     def close(self) -> None:
         """End it, and all that it has forked. Idempotent."""
+        atexit.unregister(self.close)
         with self._lock:
             self._end()
 
@@ -85,6 +89,7 @@ class Nursery:
     def _start(self) -> None:
         self._end()
         self._owner = os.getpid()
+        atexit.register(self.close)
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             number = theirs.fileno()
@@ -108,12 +113,23 @@ def ended(control: socket.socket) -> str:
     return how if code != -signal.SIGKILL else f"{how}, perhaps because memory was short"
 
 
-PLAIN, BEAMS, TENSORFLOWS = Nursery(), Nursery("..beam.chain"), Nursery(".built")
-"""For functions of splits, for Beam's chains, and for functions that build datasets: the imports of
-Beam and TensorFlow take long."""
+class Nurseries:
+    """Of one worker: for functions of splits, for Beam's chains, and for functions that build
+    datasets, as the imports of Beam and TensorFlow take long."""
 
-for _nursery in (PLAIN, BEAMS, TENSORFLOWS):
-    atexit.register(_nursery.close)
+    def __init__(self) -> None:
+        self.plain, self.beams, self.tensorflows = (
+            Nursery(), Nursery("..beam.chain"), Nursery(".built"),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End them, and all that they have forked. Idempotent."""
+        for nursery in (self.plain, self.beams, self.tensorflows):
+            nursery.close()
+
+
+HERE = Nurseries()
+"""Of whoever runs pipelines and is no worker."""
 
 
 # -- the process ----------------------------------------------------------------------------------
@@ -121,6 +137,8 @@ for _nursery in (PLAIN, BEAMS, TENSORFLOWS):
 
 def _serve(requests: socket.socket) -> socket.socket:
     """Fork for each request, until the worker has gone. Returns in the forks only."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     ended, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -144,7 +162,9 @@ def _serve(requests: socket.socket) -> socket.socket:
                 _, status = os.waitpid(process, 0)
                 killed.discard(process)
                 with contextlib.suppress(OSError), running.pop(process) as control:
+                    _kill_others(running)
                     control.send(b"%d" % os.waitstatus_to_exitcode(status))
+            _kill_others(running)  # what those had started, or had been killed before
         for process, control in running.items():
             if control.fileno() in ready and process not in killed:
                 _kill(process)
@@ -177,7 +197,8 @@ def _serve(requests: socket.socket) -> socket.socket:
             continue
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(PR_SET_CHILD_SUBREAPER, 1)  # that of others ends with them, and not with us
         for other in (requests, control, *running.values()):
             other.close()
         for descriptor in (ended, wake, *parent[2:]):
@@ -197,9 +218,32 @@ def _kill(process: int) -> None:
         os.killpg(process, signal.SIGKILL)
 
 
-def _exit(running: Iterable[int]) -> NoReturn:
+def _kill_others(running: Collection[int]) -> None:
+    """What children that are gone have started: whatever else is ours. Its end wakes us again."""
+    for process in _children().difference(running):
+        with contextlib.suppress(ChildProcessError):
+            if os.waitpid(process, os.WNOHANG)[0]:
+                continue
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process, signal.SIGKILL)
+
+
+def _children() -> set[int]:
+    """Of this process."""
+    found: set[int] = set()
+    for path in pathlib.Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            found.update(map(int, path.read_text().split()))
+    return found
+
+
+def _exit(running: Collection[int]) -> NoReturn:
     for process in running:
         _kill(process)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+            _kill_others(())
     os._exit(0)
 
 

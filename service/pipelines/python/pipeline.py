@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 
 from ....journal.proto import events_pb2 as ev
 from ....journal.splits import source_size
 from ...errors import FailedPrecondition, Unimplemented
 from ...proto.python_pb2 import SKIP, PythonDataset
-from ..splits import SplitFeed, SplitRange
+from ..splits import MaySkip, SplitFeed, SplitRange
 from .children import Children
-from .nursery import BEAMS, PLAIN, TENSORFLOWS
-from .runs import Policy, PythonRun
+from .nursery import HERE, Nurseries
+from .run_states import Policy
+from .runs import PythonRun
+
+PARTS = 8
+"""Splits are handed out in so many for each process, so that all of them end at about once."""
 
 
 def python_version() -> str:
@@ -57,29 +61,33 @@ class PythonPipeline:
         sources: Sequence[ev.SplitSource],
         structure: str,
         *,
-        processes: int = 0,
+        processes: int = 1,
         where: str = "?",
+        may_skip: MaySkip | None = None,
+        nurseries: Nurseries = HERE,
     ) -> None:
-        """0 processes: one for each core. Raises FailedPrecondition."""
+        """By default, a run skips as many splits as were registered. Raises FailedPrecondition."""
         dataset = PythonDataset.FromString(stored)
         require_versions(dataset)
         self._is_built = not dataset.splits
         self._size = 1 if self._is_built else source_size(sources[0])
-        self._processes = 1 if self._is_built else processes or len(os.sched_getaffinity(0))
+        self._processes = 1 if self._is_built else processes
+        self._may_skip = may_skip
         self._policy = Policy(dataset.on_error, dataset.limit, dataset.timeout_s, where)
-        nursery = BEAMS if "apache-beam" in dataset.packages else PLAIN
+        nursery = nurseries.beams if "apache-beam" in dataset.packages else nurseries.plain
         if self._is_built:
-            nursery = TENSORFLOWS
+            nursery = nurseries.tensorflows
         self._children = Children(nursery, stored, structure, self._processes)
 
     def run(self, feed: SplitFeed | None) -> PythonRun:
-        """Each split is run in one of the children, and all at once are not."""
-        ranges = iter([SplitRange(0, self._size, 0)] if self._size else [])
+        """Each split is run in one of the children, as many at a time as the feed gives at once."""
+        ranges = _parts(self._size, PARTS * self._processes)
 
         def next_range() -> SplitRange | None:
             return next(ranges, None) if feed is None else feed.next_range(0, 0, False)
 
-        return PythonRun(self._children, self._policy, next_range, self._processes)
+        may_skip = self._may_skip or _counted()
+        return PythonRun(self._children, self._policy, next_range, may_skip, self._processes)
 
     def bundle(self, splits: SplitRange, *, number: int, seed: int, start: int = 0) -> PythonRun:
         """What `random` and `numpy.random` draw follows from seed and number.
@@ -103,10 +111,22 @@ class PythonPipeline:
             policy = Policy(policy.on_error, 0, policy.timeout_s, policy.where)
         ranges = iter([splits] if splits.count else [])
         return PythonRun(
-            self._children, policy, lambda: next(ranges, None), 1,
+            self._children, policy, lambda: next(ranges, None), lambda _: False, 1,
             bundle=number, seed=f"{seed} {number}", start=start,
         )  # fmt: skip
 
     def close(self) -> None:
         """End the children that have nothing to do, and others when they have. Idempotent."""
         self._children.close()
+
+
+def _parts(splits: int, parts: int) -> Iterator[SplitRange]:
+    size = max(1, -(-splits // parts))
+    for first in range(0, splits, size):
+        yield SplitRange(first, min(size, splits - first), 0)
+
+
+def _counted() -> MaySkip:
+    """Up to the limit, of one run."""
+    numbers = itertools.count(1)
+    return lambda report: next(numbers) <= report.limit

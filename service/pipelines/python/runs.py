@@ -1,64 +1,45 @@
-"""Runs of a Python dataset: which child has which splits, and what becomes of those that fail.
+"""Runs of a Python dataset, in child processes.
 
-Whoever reads `blocks` does all of it: hands out parts of the lease, waits for the children's
-sockets, and takes their blocks as they come. A thread asks the feed, as that may wait for a
-dispatcher; only when all splits of the range before are with children, since asking says that they
-were begun.
+Whoever reads `blocks` does all of it: tells the children what to run, as run_states.py decides,
+waits for their sockets, and takes their blocks as they come. A thread asks for splits, and whether
+one may be skipped, as both may wait for a dispatcher.
 """
 
 from __future__ import annotations
 
-import collections
 import logging
 import os
 import queue
 import select
 import threading
 import time
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 
 from ...blocks import Block
-from ...errors import PipelineError
-from ...proto.python_pb2 import RETRY, SKIP, OnError
-from ..splits import SplitRange
-from .children import Children, Died, Ended, Failed, Place, PythonChild, Received
+from ..splits import MaySkip, SkipReport, SplitRange
+from .children import Children, Died, Ended, Failed, PythonChild, Received
+from .run_states import (
+    Answered,
+    Ask,
+    Begun,
+    Broke,
+    Came,
+    Done,
+    EndLate,
+    Event,
+    Granted,
+    Looked,
+    Policy,
+    Run,
+    RunStates,
+    Waited,
+    Warn,
+)
 
 log = logging.getLogger(__name__)
 
-PARTS = 8
-"""A lease is handed out in so many for each process, so that all of them end at about once."""
-
-SILENT_S = 60.0
-"""An element that takes so long is said in the log."""
-
-NOWHERE = Place(-1, 0)
-
 NextRange = Callable[[], SplitRange | None]
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What becomes of a split that fails."""
-
-    on_error: OnError
-    limit: int
-    timeout_s: float  # for an element; 0: none
-    where: str  # the worker, for people
-
-
-@dataclass
-class _Work:
-    """Splits, first … stop − 1, from element `start` of them on; and how far a child has come."""
-
-    first: int
-    stop: int
-    start: int = 0
-    behind: Place = NOWHERE  # the last element that came
-    seen: Place = NOWHERE  # where the child is
-    since_s: float = 0.0  # when it came there
-    warned: bool = False
-    late: str = ""  # why its child was told to end
 
 
 class PythonRun:
@@ -69,6 +50,7 @@ class PythonRun:
         children: Children,
         policy: Policy,
         next_range: NextRange,
+        may_skip: MaySkip,
         width: int,
         *,
         bundle: int | None = None,
@@ -76,19 +58,16 @@ class PythonRun:
         start: int = 0,
     ) -> None:
         self._children = children
-        self._policy = policy
-        self._width = width
         self._bundle = bundle
         self._seed = seed
         self._index = start
         self._cancelled = threading.Event()
         self._bell = _Bell()
-        self._feeder = _Feeder(next_range, self._bell)
+        self._feeder = _Feeder(next_range, may_skip, self._bell)
         self._looked_s = 0.0
-        self._waiting: collections.deque[_Work] = collections.deque()
-        self._busy: dict[PythonChild, _Work] = {}
+        self._states = RunStates(policy, width, None if bundle is None else start)
+        self._busy: dict[int, PythonChild] = {}  # by slot
         self._idle: list[PythonChild] = []
-        self._failures: collections.Counter[int] = collections.Counter()  # by split
 
     def cancel(self) -> None:
         """End `blocks` soon, from any thread. Idempotent."""
@@ -102,32 +81,39 @@ class PythonRun:
             yield from self._blocks()
         finally:
             self._feeder.stop()
+            for child in self._busy.values():
+                child.end()  # all of them, before one is waited for
             while self._busy:
-                self._busy.popitem()[0].kill()
-            while self._idle:
-                self._children.give_back(self._idle.pop())
+                self._busy.popitem()[1].kill()
+            idle, self._idle = self._idle, []
+            self._children.give_back(idle)
             self._bell.close()
 
     def _blocks(self) -> Generator[Block, None, None]:
-        while not self._cancelled.is_set():
-            if not self._hand_out() and not self._busy:
-                return
-            for child in self._ready():
+        self._handle(Begun())
+        while not (self._cancelled.is_set() or self._states.is_over):
+            for slot in self._ready():
+                child = self._busy[slot]
                 match child.receive():
                     case Received(block, behind):
-                        self._busy[child].behind = behind
+                        self._handle(Came(slot, block.count, behind))
                         given_s = time.monotonic()
                         yield self._placed(block)
                         if self._cancelled.is_set():
                             return
                         child.take()
-                        for work in self._busy.values():  # they may have waited for us
-                            work.since_s += time.monotonic() - given_s
+                        self._handle(Waited(time.monotonic() - given_s))
                     case Ended():
-                        del self._busy[child]
-                        self._idle.append(child)
-                    case Failed() | Died() as failure:
-                        self._fail(child, failure)
+                        self._idle.append(self._busy.pop(slot))
+                        self._handle(Done(slot))
+                    case Failed() as failure:
+                        self._idle.append(self._busy.pop(slot))
+                        self._handle(Broke(slot, failure))
+                    case Died() as failure:
+                        self._busy.pop(slot).kill()
+                        self._handle(Broke(slot, failure))
+            for answer in self._feeder.answers():
+                self._handle(answer)
 
     def _placed(self, block: Block) -> Block:
         index = self._index
@@ -136,22 +122,18 @@ class PythonRun:
             return block
         return replace(block, bundle=self._bundle, index=index)
 
-    # -- splits ----------------------------------------------------------------------------------
-
-    def _hand_out(self) -> bool:
-        """Give splits to who has none; whether there may be more."""
-        while len(self._busy) < self._width:
-            if not self._waiting:
-                if (found := self._feeder.answer()) is None:
-                    break
-                self._divide(found)
-            work = self._waiting.popleft()
-            child = self._free_child()
-            work.behind, work.seen = Place(work.first, work.start), NOWHERE
-            work.since_s = time.monotonic()
-            self._busy[child] = work
-            child.run(work.first, work.stop - work.first, work.start, self._seed)
-        return not self._feeder.over
+    def _handle(self, event: Event) -> None:
+        for instruction in self._states.handle(event, time.monotonic()):
+            match instruction:
+                case Run(slot, first, count, start):
+                    child = self._busy[slot] = self._free_child()
+                    child.run(first, count, start, self._seed)
+                case EndLate(slot):
+                    self._busy[slot].end()
+                case Ask() | SkipReport():
+                    self._feeder.ask(instruction)
+                case Warn(text):
+                    log.warning("%s", text)
 
     def _free_child(self) -> PythonChild:
         while self._idle:
@@ -161,90 +143,22 @@ class PythonRun:
             child.kill()
         return self._children.take()
 
-    def _divide(self, splits: SplitRange) -> None:
-        stop = splits.first + splits.count
-        if self._bundle is not None:
-            self._waiting.append(_Work(splits.first, stop, self._index))
-            return
-        parts = 1 if self._width == 1 else min(splits.count, PARTS * self._width)
-        bounds = [splits.first + splits.count * part // parts for part in range(parts + 1)]
-        self._waiting.extend(map(_Work, bounds, bounds[1:]))
-
-    # -- children --------------------------------------------------------------------------------
-
-    def _ready(self) -> list[PythonChild]:
-        """Those that have something to say, once one has, or once there may be something to do."""
-        polled = select.poll()
-        for end in (self._bell.fileno(), *(end for child in self._busy for end in child.filenos())):
-            polled.register(end, select.POLLIN)
-        patience_s = min(self._policy.timeout_s or SILENT_S, SILENT_S)
+    def _ready(self) -> list[int]:
+        """The slots whose processes have something to say, once one has, or once there may be
+        something to do."""
+        polled, patience_s = select.poll(), self._states.patience_s
+        polled.register(self._bell.fileno(), select.POLLIN)
+        for child in self._busy.values():
+            for end in child.filenos():
+                polled.register(end, select.POLLIN)
         ready = {descriptor for descriptor, _ in polled.poll(1000 * patience_s / 4)}
         if self._bell.fileno() in ready:
             self._bell.clear()
-        found = [child for child in self._busy if not ready.isdisjoint(child.filenos())]
+        found = [s for s, child in self._busy.items() if not ready.isdisjoint(child.filenos())]
         if (now_s := time.monotonic()) - self._looked_s >= patience_s / 4 or not found:
             self._looked_s = now_s
-            for child in self._busy.keys() - found:
-                self._look(child, self._busy[child], now_s)
+            self._handle(Looked({s: self._busy[s].at for s in self._busy.keys() - found}))
         return found
-
-    def _look(self, child: PythonChild, work: _Work, now_s: float) -> None:
-        """Whether it is in an element for too long, or in its start."""
-        if child.at != work.seen:
-            work.seen, work.since_s, work.warned = child.at, now_s, False
-        silent_s, where, limit_s = now_s - work.since_s, _said(work.seen), self._policy.timeout_s
-        if work.seen.split < 0 and limit_s:
-            limit_s = max(limit_s, SILENT_S)  # imports and models take longer than an element
-        if not work.late:
-            if 0 < limit_s <= silent_s:
-                work.late = f"{where}: it has taken longer than {limit_s:g} s"
-                child.end()  # what it has sent comes yet, and then that it has ended
-            if silent_s >= SILENT_S and not work.warned:
-                log.warning("a Python dataset's function is in %s for %d s", where, silent_s)
-                work.warned = True
-
-    def _fail(self, child: PythonChild, failure: Failed | Died) -> None:
-        """The rest of what it had is for another one, or PipelineError is raised."""
-        work = self._busy.pop(child)
-        at = failure.at
-        if isinstance(failure, Died):
-            child.kill()
-            behind = max(work.behind, failure.sent)
-            code, text = "ABORTED", f"{_said(at)}: the process that ran it ended: {failure.how}"
-            if work.late:
-                code, text = "DEADLINE_EXCEEDED", work.late
-        else:
-            code, text = failure.code, failure.text
-            behind = max(work.behind, at)
-            self._idle.append(child)
-        text = f"worker {self._policy.where}: {text}"
-        self._failures[at.split] += 1
-        if at.split < 0 and isinstance(failure, Failed):  # as the next one would
-            raise PipelineError(code, text)
-        if self._policy.on_error == RETRY and self._failures[at.split] <= self._policy.limit:
-            log.warning("tried again: %s", text)
-            if self._bundle is not None:  # with the same random numbers
-                self._waiting.appendleft(replace(work, start=self._index, late=""))
-            else:
-                self._again(behind.split, work.stop, behind.element)
-        elif (
-            at.split >= 0
-            and self._policy.on_error == SKIP
-            and self._failures.total() <= self._policy.limit
-        ):
-            log.warning("its rest is skipped: %s", text)
-            self._again(at.split + 1, work.stop)
-            self._again(behind.split, at.split, behind.element)
-        else:
-            raise PipelineError(code, text)
-
-    def _again(self, first: int, stop: int, start: int = 0) -> None:
-        if first < stop:
-            self._waiting.appendleft(_Work(first, stop, start))
-
-
-def _said(at: Place) -> str:
-    return f"split {at.split}, element {at.element}" if at.split >= 0 else "its start"
 
 
 class _Bell:
@@ -277,47 +191,45 @@ class _Bell:
 
 
 class _Feeder:
-    """Asks for ranges, one at a time, in a thread of its own; it starts with the first."""
+    """Asks for ranges, and whether splits may be skipped, in a thread of its own, one after the
+    other; it starts with the first."""
 
-    def __init__(self, next_range: NextRange, bell: _Bell) -> None:
+    def __init__(self, next_range: NextRange, may_skip: MaySkip, bell: _Bell) -> None:
         self._next_range = next_range
+        self._may_skip = may_skip
         self._bell = bell
-        self._asked = False
-        self._stopped = False
-        self._asks: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[SplitRange | BaseException | None] = queue.SimpleQueue()
+        self._asks: queue.SimpleQueue[Ask | SkipReport | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Granted | Answered | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="forebay-python-feed", daemon=True)
-        self.over = False
 
-    def answer(self) -> SplitRange | None:
-        """The next range, if it is there; else it is asked for. Raises what the feed does."""
-        if self.over:
-            return None
-        if not self._asked:
-            if self._thread.ident is None:
-                self._thread.start()
-            self._asked = True
-            self._asks.put(True)
-        try:
-            answer = self._answers.get_nowait()
-        except queue.Empty:
-            return None
-        self._asked = False
-        if isinstance(answer, BaseException):
-            raise answer
-        self.over = answer is None
-        return answer
+    def ask(self, what: Ask | SkipReport) -> None:
+        """`answers` has what is said to it, once the bell has rung."""
+        if self._thread.ident is None:
+            self._thread.start()
+        self._asks.put(what)
+
+    def answers(self) -> Iterator[Granted | Answered]:
+        """Those that are there. Raises what the feed does."""
+        while not self._answers.empty():
+            answer = self._answers.get()
+            if isinstance(answer, BaseException):
+                raise answer
+            yield answer
 
     def stop(self) -> None:
         """Ask no more, and wait until nobody does."""
-        self._asks.put(False)
+        self._asks.put(None)
         if self._thread.ident is not None:
             self._thread.join()
 
     def _run(self) -> None:
-        while self._asks.get():
+        answer: Granted | Answered | BaseException
+        while (what := self._asks.get()) is not None:
             try:
-                answer: SplitRange | BaseException | None = self._next_range()
+                if isinstance(what, SkipReport):
+                    answer = Answered(self._may_skip(what))
+                else:
+                    answer = Granted(self._next_range())
             except BaseException as error:  # noqa: BLE001 - for who reads the run
                 answer = error
             self._answers.put(answer)

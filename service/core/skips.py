@@ -1,0 +1,54 @@
+"""Splits of Python datasets that are skipped, since their function failed.
+
+A worker asks before it goes on without the rest of a split. How many may be skipped, of one
+iteration and by whichever workers, is registered with the function, which only workers read: they
+say it.
+"""
+
+from __future__ import annotations
+
+from ...journal.proto import events_pb2 as ev
+from ..errors import NotFound
+from .base import Apply, Command, Decide, Decision, find_task
+from .state import MAX_SKIPS, Skip, State
+
+MAX_REASON = 1_000
+"""Characters that are kept."""
+
+
+class SkipSplit(Command, frozen=True, kw_only=True):
+    """→ SplitSkipped, unless `limit` splits of the iteration were before. Whether it may be."""
+
+    task_id: int
+    split: int
+    element: int  # of the split, at which it failed
+    reason: str
+    limit: int
+
+
+def _skip_split(state: State, command: SkipSplit) -> Decision:
+    task = find_task(state, command.task_id)
+    if task is None or task.completed:
+        raise NotFound(f"Task {command.task_id} not found: it has ended, or its worker was lost")
+    if state.iterations[task.iteration_id].skipped >= command.limit:
+        return Decision([], False)
+    skipped = ev.SplitSkipped(
+        iteration_id=task.iteration_id,
+        task_id=task.task_id,
+        worker_address=state.workers[task.worker_id].address,
+        split=command.split,
+        element=command.element,
+        reason=command.reason[:MAX_REASON],
+    )
+    return Decision([ev.Event(split_skipped=skipped)], True)
+
+
+def _split_skipped(state: State, event: ev.SplitSkipped) -> None:
+    iteration = state.iterations[event.iteration_id]
+    iteration.skipped += 1
+    skip = Skip(event.worker_address, event.split, event.element, event.reason)
+    iteration.skips = [*iteration.skips, skip][-MAX_SKIPS:]
+
+
+DECIDE: Decide = {SkipSplit: _skip_split}
+APPLY: Apply = {"split_skipped": _split_skipped}

@@ -1,0 +1,267 @@
+"""What becomes of a run's splits: which process has which, and who has those that fail.
+
+Events go in, each with the time; instructions come out, which `PythonRun` (runs.py) carries out.
+No process, thread or clock is known here, so any order of events can be tried. A run has `width`
+slots, numbered from 0: one process at most works in each.
+
+A range is asked for when a slot has nothing to do, and goes to one process as a whole: asking says
+that all before was begun. A split that shall be skipped is reported, and what is left of its range
+goes on once that was answered.
+"""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...errors import PipelineError
+from ...proto.python_pb2 import RETRY, SKIP, OnError
+from ..splits import SkipReport, SplitRange
+from .children import Died, Failed, Place
+
+SILENT_S = 60.0
+"""An element that takes so long is said in the log."""
+
+MAX_REASON = 500
+"""Characters of why a split is skipped, as they are reported."""
+
+NOWHERE = Place(-1, 0)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What becomes of a split that fails."""
+
+    on_error: OnError
+    limit: int
+    timeout_s: float  # for an element; 0: none
+    where: str  # the worker, for people
+
+
+class Begun(NamedTuple):
+    """The run is read."""
+
+
+class Granted(NamedTuple):
+    """What was asked for; None: there is no more."""
+
+    splits: SplitRange | None
+
+
+class Came(NamedTuple):
+    """So many elements, and the place behind them."""
+
+    slot: int
+    elements: int
+    behind: Place
+
+
+class Done(NamedTuple):
+    """All that the slot's process was to run."""
+
+    slot: int
+
+
+class Broke(NamedTuple):
+    """Instead of that; a process that has Died is gone."""
+
+    slot: int
+    failure: Failed | Died
+
+
+class Answered(NamedTuple):
+    """The oldest report that was not: whether the split may be skipped."""
+
+    allowed: bool
+
+
+class Looked(NamedTuple):
+    """Where the processes of these slots are, of which nothing is waiting to be read."""
+
+    places: dict[int, Place]
+
+
+class Waited(NamedTuple):
+    """All processes may have, for that long, for somebody to take what they had made."""
+
+    seconds: float
+
+
+Event = Begun | Granted | Came | Done | Broke | Answered | Looked | Waited
+
+
+class Ask(NamedTuple):
+    """For the next range."""
+
+
+class Run(NamedTuple):
+    """In the slot: splits, from element `start` of the first one, or of the bundle, on."""
+
+    slot: int
+    first: int
+    splits: int
+    start: int
+
+
+class EndLate(NamedTuple):
+    """End the process that is in this slot: it takes too long."""
+
+    slot: int
+
+
+class Warn(NamedTuple):
+    text: str
+
+
+Instruction = Ask | Run | SkipReport | EndLate | Warn
+"""A SkipReport is to be asked, and is Answered."""
+
+
+@dataclass
+class _Work:
+    """Splits, first … stop − 1, from element `start` of them on; and how far a process has come."""
+
+    first: int
+    stop: int
+    start: int = 0
+    behind: Place = NOWHERE  # the last element that came
+    seen: Place = NOWHERE  # where the process is
+    since_s: float = 0.0  # when it came there
+    warned: bool = False
+    late: str = ""  # why its process was told to end
+
+
+class _Skip(NamedTuple):
+    """Of a split, which waits for its answer."""
+
+    rest: list[_Work]
+    error: PipelineError
+
+
+class RunStates:
+    """The splits of one run. Not thread-safe."""
+
+    def __init__(self, policy: Policy, width: int, bundle_start: int | None = None) -> None:
+        """Of a bundle, the index that it starts at: all of it is run again if it fails."""
+        self._policy = policy
+        self.patience_s = min(policy.timeout_s or SILENT_S, SILENT_S)  # look four times in that
+        self._width = width
+        self._is_bundle = bundle_start is not None
+        self._index = bundle_start or 0
+        self._asked = self._no_more = False
+        self._waiting: collections.deque[_Work] = collections.deque()
+        self._working: dict[int, _Work] = {}
+        self._skips: collections.deque[_Skip] = collections.deque()
+        self._failures: collections.Counter[int] = collections.Counter()  # by split
+
+    @property
+    def is_over(self) -> bool:
+        return self._no_more and not (self._waiting or self._working or self._skips)
+
+    def handle(self, event: Event, now_s: float) -> list[Instruction]:
+        """What is to be done about it, in this order. Raises PipelineError, which ends the run."""
+        out: list[Instruction] = []
+        match event:
+            case Granted(None):
+                self._no_more = True
+            case Granted(splits):
+                assert splits is not None
+                self._asked = False
+                start = self._index if self._is_bundle else 0
+                self._again(splits.first, splits.first + splits.count, start)
+            case Came(slot, elements, behind):
+                self._working[slot].behind = behind
+                self._index += elements
+            case Done(slot):
+                del self._working[slot]
+            case Broke(slot, failure):
+                out += self._fail(self._working.pop(slot), failure)
+            case Answered(allowed):
+                skip = self._skips.popleft()
+                if not allowed:
+                    raise skip.error
+                self._waiting.extendleft(reversed(skip.rest))
+            case Looked(places):
+                for slot, place in places.items():
+                    out += self._look(slot, place, now_s)
+            case Waited(seconds):
+                for work in self._working.values():
+                    work.since_s += seconds
+        return out + self._hand_out(now_s)
+
+    def _hand_out(self, now_s: float) -> list[Instruction]:
+        out: list[Instruction] = []
+        for slot in range(self._width):
+            if slot in self._working:
+                continue
+            if not self._waiting:
+                if not (self._asked or self._no_more):
+                    self._asked = True
+                    out.append(Ask())
+                break
+            work = self._working[slot] = self._waiting.popleft()
+            work.behind, work.since_s = Place(work.first, work.start), now_s
+            out.append(Run(slot, work.first, work.stop - work.first, work.start))
+        return out
+
+    def _look(self, slot: int, place: Place, now_s: float) -> list[Instruction]:
+        """Whether it is in an element for too long, or in its start."""
+        work = self._working[slot]
+        if place != work.seen:
+            work.seen, work.since_s, work.warned = place, now_s, False
+        silent_s, where, limit_s = now_s - work.since_s, _said(place), self._policy.timeout_s
+        if place.split < 0 and limit_s:
+            limit_s = max(limit_s, SILENT_S)  # imports and models take longer than an element
+        out: list[Instruction] = []
+        if not work.late:
+            if 0 < limit_s <= silent_s:
+                work.late = f"{where}: it has taken longer than {limit_s:g} s"
+                out.append(EndLate(slot))  # what it has sent comes yet, and then that it has ended
+            if silent_s >= SILENT_S and not work.warned:
+                out.append(Warn(f"a Python dataset's function is in {where} for {silent_s:.0f} s"))
+                work.warned = True
+        return out
+
+    def _fail(self, work: _Work, failure: Failed | Died) -> list[Instruction]:
+        """The rest of what it had is for another one, or PipelineError is raised."""
+        at, policy = failure.at, self._policy
+        if isinstance(failure, Died):
+            behind = max(work.behind, failure.sent)
+            code, text = "ABORTED", f"{_said(at)}: the process that ran it ended: {failure.how}"
+            if work.late:
+                code, text = "DEADLINE_EXCEEDED", work.late
+        else:
+            behind = max(work.behind, at)
+            code, text = failure.code, failure.text
+        reason, text = text, f"worker {policy.where}: {text}"
+        self._failures[at.split] += 1
+        if at.split < 0 and isinstance(failure, Failed):  # as the next one would
+            raise PipelineError(code, text)
+        if policy.on_error == RETRY and self._failures[at.split] <= policy.limit:
+            if self._is_bundle:  # with the same random numbers
+                self._again(work.first, work.stop, self._index)
+            else:
+                self._again(behind.split, work.stop, behind.element)
+            return [Warn(f"tried again: {text}")]
+        if policy.on_error == SKIP and policy.limit and at.split >= 0:
+            rest = [
+                _Work(behind.split, at.split, behind.element),
+                _Work(at.split + 1, work.stop),
+            ]
+            error = PipelineError(
+                code, f"{text}\n(no more than {policy.limit} splits are skipped in an epoch)"
+            )
+            self._skips.append(_Skip([w for w in rest if w.first < w.stop], error))
+            reason = reason.partition("\n")[0][:MAX_REASON]
+            report = SkipReport(at.split, at.element, reason, policy.limit)
+            return [Warn(f"its rest is skipped, if it may be: {text}"), report]
+        raise PipelineError(code, text)
+
+    def _again(self, first: int, stop: int, start: int = 0) -> None:
+        if first < stop:
+            self._waiting.appendleft(_Work(first, stop, start))
+
+
+def _said(at: Place) -> str:
+    return f"split {at.split}, element {at.element}" if at.split >= 0 else "its start"

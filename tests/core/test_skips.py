@@ -1,0 +1,94 @@
+"""Splits of Python datasets that are skipped: how many may be, and each is counted once."""
+
+from __future__ import annotations
+
+import pytest
+
+from forebay.service.core import commands as c
+from forebay.service.core.skips import MAX_REASON
+from forebay.service.core.state import MAX_SKIPS, skip_caller
+from forebay.service.core.status import status
+from forebay.service.errors import NotFound, Unavailable
+
+from .given import Given
+
+
+class Reading(Given):
+    """By two workers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.workers = [self.worker(number) for number in (1, 2)]
+        self.joined = self.iteration("j")
+        self.tasks = [*map(self.task_of, self.workers)]
+
+    def skip(self, task: int, split: int, number: int, limit: int = 3, reason: str = "why") -> bool:
+        task_id = self.tasks[task]
+        command = c.SkipSplit(
+            request=(skip_caller(task_id), number), task_id=task_id, split=split, element=7,
+            reason=reason, limit=limit,
+        )  # fmt: skip
+        answer: bool = self.when(command)
+        return answer
+
+    @property
+    def shown(self) -> dict[str, object]:
+        ((found,),) = (job["iterations"] for job in status(self.state)["jobs"])
+        return dict(found)
+
+
+def test_the_limit_is_of_the_iteration_whichever_workers_skip() -> None:
+    reading = Reading()
+    assert reading.skip(0, 5, 1)
+    assert reading.then == ["split_skipped"]
+    assert reading.skip(1, 9, 1)
+    assert reading.skip(1, 10, 2)
+    assert not reading.skip(0, 6, 2)
+    assert reading.then == []
+    assert not reading.skip(0, 6, 2, limit=3)
+    assert reading.skip(0, 6, 2, limit=4)
+    assert reading.shown["skipped"] == 4
+    first = {"worker_address": "w:1", "split": 5, "element": 7, "reason": "why"}
+    assert isinstance(shown := reading.shown["skips"], list) and shown[0] == first
+
+
+def test_a_request_that_is_repeated_is_counted_once() -> None:
+    reading = Reading()
+    assert reading.skip(0, 5, 1, limit=1)
+    assert reading.skip(0, 5, 1, limit=1)
+    assert reading.then == []
+    assert not reading.skip(1, 9, 1, limit=1)
+    assert reading.state.iterations[reading.joined.iteration_id].skipped == 1
+
+
+def test_what_is_kept_is_bounded() -> None:
+    reading = Reading()
+    for number in range(1, 2 * MAX_SKIPS + 1):
+        assert reading.skip(0, number, number, limit=100, reason="x" * 5_000)
+    skips = reading.state.iterations[reading.joined.iteration_id].skips
+    assert [skip.split for skip in skips] == [*range(MAX_SKIPS + 1, 2 * MAX_SKIPS + 1)]
+    assert {len(skip.reason) for skip in skips} == {MAX_REASON}
+
+
+def test_who_has_no_task_skips_nothing() -> None:
+    reading = Reading()
+    reading.when(c.LoseWorker(worker_id=reading.workers[0], reason="no sign of life"))
+    with pytest.raises(Unavailable):
+        reading.skip(0, 5, 1)
+    reading.worker(1)
+    assert reading.skip(0, 5, 1)
+    reading.when(c.CompleteTask(task_id=reading.tasks[0]))
+    assert skip_caller(reading.tasks[0]) not in reading.state.answers
+    with pytest.raises(NotFound):
+        reading.skip(0, 6, 2)
+
+
+def test_what_was_skipped_is_counted_with_its_job_when_the_iteration_goes() -> None:
+    reading = Reading()
+    reading.skip(0, 5, 1)
+    for task_id in reading.tasks:
+        reading.when(c.CompleteTask(task_id=task_id))
+    reading.when(c.LeaveIteration(consumer_id=reading.joined.consumer_id, reason="r"))
+    reading.when(c.CollectIteration(iteration_id=reading.joined.iteration_id))
+    (job,) = status(reading.state)["jobs"]
+    assert (job["iterations"], job["skipped_splits"]) == ([], 1)

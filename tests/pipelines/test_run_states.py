@@ -1,0 +1,194 @@
+"""Which process has which splits, and what becomes of those that fail: without a process."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from forebay.service.errors import PipelineError
+from forebay.service.pipelines import SkipReport, SplitRange
+from forebay.service.pipelines.python.children import Died, Failed, Place
+from forebay.service.pipelines.python.run_states import (
+    MAX_REASON,
+    SILENT_S,
+    Answered,
+    Ask,
+    Begun,
+    Broke,
+    Came,
+    Done,
+    EndLate,
+    Event,
+    Granted,
+    Instruction,
+    Looked,
+    Policy,
+    Run,
+    RunStates,
+    Waited,
+    Warn,
+)
+from forebay.service.proto.python_pb2 import RAISE, RETRY, SKIP, OnError
+
+
+def states(
+    on_error: OnError = RAISE, limit: int = 100, width: int = 2, **how: Any
+) -> tuple[RunStates, Any]:
+    """And how to tell it of an event, at second 0."""
+    made = RunStates(Policy(on_error, limit, how.pop("timeout_s", 0), "w:1"), width, **how)
+
+    def tell(event: Event, now_s: float = 0) -> list[Instruction]:
+        return [i for i in made.handle(event, now_s) if not isinstance(i, Warn)]
+
+    return made, tell
+
+
+def test_a_range_is_asked_for_when_a_slot_has_nothing_to_do_and_not_before() -> None:
+    made, tell = states()
+    assert tell(Begun()) == [Ask()]
+    assert tell(Granted(SplitRange(0, 3, 0))) == [Run(0, 0, 3, 0), Ask()]
+    assert tell(Granted(SplitRange(3, 1, 0))) == [Run(1, 3, 1, 0)]
+    assert tell(Came(0, 5, Place(1, 2))) == []
+    assert tell(Done(1)) == [Ask()]
+    assert tell(Granted(None)) == []
+    assert not made.is_over
+    assert tell(Done(0)) == []
+    assert made.is_over
+
+
+def test_what_was_to_be_run_again_goes_on_behind_what_came() -> None:
+    _, tell = states(RETRY, 1, width=1)
+    tell(Begun())
+    assert tell(Granted(SplitRange(0, 9, 0))) == [Run(0, 0, 9, 0)]
+    tell(Came(0, 7, Place(2, 3)))
+    assert tell(Broke(0, Failed("UNKNOWN", "why", Place(2, 4)))) == [Run(0, 2, 7, 4)]
+    died = Died("exit code 7", Place(6, 0), sent=Place(5, 0))
+    assert tell(Broke(0, died)) == [Run(0, 5, 4, 0)]
+    with pytest.raises(PipelineError, match=r"w:1: split 6, element 0: the process .* exit code 7"):
+        tell(Broke(0, died))
+
+
+def test_a_bundle_is_run_again_from_its_first_split() -> None:
+    _, tell = states(RETRY, 1, width=1, bundle_start=10)
+    tell(Begun())
+    assert tell(Granted(SplitRange(4, 5, 0))) == [Run(0, 4, 5, 10)]
+    tell(Came(0, 7, Place(6, 1)))
+    assert tell(Broke(0, Died("exit code 7", Place(7, 0), Place(7, 0)))) == [Run(0, 4, 5, 17)]
+
+
+def test_a_split_is_skipped_once_that_was_allowed() -> None:
+    made, tell = states(SKIP, width=1)
+    tell(Begun())
+    assert tell(Granted(SplitRange(0, 9, 0))) == [Run(0, 0, 9, 0)]
+    tell(Came(0, 2, Place(1, 1)))
+    died = Died("exit code 7", Place(3, 2), sent=Place(1, 1))
+    report, ask = tell(Broke(0, died))
+    assert ask == Ask()  # nothing waits for the answer but what was lost
+    reason = "split 3, element 2: the process that ran it ended: exit code 7"
+    assert report == SkipReport(3, 2, reason, 100)
+    assert tell(Granted(None)) == [] and not made.is_over
+    assert tell(Answered(True)) == [Run(0, 1, 2, 1)]
+    assert tell(Done(0)) == [Run(0, 4, 5, 0)]
+    (report,) = tell(Broke(0, Failed("UNKNOWN", "x" * 9999, Place(4, 0))))
+    assert len(report.reason) == MAX_REASON
+    with pytest.raises(PipelineError, match=r"x\n\(no more than 100 splits are skipped"):
+        tell(Answered(False))
+
+
+def test_a_limit_of_0_asks_nobody() -> None:
+    _, tell = states(SKIP, 0)
+    tell(Begun())
+    tell(Granted(SplitRange(0, 9, 0)))
+    with pytest.raises(PipelineError, match="why"):
+        tell(Broke(0, Failed("UNKNOWN", "why", Place(0, 0))))
+
+
+def test_who_takes_too_long_is_ended_once_and_not_for_what_others_wait() -> None:
+    made, tell = states(timeout_s=5)
+    tell(Begun())
+    tell(Granted(SplitRange(0, 9, 0)))
+    assert tell(Looked({0: Place(-1, -1)}), 6) == []  # its start may take a minute
+    assert tell(Looked({0: Place(0, 0)}), 10) == []
+    tell(Waited(20))
+    assert tell(Looked({0: Place(0, 0)}), 34) == []
+    assert tell(Looked({0: Place(0, 0)}), 35) == [EndLate(0)]
+    assert tell(Looked({0: Place(0, 0)}), 60) == []
+    with pytest.raises(PipelineError, match="0: it has taken longer than 5 s") as raised:
+        tell(Broke(0, Died("it was killed by SIGKILL", Place(0, 0), Place(0, 0))))
+    assert raised.value.code == "DEADLINE_EXCEEDED"
+    assert made.patience_s == 5
+
+    made, _ = states()
+    made.handle(Begun(), 0)
+    made.handle(Granted(SplitRange(0, 9, 0)), 0)
+    assert made.handle(Looked({0: Place(0, 0)}), 1) == []
+    (said,) = made.handle(Looked({0: Place(0, 0)}), 1 + SILENT_S)
+    assert said == Warn("a Python dataset's function is in split 0, element 0 for 60 s")
+    assert made.handle(Looked({0: Place(0, 0)}), 100) == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("on_error", [RETRY, SKIP])
+def test_whatever_fails_when_each_element_comes_once(on_error: OnError, seed: int) -> None:
+    """But for the rest of what was skipped."""
+    rng = random.Random(seed)
+    size = {split: rng.randrange(4) for split in range(30)}
+    made, tell = states(on_error, 1000, width=rng.randint(1, 3))
+    firsts = iter(range(0, 30, 5))
+    running: dict[int, list[Place]] = {}  # what is to come yet
+    asked, reports, came = 0, [], Counter[Place]()
+    skipped: dict[int, int] = {}
+    todo = tell(Begun())
+    while not made.is_over:
+        for instruction in todo:
+            match instruction:
+                case Ask():
+                    asked += 1
+                case SkipReport(split):
+                    reports.append(split)
+                    skipped[split] = sum(place.split == split for place in came)
+                case Run(slot, first, count, start):
+                    assert slot not in running
+                    running[slot] = [
+                        Place(s, e)
+                        for s in range(first, first + count)
+                        for e in range(start if s == first else 0, size[s])
+                    ]
+        assert asked <= 1
+        event = rng.choice(["ask"] * asked + ["report"] * bool(reports) + ["run"] * len(running))
+        if event == "ask":
+            asked = 0
+            begins = next(firsts, None)
+            todo = tell(Granted(None if begins is None else SplitRange(begins, 5, 0)))
+        elif event == "report":
+            reports.pop(0)
+            todo = tell(Answered(True))
+        else:
+            slot = rng.choice([*running])
+            left = running[slot]
+            taken = rng.randint(0, len(left))
+            if taken:
+                came.update(left[:taken])
+                behind = Place(left[taken - 1].split, left[taken - 1].element + 1)
+                assert tell(Came(slot, taken, behind)) == []
+                del left[:taken]
+            todo = []
+            if not left:
+                del running[slot]
+                todo = tell(Done(slot))
+            elif rng.random() < 0.3:
+                del running[slot]
+                lost = rng.randrange(len(left)) if rng.random() < 0.5 else 0
+                at = left[lost]  # what is before it was made and not sent, if it died
+                died = Died("exit code 7", at, Place(left[0].split, 0))
+                failed = Failed("UNKNOWN", "why", at)
+                todo = tell(Broke(slot, died if lost else failed))
+    wanted = {
+        Place(split, element)
+        for split in range(30)
+        for element in range(skipped.get(split, size[split]))
+    }
+    assert came == dict.fromkeys(wanted, 1)
