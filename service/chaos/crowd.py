@@ -1,9 +1,9 @@
 """A crowd of chaos: many readers in one process, all at once, of a small dataset.
 
 Every other one shares a job with its like, sharded dynamically; the others read everything, each
-in a job of its own. Each writes down what it gets, as a trainer does. The process ends with the
-last of them. Nobody hits it: what happens to it is that workers are busy with all of its tasks at
-once, and what happens to them and to the dispatchers.
+in a job of its own. Each writes down what it gets, as a trainer does. Beside them something is
+saved (saves.py). The process ends with the last of them. Nobody hits it: what happens to it is that
+workers are busy with all of its tasks at once, and what happens to them and to the dispatchers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 
 from ..connections.dispatcher_client import DispatcherClient
 from ..proto import forebay_pb2 as pb
+from . import saves
 from .modes import MODES, Readers
 from .records import Recorder, Started
 from .trainer import read_epoch
@@ -49,8 +50,9 @@ def records_of(directory: pathlib.Path, reader: int) -> pathlib.Path:
 def main(task: Task) -> None:
     directory = pathlib.Path(task.records)
     directory.mkdir()
-    with ThreadPoolExecutor(READERS + len(MODES)) as pool:
-        others = [
+    with ThreadPoolExecutor(READERS + len(MODES) + 1) as pool:
+        others = [pool.submit(saves.save, task.service, directory)]
+        others += [
             pool.submit(Readers(mode, task.name, task.service, dataset_id, directory).read)
             for mode in MODES
             for dataset_id in [task.dataset_id if mode == "static" else task.endless_id]
