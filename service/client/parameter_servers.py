@@ -62,11 +62,12 @@ def distribute(
 
 def register_dataset(
     service: Service, dataset: Any, compression: str | None, dataset_id: str | None
-) -> Any:
-    """Raises InvalidArgument, and what TensorFlow's does."""
-    return theirs.register_dataset(
+) -> str:
+    """The id, as a tensor. Raises InvalidArgument, and what TensorFlow's does."""
+    registered: str = theirs.register_dataset(
         _one_address(service), dataset, _of_elements(compression), dataset_id
     )
+    return registered
 
 
 def _arguments(policy: ShardingPolicy, job_name: str | None, how: ReadOptions) -> dict[str, Any]:

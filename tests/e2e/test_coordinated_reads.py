@@ -238,7 +238,7 @@ def test_a_consumer_that_is_killed_and_started_again_is_waited_for_by_nobody(
         killed.kill()
         again = other()
         stack.callback(again.kill)
-        with pytest.raises(NotFound, match="consumer_index=1.*start all consumers again"):
+        with pytest.raises(NotFound, match=r"consumer_index=1.*start all consumers again"):
             list(mine)
         mine = stack.enter_context(read())
         assert (int(next(mine)[0]), again.first_line()) == (0, "1")
