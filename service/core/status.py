@@ -141,7 +141,7 @@ def _iteration(state: State, iteration: Iteration) -> dict[str, Any]:
                 **_ledger(x, x.size if iteration.leased_singly else x.size_together),
                 "waits_for": _waits_for(iteration, x, source),
             }
-            for x, source in zip(iteration.ledgers, definition.sources, strict=True)
+            for x, source in zip(iteration.ledgers, definition.sources, strict=False)  # or none
             if x.leased_with is None or iteration.leased_singly
         ],
     }
