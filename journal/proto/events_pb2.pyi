@@ -334,14 +334,16 @@ class IterationPaused(_message.Message):
     def __init__(self, iteration_id: _Optional[int] = ...) -> None: ...
 
 class ConsumerJoined(_message.Message):
-    __slots__ = ("consumer_id", "iteration_id", "stock")
+    __slots__ = ("consumer_id", "iteration_id", "stock", "consumer_index")
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
     STOCK_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_INDEX_FIELD_NUMBER: _ClassVar[int]
     consumer_id: int
     iteration_id: int
     stock: bool
-    def __init__(self, consumer_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., stock: bool = ...) -> None: ...
+    consumer_index: int
+    def __init__(self, consumer_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., stock: bool = ..., consumer_index: _Optional[int] = ...) -> None: ...
 
 class ConsumerLeft(_message.Message):
     __slots__ = ("consumer_id", "reason")

@@ -32,12 +32,13 @@ import msgspec
 from ..blocks import BLOCK_BYTES
 from ..errors import ForebayError
 from ..processes import forebay, free_port, redis_program, tail
-from . import crowd, modes
+from . import crowd, modes, saves
 from .dataset import ELEMENT_BYTES
 from .members import Life, Member
 from .plan import Fault
 from .proxy import Proxies
 from .records import Joined, Record, Started, read_records
+from .saves import Saved
 from .trainer import CREDIT_BYTES, Task
 
 ELEMENT_S = 0.004
@@ -258,6 +259,12 @@ class Cluster:
             }
             for life in self.members["crowd"][0].lives
         }
+
+    def saved(self) -> dict[str, Saved]:
+        """What each crowd has saved, by process. Raises ValueError if it cannot be read."""
+        names = [life.name for life in self.members["crowd"][0].lives]
+        paths = {name: saves.path_in(self._directory / name) for name in names}
+        return saves.saved(paths, self._directory)
 
     # -- its life ------------------------------------------------------------------------------
 

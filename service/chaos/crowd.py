@@ -3,8 +3,9 @@
 Every other one shares a job with its like, sharded dynamically; the others read everything, each
 in a job of its own. Beside them, some share a job of a Python dataset, whose processes are killed
 (function.py): as what failed is run again, that costs no element. Each writes down what it gets, as
-a trainer does. The process ends with the last of them. Nobody hits it: what happens to it is that
-workers are busy with all of its tasks at once, and what happens to them and to the dispatchers.
+a trainer does. And something is saved (saves.py). The process ends with the last of them. Nobody
+hits it: what happens to it is that workers are busy with all of its tasks at once, and what happens
+to them and to the dispatchers.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import msgspec
 
 from ..connections.dispatcher_client import DispatcherClient
 from ..proto import forebay_pb2 as pb
+from . import saves
 from .modes import MODES, Readers
 from .records import Recorder, Started
 from .trainer import read_epoch
@@ -56,8 +58,9 @@ def records_of(directory: pathlib.Path, reader: int) -> pathlib.Path:
 def main(task: Task) -> None:
     directory = pathlib.Path(task.records)
     directory.mkdir()
-    with ThreadPoolExecutor(READERS + PYTHON_READERS + len(MODES)) as pool:
-        others = [
+    with ThreadPoolExecutor(READERS + PYTHON_READERS + len(MODES) + 1) as pool:
+        others = [pool.submit(saves.save, task.service, directory)]
+        others += [
             pool.submit(Readers(mode, task.name, task.service, dataset_id, directory).read)
             for mode in MODES
             for dataset_id in [task.dataset_id if mode == "static" else task.endless_id]

@@ -1,9 +1,10 @@
 """The datasets of chaos, and the process that registers them: the only one here with TensorFlow.
 
 Element i is its own split, of which there is one in each of the pipeline's PASSES passes; a crowd's
-dataset has one pass, another one of crowds no end, and one of crowds is a Python dataset. It holds
-its id, and a payload of nothing but its id, so that a damaged one shows. Making it takes a worker
-`seconds`, asleep: processors are scarce where a whole cluster runs on one machine.
+dataset has one pass, as has what it saves, another one of crowds no end, and one of crowds is a
+Python dataset. It holds its id, and a payload of nothing but its id, so that a damaged one shows.
+Making it takes a worker `seconds`, asleep: processors are scarce where a whole cluster runs on one
+machine.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import pathlib
 import sys
 
-from . import crowd
+from . import crowd, saves
 
 PASSES = 4
 """So that what is handed back near a pass's end is leased again in the next one."""
@@ -21,11 +22,13 @@ ELEMENT_BYTES = 8 * (1 + PAYLOAD_LENGTH)
 
 
 def main(service: str, elements: int, seconds: float, answer: pathlib.Path) -> None:
-    """Register the trainers' and the crowds', and write their ids to the file `answer`."""
+    """Register the trainers' and the crowds', and write their ids to the file `answer`, and how to
+    ask for a save to another one."""
     import tensorflow as tf
     from tensorflow.python.data.experimental.ops import testing
 
     from ..client.api import register_dataset
+    from ..client.saves import save_request
     from .function import RETRIES
     from .function import elements as elements_of
 
@@ -41,6 +44,9 @@ def main(service: str, elements: int, seconds: float, answer: pathlib.Path) -> N
     endless = tf.data.Dataset.counter().flat_map(element)
     datasets = (of_trainers, of_crowds, endless)
     ids = [register_dataset(service, dataset) for dataset in datasets]
+    to_save = tf.data.Dataset.range(saves.ELEMENTS).flat_map(element)
+    request = save_request(to_save, str(answer.parent), "AUTO")
+    saves.request_in(answer.parent).write_bytes(request.SerializeToString())
     spec = {
         "id": tf.TensorSpec([], tf.int64),
         "payload": tf.TensorSpec([PAYLOAD_LENGTH], tf.int64),

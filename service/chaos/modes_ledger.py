@@ -7,6 +7,7 @@
   up, and is back, with what was on its way lost.
 - Static sharding: each element comes, whatever happens to workers, of the task that has its shard,
   and once from each task; a shard that was begun is only begun anew when its worker is gone.
+- What is saved has each element once, whatever happens to anybody.
 
 That workers make the same elements leaves open whose a round is. This is pure, as the ledger is.
 """
@@ -22,6 +23,7 @@ from .ledger import Verdict
 from .members import Life
 from .modes import STEPS, job_of
 from .records import Ended, Got, Joined, Record
+from .saves import ELEMENTS, Saved
 
 Readers = Sequence[Iterable[Record]]
 
@@ -60,6 +62,23 @@ def check_modes(
             if not (reader and reader[-1].ended):
                 found.append((mode, f"reader {number} did not come to the end"))
     verdict.broken += [f"{job_of(name, mode)}: {what}" for mode, what in found]
+    return verdict
+
+
+def check_saved(name: str, saved: Saved | None) -> Verdict:
+    """Find every promise that was broken to what the crowd `name` saved; None: it is not done."""
+    if saved is None:
+        return Verdict([f"{name} save: it did not come to its end"])
+    verdict = Verdict([], delivered=len(saved.ids), damaged=len(saved.damaged))
+    counts = Counter(saved.ids)
+    for what, found in (
+        ("lost", set(range(ELEMENTS)) - counts.keys()),
+        ("saved twice", {i for i, count in counts.items() if count > 1}),
+        ("saved that nobody made", counts.keys() - set(range(ELEMENTS))),
+        ("damaged", set(saved.damaged)),
+    ):
+        if found:
+            verdict.broken.append(f"{name} save: {listed(sorted(found))} {what}")
     return verdict
 
 

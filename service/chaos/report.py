@@ -18,7 +18,7 @@ from .dataset import PASSES
 from .history import History, read_history
 from .ledger import Verdict, check, check_crowd
 from .modes import EACH, MODES
-from .modes_ledger import check_modes
+from .modes_ledger import check_modes, check_saved
 from .recovery import Waits, deliveries, throughput, waits_by_kind
 from .trainer import JOB
 
@@ -43,6 +43,7 @@ class Report(msgspec.Struct):
     verdict: Verdict  # of the trainers, and all that was broken
     crowds: dict[str, Verdict]  # by process
     modes: dict[str, Verdict]  # the same, of those that read in other ways
+    saves: dict[str, Verdict]  # the same, of what they saved
     waits: dict[str, Waits]  # by kind of fault
     throughput: list[int]  # elements, in each second since the faults began
     journal_events: int
@@ -87,7 +88,12 @@ def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) ->
         name: check_modes(history, name, readers, lives, elements=CROWD_ELEMENTS)
         for name, readers in cluster.modes().items()
     }
-    found = [*crowds.values(), *modes.values()]
+    try:
+        saved = cluster.saved()
+        saves = {name: check_saved(name, saved.get(name)) for name in modes}
+    except ValueError as error:
+        saves = {"all": Verdict([str(error)])}
+    found = [*crowds.values(), *modes.values(), *saves.values()]
     verdict.broken += [promise for crowd in found for promise in crowd.broken]
     verdict.broken += [f"the journal: {problem.message}" for problem in verified.problems]
     if elsewhere:
@@ -110,6 +116,7 @@ def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) ->
         verdict=verdict,
         crowds=crowds,
         modes=modes,
+        saves=saves,
         waits=waits_by_kind(done, got, no_worker_s),
         throughput=throughput(got, began_s),
         journal_events=history.events,
@@ -174,6 +181,8 @@ def render(report: Report) -> Any:
         delivered = sum(verdict.delivered for verdict in report.modes.values())
         kinds = ", ".join(MODES)
         found.add_row("", f"and {EACH} each of {kinds}: delivered {delivered} elements")
+        delivered = sum(verdict.delivered for verdict in report.saves.values())
+        found.add_row("", f"and saves: {delivered} elements")
     journal = f"{report.journal_events} events in {report.journal_terms} terms, "
     found.add_row("journal", journal + ("sound" if report.journal_sound else "NOT SOUND"))
     waits = Table("fault", "hits", "waits", "p50", "p99", "longest", title_justify="left",

@@ -164,4 +164,6 @@ def _said(**numbers: int) -> list[str]:
 def _progress(source: dict[str, Any]) -> str:
     size = "∞" if source["splits"] is None else source["splits"]
     lost = f", {source['lost']} lost" if source["lost"] else ""
-    return f"{source['begun']} of {size}, {source['leased']} out{lost}"
+    # An earlier dispatcher says nothing of it.
+    waits = ", waits for its save" if source.get("waits_for") else ""
+    return f"{source['begun']} of {size}, {source['leased']} out{lost}{waits}"

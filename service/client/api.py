@@ -37,7 +37,7 @@ from ..pipelines.tf_data.source_walk import NotSplittable
 from ..pipelines.tf_data.split_sources import split_sources
 from ..proto import forebay_pb2 as pb
 from ..structure import encode
-from . import functions
+from . import functions, parameter_servers
 from .functions import PythonDataset, python_dataset
 from .options import (
     CrossTrainerCache,
@@ -160,6 +160,8 @@ def _register_graph(
     """`materialized`, if it was, says what the graph does not."""
     if not (dataset_id is None or isinstance(dataset_id, str)):
         raise InvalidArgument(f"`dataset_id` must be a string, not {type(dataset_id)}")
+    if not tf.executing_eagerly() and parameter_servers.are_there():
+        return parameter_servers.register_dataset(service, dataset, compression, dataset_id)
     element_spec = dataset.element_spec
     structure = encode(element_spec)
     _require_few_components(element_spec)
@@ -333,6 +335,9 @@ def from_dataset_id(
     Its cardinality is infinite or zero where the registered dataset's is, else unknown: others
     may share the job, and several workers may each produce the whole dataset.
 
+    Where a `ParameterServerStrategy` has connected this process to parameter servers, TensorFlow's
+    own operations read, which its workers can run: by one address, with a protocol of their own.
+
     Iterating rides out restarts of the dispatcher, and new and dead workers. A pipeline that
     fails on a worker raises TensorFlow's error of the same code, and one whose static sharding
     finds no list of workers at the dispatcher NotFoundError: in an eager loop over this very
@@ -354,6 +359,10 @@ def from_dataset_id(
         cross_trainer_cache=cross_trainer_cache,
         target_workers=target_workers,
     )
+    if parameter_servers.are_there():
+        return parameter_servers.from_dataset_id(
+            service, dataset_id, element_spec, policy, job_name, how
+        )
 
     def reader(dataset_id: str) -> Reader:
         return Reader(service, dataset_id, policy, name_of_job(dataset_id, job_name), how)
@@ -471,6 +480,10 @@ def distribute(
     @plain
     @raising_tensorflows()
     def apply(dataset: Dataset) -> Dataset:
+        if parameter_servers.are_there():
+            return parameter_servers.distribute(
+                service, dataset, compression, policy, job_name, how
+            )
         dataset_id = register_dataset(service, dataset, compression)
         return _read_as_dataset(
             lambda dataset_id: Reader(service, dataset_id, policy, job_name, how),

@@ -170,8 +170,10 @@ class Reader:
             cross_trainer_cache=self._how.cache is not None,
         )
 
+        index = None if self._how.num_consumers is None else self._how.consumer_index
+
         def ask(**how: Any) -> Generator[Block, None, pb.JoinIterationResponse]:
-            request = pb.JoinIterationRequest(epoch=epoch, **how)
+            request = pb.JoinIterationRequest(epoch=epoch, consumer_index=index, **how)
             call = partial(dispatcher.call_numbered, request, pb.JoinIterationResponse)
             return (yield from self._answered(call, nothing))
 

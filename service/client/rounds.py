@@ -75,8 +75,8 @@ class RoundsConsumer(Consumer):
     tasks, whichever tasks these are of.
 
     `blocks` raises FailedPrecondition, or PipelineError of that code, if this consumer is out of
-    step with the others and cannot get back: it was restarted without them, or they lack an element
-    that it has passed.
+    step with the others and cannot get back: they lack an element that it has passed. It raises
+    NotFound, with the reason, if one of them was started again without the others.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

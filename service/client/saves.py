@@ -56,6 +56,17 @@ def distributed_save(
     Unimplemented with the reason for a dataset that cannot be divided, Unavailable; each is the
     error of `tf.errors` as well.
     """
+    request = save_request(dataset, path, compression)
+    request.request.CopyFrom(ev.Request(caller=uuid.uuid4().hex, number=1))  # for a retry
+    client = DispatcherClient(service)
+    try:
+        client.call(request, pb.StartSaveResponse, timeout_s=60, patience_s=PATIENCE_S)
+    finally:
+        client.close()
+
+
+def save_request(dataset: Dataset, path: str, compression: str | None) -> pb.StartSaveRequest:
+    """What `distributed_save` asks for, without a number. Raises InvalidArgument."""
     if not isinstance(compression, str | None) or compression not in _COMPRESSIONS:
         raise InvalidArgument(
             f"Invalid `compression` argument: {compression}. Must be one of {list(_COMPRESSIONS)}."
@@ -75,15 +86,9 @@ def distributed_save(
         element_spec=encode_element_spec(dataset.element_spec),
         compression=_COMPRESSIONS[compression],
     )
-    request = pb.StartSaveRequest(
-        request=ev.Request(caller=uuid.uuid4().hex, number=1),  # a retry begins no other one
+    return pb.StartSaveRequest(
         path=path,
         graph=graph,
         sources=[source.splits for source in split_sources(graph, evaluate)],
         metadata=metadata.SerializeToString(),
     )
-    client = DispatcherClient(service)
-    try:
-        client.call(request, pb.StartSaveResponse, timeout_s=60, patience_s=PATIENCE_S)
-    finally:
-        client.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument, NotFound
 from . import ranges
@@ -11,6 +13,11 @@ from .kinds import kind_of
 from .places import require_list
 from .state import MAX_DEPARTED, Consumer, Iteration, Job, State
 
+STARTED_AGAIN = (
+    "a consumer of this coordinated read was started again with consumer_index={}, or another one "
+    "has it, and they cannot be in one round: start all consumers again, which begins with round 0"
+)
+
 
 class JoinIteration(Command, frozen=True, kw_only=True):
     """→ (IterationCreated,) TaskCreated …, ConsumerJoined. Answers the ConsumerJoined event.
@@ -19,11 +26,16 @@ class JoinIteration(Command, frozen=True, kw_only=True):
 
     Each worker that has no task of the iteration gets one, as its kind has it (kinds.py).
     FailedPrecondition, if that does not let TensorFlow's and Forebay's consumers read together.
+
+    Who comes with the index of another consumer is that one, started again: then all that are there
+    leave, and the iteration begins anew. → ConsumerLeft …, LeaseLost …, IterationCollected or
+    IterationPaused, and the same.
     """
 
     job_id: int
     epoch: int
     stock: bool = False
+    consumer_index: int | None = None  # of a coordinated read
 
 
 class LeaveIteration(Command, frozen=True, kw_only=True):
@@ -44,16 +56,32 @@ def _join_iteration(state: State, command: JoinIteration) -> Decision:
             f"Job id {command.job_id} not found: it was collected, or this dispatcher lost its "
             "state; read the dataset again"
         )
-    return join(state, job, command.epoch, Ids(state), stock=command.stock)
+    return join(state, job, command.epoch, Ids(state), command.stock, command.consumer_index)
 
 
-def join(state: State, job: Job, epoch: int, ids: Ids, *, stock: bool = False) -> Decision:
+def join(
+    state: State, job: Job, epoch: int, ids: Ids, stock: bool, consumer_index: int | None
+) -> Decision:
     """As for JoinIteration, of a job that may be yet to be created."""
     require_list(state, job.sharding)
     if epoch < 0:
         raise InvalidArgument(f"epoch {epoch} is negative; the first one is 0")
+    if consumer_index is not None and not 0 <= consumer_index < (job.num_consumers or 0):
+        raise InvalidArgument(
+            f"consumer_index={consumer_index} is none of the {job.num_consumers or 0} consumers "
+            f"that wait for each other in job {job.name}; the first one is 0"
+        )
     events = []
     iteration = state.iterations.get(job.iterations.get(epoch, -1))
+    if iteration is not None and consumer_index is not None:
+        there = {state.consumers[consumer].index for consumer in iteration.consumers}
+        if consumer_index in there:
+            events += begun_anew(state, iteration, STARTED_AGAIN.format(consumer_index))
+            iteration = (
+                replace(iteration, tasks=[], consumers=set(), barrier=None)
+                if iteration.ledgers
+                else None
+            )
     if iteration is None:
         iteration = Iteration(ids.new(), job.job_id, epoch, [])
         begun = ev.IterationCreated(
@@ -68,7 +96,10 @@ def join(state: State, job: Job, epoch: int, ids: Ids, *, stock: bool = False) -
         _require_same_kind(state, job, iteration, stock)
     events += kind_of(job).when_somebody_joins(state, job, iteration, ids)
     joined = ev.ConsumerJoined(
-        consumer_id=ids.new(), iteration_id=iteration.iteration_id, stock=stock
+        consumer_id=ids.new(),
+        iteration_id=iteration.iteration_id,
+        stock=stock,
+        consumer_index=consumer_index,
     )
     return Decision([*events, ev.Event(consumer_joined=joined)], joined)
 
@@ -86,7 +117,10 @@ def _require_same_kind(state: State, job: Job, iteration: Iteration, stock: bool
 
 def _consumer_joined(state: State, event: ev.ConsumerJoined) -> None:
     consumer_id = taken(state, event.consumer_id)
-    state.consumers[consumer_id] = Consumer(consumer_id, event.iteration_id, stock=event.stock)
+    index = event.consumer_index if event.HasField("consumer_index") else None
+    state.consumers[consumer_id] = Consumer(
+        consumer_id, event.iteration_id, stock=event.stock, index=index
+    )
     iteration = state.iterations[event.iteration_id]
     iteration.consumers.add(consumer_id)
     used(state, iteration)
@@ -105,6 +139,12 @@ def _leave_iteration(state: State, command: LeaveIteration) -> Decision:
     elif kind_of(job).ends_with_its_consumers:
         events += let_go(state, iteration)
     return Decision(events, None)
+
+
+def begun_anew(state: State, iteration: Iteration, reason: str) -> list[ev.Event]:
+    """All consumers leave, and the tasks end: who comes begins with round 0."""
+    gone = [left(consumer_id, reason) for consumer_id in sorted(iteration.consumers)]
+    return [*gone, *let_go(state, iteration)]
 
 
 def left(consumer_id: int, reason: str) -> ev.Event:

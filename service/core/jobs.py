@@ -33,6 +33,7 @@ class JoinJob(GetOrCreateJob, frozen=True, kw_only=True):
     """
 
     epoch: int
+    consumer_index: int | None = None  # of a coordinated read
 
 
 class RemoveJob(Command, frozen=True, kw_only=True):
@@ -88,7 +89,7 @@ def _join_job(state: State, command: JoinJob) -> Decision:
         job = state.jobs[job_id]
         if job.dataset_id != command.dataset_id:
             return Decision([], job)
-    joined = join(state, job, command.epoch, ids)
+    joined = join(state, job, command.epoch, ids, False, command.consumer_index)
     return Decision([*created, *joined.events], joined.answer)
 
 

@@ -160,6 +160,7 @@ class Consumer(Struct):
     began: bool = False  # to read, in a coordinated read
     caller: str = ""  # who asked to join, if that was numbered
     stock: bool = False
+    index: int | None = None  # of the consumers of a coordinated read; None: TensorFlow's, or old
 
 
 class Worker(Struct):

@@ -128,6 +128,7 @@ def _dataset(state: State, dataset: Dataset, jobs: list[Job]) -> dict[str, Any]:
 
 
 def _iteration(state: State, iteration: Iteration) -> dict[str, Any]:
+    definition = state.datasets[state.jobs[iteration.job_id].dataset_id].definition
     return {
         "iteration_id": iteration.iteration_id,
         "epoch": iteration.epoch,
@@ -147,11 +148,21 @@ def _iteration(state: State, iteration: Iteration) -> dict[str, Any]:
         ],
         "no_task": (not iteration.finished and why_no_task(state, iteration)) or None,
         "sources": [
-            _ledger(x, x.size if iteration.leased_singly else x.size_together)
-            for x in iteration.ledgers
+            {
+                **_ledger(x, x.size if iteration.leased_singly else x.size_together),
+                "waits_for": _waits_for(iteration, x, source),
+            }
+            for x, source in zip(iteration.ledgers, definition.sources, strict=False)  # or none
             if x.leased_with is None or iteration.leased_singly
         ],
     }
+
+
+def _waits_for(iteration: Iteration, ledger: Ledger, source: ev.SplitSource) -> str | None:
+    """The save of which somebody reads all that there is, and which is not complete."""
+    all_given_out = ledger.next >= ledger.size and not ledger.owes
+    waits = ledger.grows and all_given_out and bool(iteration.consumers)
+    return source.saved_chunks.path if waits else None
 
 
 def _ledger(ledger: Ledger, size: int) -> dict[str, Any]:

@@ -164,12 +164,18 @@ class ForebayFace:
 
     async def join_iteration(self, request: pb.JoinIterationRequest) -> pb.JoinIterationResponse:
         state = self._dispatcher.state
-        number = _numbered(request.request)
+        how: dict[str, Any] = {
+            "request": _numbered(request.request),
+            "epoch": request.epoch,
+            "consumer_index": request.consumer_index
+            if request.HasField("consumer_index")
+            else None,
+        }
         command: c.Command
         if request.HasField("job"):
-            command = c.JoinJob(request=number, epoch=request.epoch, **_job(request.job))
+            command = c.JoinJob(**how, **_job(request.job))
         else:
-            command = c.JoinIteration(request=number, job_id=request.job_id, epoch=request.epoch)
+            command = c.JoinIteration(**how, job_id=request.job_id)
         joined: ev.ConsumerJoined | Job = await self._dispatcher.execute(command)
         if isinstance(joined, Job):  # which may be gone
             return pb.JoinIterationResponse(job_id=joined.job_id, dataset_id=joined.dataset_id)

@@ -120,18 +120,20 @@ class GetOrCreateJobResponse(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class JoinIterationRequest(_message.Message):
-    __slots__ = ("request", "job_id", "epoch", "known", "job")
+    __slots__ = ("request", "job_id", "epoch", "known", "job", "consumer_index")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_INDEX_FIELD_NUMBER: _ClassVar[int]
     request: _events_pb2.Request
     job_id: int
     epoch: int
     known: JournalPosition
     job: GetOrCreateJobRequest
-    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., job_id: _Optional[int] = ..., epoch: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., job: _Optional[_Union[GetOrCreateJobRequest, _Mapping]] = ...) -> None: ...
+    consumer_index: int
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., job_id: _Optional[int] = ..., epoch: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., job: _Optional[_Union[GetOrCreateJobRequest, _Mapping]] = ..., consumer_index: _Optional[int] = ...) -> None: ...
 
 class JoinIterationResponse(_message.Message):
     __slots__ = ("iteration_id", "consumer_id", "journal", "job_id", "dataset_id", "news")

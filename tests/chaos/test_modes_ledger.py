@@ -11,8 +11,10 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.chaos.history import read_history
 from forebay.service.chaos.members import Life
 from forebay.service.chaos.modes import EACH, STEPS
-from forebay.service.chaos.modes_ledger import check_modes
+from forebay.service.chaos.modes_ledger import check_modes, check_saved
 from forebay.service.chaos.records import Ended, Got, Joined, Left, Record
+from forebay.service.chaos.saves import ELEMENTS as SAVED
+from forebay.service.chaos.saves import Saved
 
 JOB, ITERATION, WORKERS, TASKS = 1, 2, (10, 11), (20, 21)
 ELEMENTS = 6
@@ -133,3 +135,22 @@ def test_a_shard_that_is_begun_anew(run: Run) -> None:
     ]
     run.static[0][22] = [1, 3, 5]
     assert run.broken() == []
+
+
+@pytest.mark.parametrize(
+    ("ids", "damaged", "what"),
+    [
+        ([*range(SAVED)], [], ""),
+        ([*range(1, SAVED)], [], "1 elements (0) lost"),
+        ([*range(SAVED), 7], [], "1 elements (7) saved twice"),
+        ([*range(SAVED + 1)], [], f"1 elements ({SAVED}) saved that nobody made"),
+        ([*range(SAVED)], [3], "1 elements (3) damaged"),
+    ],
+)
+def test_what_is_saved(ids: list[int], damaged: list[int], what: str) -> None:
+    broken = check_saved("crowd0.1", Saved(ids, damaged)).broken
+    assert broken == ([f"crowd0.1 save: {what}"] if what else [])
+
+
+def test_a_save_without_an_end() -> None:
+    assert check_saved("crowd0.1", None).broken == ["crowd0.1 save: it did not come to its end"]

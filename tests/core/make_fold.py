@@ -78,10 +78,12 @@ class Cluster:
         job_id: int = self.do(command)
         return job_id
 
-    def join(self, job_id: int, epoch: int = 0, caller: str = "t") -> ev.ConsumerJoined:
+    def join(
+        self, job_id: int, epoch: int = 0, caller: str = "t", index: int | None = None
+    ) -> ev.ConsumerJoined:
         request = (caller, 1 + epoch)
         joined: ev.ConsumerJoined = self.do(
-            c.JoinIteration(request=request, job_id=job_id, epoch=epoch)
+            c.JoinIteration(request=request, job_id=job_id, epoch=epoch, consumer_index=index)
         )
         return joined
 
@@ -221,6 +223,9 @@ def coordinated(cluster: Cluster) -> None:
     cluster.leave(other.consumer_id)
     cluster.worker(18)
     cluster.do(c.RegisterWorker(address="w:18", uid=18, draining=True))
+    again = cluster.job("plain", "started again", num_consumers=2)
+    for caller, index in (("p", 0), ("q", 1), ("s", 1)):
+        cluster.join(again, caller=caller, index=index)
 
 
 def removed(cluster: Cluster) -> None:

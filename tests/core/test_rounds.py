@@ -38,8 +38,8 @@ class Rounds(Given):
     def worker(self, number: int, stock: bool = True, draining: bool = False) -> int:
         return super().worker(number, stock, draining)
 
-    def join(self, stock: bool = False) -> int:
-        join = c.JoinIteration(job_id=self.job_id, epoch=0, stock=stock)
+    def join(self, stock: bool = False, index: int | None = None) -> int:
+        join = c.JoinIteration(job_id=self.job_id, epoch=0, stock=stock, consumer_index=index)
         joined: ev.ConsumerJoined = self.when(join)
         return joined.consumer_id
 
@@ -321,6 +321,39 @@ def test_consumers_that_all_died_begin_anew_with_round_0(sharding: int) -> None:
     assert not {task_id, pending} & set(rounds.read.tasks)
     if sharding == ev.DYNAMIC:
         assert rounds.lease(rounds.task_of(first), 5).first == 5  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("sharding", [ev.OFF, ev.DYNAMIC])
+def test_all_begin_anew_with_a_consumer_that_is_started_again(sharding: int) -> None:
+    rounds = Rounds(sharding=sharding)
+    first = rounds.worker(1)
+    a, b = rounds.join(index=0), rounds.join(index=1)
+    rounds.lease(rounds.task_of(first), 5) if sharding == ev.DYNAMIC else None
+    rounds.report(a, 30)
+    rounds.worker(2)  # its task is pending
+    before = set(rounds.read.all_tasks)
+    rounds.restart()
+    again = rounds.join(index=1)
+    over, begun = ["iteration_collected"], ["iteration_created"]
+    if sharding == ev.DYNAMIC:
+        over, begun = ["lease_lost", "iteration_paused"], []
+    created = ["task_created", "task_created", "consumer_joined"]
+    assert rounds.then == ["consumer_left", "consumer_left", *over, *begun, *created]
+    assert rounds.read.consumers == {again}
+    for gone in (a, b):
+        with pytest.raises(NotFound):
+            rounds.report(gone, 31)
+    rounds.join(index=0)
+    assert rounds.then == ["consumer_joined"]  # which nobody has to make room for
+    assert rounds.starting_rounds == [0, 0] and not before & set(rounds.read.all_tasks)
+    if sharding == ev.DYNAMIC:
+        assert rounds.lease(rounds.task_of(first), 5).first == 5  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_an_index_of_no_consumer(index: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"consumer_index={index} is none of the 2"):
+        Rounds().join(index=index)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.core import splits
+from forebay.service.core.status import status
 from forebay.service.errors import FailedPrecondition, InvalidArgument, Unimplemented
 
 from .given import Given
@@ -253,6 +254,23 @@ def test_a_source_that_grows_has_no_end_before_it_is_complete() -> None:
     assert given.then == []
     (ledger,) = given.state.iterations[iteration_id].ledgers
     assert (ledger.names, ledger.size, ledger.grows) == (["b", "a", "c"], 3, False)
+
+
+def test_the_status_shows_who_waits_for_a_save() -> None:
+    given, iteration_id = growing()
+
+    def waits_for() -> str | None:
+        (job,) = status(given.state)["jobs"]
+        path: str | None = job["iterations"][0]["sources"][0]["waits_for"]
+        return path
+
+    assert waits_for() == "/save"
+    find(given, iteration_id, "a")
+    assert waits_for() is None
+    given.lease(max(given.state.tasks), 1)
+    assert waits_for() == "/save"
+    find(given, iteration_id, complete=True)
+    assert waits_for() is None
 
 
 def test_a_lease_of_a_source_that_grows_waits_and_what_was_begun_is_known() -> None:

@@ -15,11 +15,12 @@ import tensorflow as tf
 from forebay import service
 from forebay.service.client.consumer import _open
 from forebay.service.client.rounds import RoundsConsumer
-from forebay.service.errors import FailedPrecondition, PipelineError
+from forebay.service.errors import FailedPrecondition, NotFound, PipelineError
 
 from ..cluster import WorkerProcess
+from ..forks import Fork
 from ..standbys import wait_until
-from ..stock import DispatcherProcess, stock_consumers
+from ..stock import DispatcherProcess, ServerProcess, stock_consumers
 
 NAMES = itertools.count(1)
 LENGTHS = 7
@@ -199,3 +200,45 @@ def test_workers_join_and_are_killed_and_the_dispatcher_begins_anew(
         alone.clear()
         # The one that joined is behind the others, and its turn does not come again.
         rounds.read_without_one()
+
+
+TRAINER = """
+import sys
+from forebay import service
+
+target, dataset_id = sys.argv[1:]
+elements = service.read(
+    target, dataset_id, job_name="started again", consumer_index=1, num_consumers=2
+)
+for element in elements:
+    print(int(element[0]), flush=True)
+    sys.stdin.readline()  # until it is killed
+"""
+
+
+def test_a_consumer_that_is_killed_and_started_again_is_waited_for_by_nobody(
+    dispatcher: DispatcherProcess,
+) -> None:
+    dataset_id = service.register_dataset(dispatcher.target, sequences(2))
+
+    def read() -> service.ElementIterator:
+        return service.read(
+            dispatcher.target, dataset_id,
+            job_name="started again", consumer_index=0, num_consumers=2,
+        )  # fmt: skip
+
+    def other() -> ServerProcess:
+        return ServerProcess(Fork(["-c", TRAINER, dispatcher.target, dataset_id]))
+
+    with contextlib.ExitStack() as stack:
+        killed = other()
+        stack.callback(killed.kill)
+        mine = stack.enter_context(read())
+        assert (int(next(mine)[0]), killed.first_line()) == (0, "1")
+        killed.kill()
+        again = other()
+        stack.callback(again.kill)
+        with pytest.raises(NotFound, match=r"consumer_index=1.*start all consumers again"):
+            list(mine)
+        mine = stack.enter_context(read())
+        assert (int(next(mine)[0]), again.first_line()) == (0, "1")

@@ -4,7 +4,8 @@ After the documentation of tf.data service's `num_consumers`, and README's words
 step all consumers get elements of the same round of the same worker's task, those that follow one
 another there, each its own. No round is skipped. If they cannot go on like that, since a worker was
 lost within a round, or a consumer was restarted without the others, it is an error, of which all of
-them hear; and then all are started again together.
+them hear that were there; and then all are started again together. Who is restarted alone begins
+another read until then, with round 0.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ TOGETHER_S = 2.0
 """For a launcher to start all consumers again."""
 
 
+Read = tuple[int, int]
+"""An iteration, and how often it had begun anew."""
+
+
 class Rounds:
     """What consumers were given since they were started together, held against the promises."""
 
@@ -42,7 +47,9 @@ class Rounds:
         """All of them begin anew."""
         books = self._oracle.books
         self.taken: Counter[int] = Counter()  # by consumer
-        self._steps: dict[int, tuple[int, int]] = {}  # whose round each was: (run, round)
+        self._steps: dict[tuple[Read, int], tuple[int, int]] = {}  # whose round: (run, round)
+        self._reads: dict[int, Read] = {}  # by consumer, since it was started
+        self._taken: Counter[tuple[Read, int]] = Counter()  # the same of each (read, consumer)
         self._due: dict[tuple[int, int], int] = {}  # by consumer and run: the element that follows
         self._workers_lost = self._count_lost_workers()
         self._left = set(books.left)
@@ -50,14 +57,23 @@ class Rounds:
         """Whether consumers may be out of step by no fault of the service: those of before are
         taken to be there yet, or one was started without the others."""
 
+    def begin_alone(self, consumer: int) -> None:
+        """It was restarted without the others."""
+        self.is_disturbed = True
+        self._reads.pop(consumer, None)
+
     def deliver(self, consumer: int, element: Element) -> None:
         """A consumer has taken the element of its next step."""
-        name = f"consumer {consumer}, step {self.taken[consumer]}"
+        read = self._oracle.books.reads[element.task_id]
+        number = self._taken[read, consumer]
+        name = f"consumer {consumer}, step {number} of read {read}"
+        if self._reads.setdefault(consumer, read) != read:
+            raise Violation(f"{name}: it was in read {self._reads[consumer]}, and did not end")
         round_, whose = divmod(element.number, self._num_consumers)
         if whose != consumer:
             raise Violation(f"{name}: {element} is consumer {whose}'s")
         there = element.run, round_
-        step = self._steps.setdefault(self.taken[consumer], there)
+        step = self._steps.setdefault((read, number), there)
         if step != there:
             raise Violation(
                 f"{name}: {element} is of (run, round) {there}; another consumer had {step}"
@@ -70,6 +86,7 @@ class Rounds:
         if element.number != due:
             raise Violation(f"{name}: {element} came, and element {due} of its run was due")
         self._due[consumer, element.run] = due + self._num_consumers
+        self._taken[read, consumer] += 1
         self.taken[consumer] += 1
 
     def may_fail(self) -> bool:
@@ -114,7 +131,9 @@ class Gang:
         if self.ending or self.finished:
             return
         if error is None and not self._told and rng.random() < 0.3:
-            self.rounds.is_disturbed = True  # it alone is started again
+            self.rounds.begin_alone(member.index)
+            # Who waits for others, or has had enough, reads no more, and does not hear of it.
+            self.kernel.at(TOLD_S, self._give_up, self.generation)
             return
         if error is not None and not self.rounds.may_fail():
             self.kernel.fail(f"{member.name} failed without a reason: {error!r}")
@@ -127,6 +146,11 @@ class Gang:
             self._wait(self.generation)
         else:
             self.kernel.at(TOGETHER_S * rng.random(), self._end, self.generation)
+
+    def _give_up(self, generation: int) -> None:
+        if generation == self.generation and not (self.ending or self.finished):
+            self.ending = True
+            self._end(generation)
 
     def _all_were_told(self, generation: int) -> None:
         """Of all that had begun to read, nobody reads on."""

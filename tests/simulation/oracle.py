@@ -79,6 +79,8 @@ class Books:
     workers: dict[int, int] = field(default_factory=dict)  # uid, by worker
     lost_workers: dict[int, str] = field(default_factory=dict)  # why, by worker
     tasks: dict[int, tuple[int, int]] = field(default_factory=dict)  # iteration, worker
+    pauses: Counter[int] = field(default_factory=Counter)  # by iteration
+    reads: dict[int, tuple[int, int]] = field(default_factory=dict)  # iteration, pauses; by task
     completed: set[int] = field(default_factory=set)  # tasks
     finished: set[int] = field(default_factory=set)  # iterations
     left_behind: set[int] = field(default_factory=set)  # tasks that these finished without
@@ -221,6 +223,7 @@ class Oracle:
         if readers - books.left.keys():
             raise Violation(f"iteration {event.iteration_id} was paused under its readers")
         tasks = {t for t, (i, _) in books.tasks.items() if i == event.iteration_id}
+        books.pauses[event.iteration_id] += 1
         books.paused |= {i for i, lease in books.leases.items() if lease.task_id in tasks}
 
     def _consumer_joined(self, event: ev.ConsumerJoined) -> None:
@@ -245,10 +248,15 @@ class Oracle:
     def _task_created(self, event: ev.TaskCreated) -> None:
         if self.books.epochs[event.iteration_id] in self.books.summarized:
             raise Violation(f"task {event.task_id} gives out again what is finished")
-        self.books.tasks[event.task_id] = (event.iteration_id, event.worker_id)
+        self._task_begun(event)
 
     def _task_proposed(self, event: ev.TaskProposed) -> None:
-        self.books.tasks[event.task_id] = (event.iteration_id, event.worker_id)
+        self._task_begun(event)
+
+    def _task_begun(self, event: ev.TaskCreated | ev.TaskProposed) -> None:
+        books, iteration = self.books, event.iteration_id
+        books.tasks[event.task_id] = (iteration, event.worker_id)
+        books.reads[event.task_id] = (iteration, books.pauses[iteration])
 
     def _task_completed(self, event: ev.TaskCompleted) -> None:
         self.books.completed.add(event.task_id)
