@@ -190,6 +190,11 @@ def first_elements(request: pb.RegisterDatasetRequest) -> list[Any]:
                 raise InvalidArgument(f"split {split!r:.100}: {misfit}") from None
             if found := list(itertools.islice(elements, LOOKED_AT)):
                 return found
+    if not len(splits):
+        raise InvalidArgument(
+            "there are no splits, so it is not known what elements are: give splits that are "
+            "there, or element_spec"
+        )
     raise InvalidArgument(
         f"the function yields no element for its first {min(len(splits), LOOKED_AT)} splits, so it "
         "is not known what elements are: give element_spec"

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ...storage.errors import Corrupt
 from ...storage.tfrecord import frame
 from ..blocks import Array, Block, numpy_dtype
 from ..errors import FailedPrecondition
@@ -117,7 +118,7 @@ class ParquetWriter:
         self._schema = pyarrow.schema(fields)
         self._sink = _Sink(write)
         self._writer = pyarrow.parquet.ParquetWriter(
-            pyarrow.PythonFile(self._sink, mode="w"), self._schema
+            pyarrow.PythonFile(self._sink, mode="w"), self._schema, write_page_checksum=True
         )
         self._elements: list[tuple[Any, ...]] = []
         self._bytes = 0
@@ -180,9 +181,17 @@ def _parquet_columns(path: str, components: Sequence[ComponentSpec]) -> Iterator
     import pyarrow.parquet
 
     with files.open_file(path) as file:
-        parquet = pyarrow.parquet.ParquetFile(file)
+        parquet = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True)
         for number in range(parquet.num_row_groups):
-            table = parquet.read_row_group(number)
+            try:
+                table = parquet.read_row_group(number)
+            except OSError as error:
+                why = " ".join(str(error).split())
+                raise Corrupt(
+                    f"shard {path} cannot be read ({why}): run the same `forebay materialize` "
+                    "with --verify, which writes it again if it is damaged",
+                    path,
+                ) from error
             columns: list[Iterable[Any]] = []
             for component in components:
                 column = table.column(component.name).combine_chunks()
@@ -266,7 +275,9 @@ def _shapes_of(component: ComponentSpec) -> str:
 
 
 def _size(tensor: Any) -> int:
-    return len(tensor) if isinstance(tensor, bytes) else int(tensor.nbytes)
+    if isinstance(tensor, bytes):
+        return len(tensor)
+    return sum(map(len, tensor.flat)) if tensor.dtype == object else int(tensor.nbytes)
 
 
 class Columns(NamedTuple):

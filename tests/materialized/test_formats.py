@@ -18,6 +18,7 @@ from forebay.service.materialized.formats import WRITERS, ShardReader
 from forebay.service.materialized.layout import ComponentSpec
 from forebay.service.materialized.records import TYPES, Records, names_of
 from forebay.service.pipelines.tf_data.element_specs import component_specs
+from forebay.storage.errors import Corrupt
 
 DTYPES = ("bool", "int8", "uint64", "float16", "bfloat16", "float8_e4m3fn", "float64", "complex64")
 
@@ -116,6 +117,16 @@ def test_a_shard_reader_yields_what_was_written(
             assert np.shape(got) == np.shape(wanted)
             assert np.asarray(got).dtype == np.asarray(wanted).dtype
             assert np.asarray(got).tolist() == np.asarray(wanted).tolist()
+
+
+def test_a_flipped_bit_in_a_parquet_file_is_found(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "shard"
+    data = written("parquet", [block_of([element(number)]) for number in range(100)])
+    reader = ShardReader("parquet", structure.encode(SPEC), components_of(SPEC))
+    for place in range(64, len(data) // 2, len(data) // 20):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :])
+        with pytest.raises(Corrupt, match=f"shard {path} cannot be read .*--verify"):
+            list(reader(str(path)))
 
 
 def test_a_record_is_what_tensorflow_makes_and_parses() -> None:

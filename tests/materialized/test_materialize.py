@@ -174,7 +174,7 @@ def test_who_was_killed_does_what_is_missing_and_no_more(
 
 
 @pytest.mark.usefixtures("worker")
-@pytest.mark.parametrize("file_format", ["parquet", "arrayrecord"])
+@pytest.mark.parametrize("file_format", ["tfrecord", "parquet", "arrayrecord"])
 def test_a_beam_dataset(
     dispatcher: DispatcherProcess, tmp_path: pathlib.Path, file_format: str
 ) -> None:
@@ -182,7 +182,7 @@ def test_a_beam_dataset(
     squares = (
         pipeline
         | beam.Create(range(30), reshuffle=False)
-        | beam.Map(lambda n: {"number": n, "square": n * n})
+        | beam.Map(lambda n: {"number": n, "square": n * n, "nothing": None})
     )
     dataset_id = service.register_dataset(dispatcher.target, squares)
     output = tmp_path / "output"
@@ -192,6 +192,7 @@ def test_a_beam_dataset(
     assert cached == file_format
     found = list(service.read(dispatcher.target, cached, processing_mode=DYNAMIC))
     assert {int(e["number"]): int(e["square"]) for e in found} == {n: n * n for n in range(30)}
+    assert {e["nothing"] for e in found} == {None}
 
 
 def once(n: int) -> Iterator[int]:

@@ -250,4 +250,7 @@ def encode_element_spec(element_spec: Spec) -> bytes:
 
 
 def decode_element_spec(data: bytes) -> Spec:
-    return nested_structure_coder.decode_proto(struct_pb2.StructuredValue.FromString(data))
+    """With None as a dataset has it, NoneTensorSpec."""
+    spec = nested_structure_coder.decode_proto(struct_pb2.StructuredValue.FromString(data))
+    leaves = [tf.NoneTensorSpec() if leaf is None else leaf for leaf in nest.flatten(spec)]
+    return nest.pack_sequence_as(spec, leaves)
