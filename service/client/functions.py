@@ -20,6 +20,7 @@ import cloudpickle
 from .. import pickles
 from ..errors import InvalidArgument
 from ..pipelines.python.columns import Misfit, iterated
+from ..pipelines.python.nursery import BEAM
 from ..pipelines.python.pipeline import package_version, python_version
 from ..proto import forebay_pb2 as pb
 from ..proto import python_pb2
@@ -167,7 +168,7 @@ def beam_dataset(pcollection: Any, split_bytes: int | None = None, **how: Any) -
 
     with _by_value():  # splits and side inputs are pickled there
         chain, splits = translate(pcollection, split_bytes)
-    how["packages"] = ("apache-beam", *_names(how.get("packages", ())))
+    how["packages"] = (BEAM, *_names(how.get("packages", ())))
     return PythonDataset(chain, splits, **how)
 
 

@@ -13,6 +13,6 @@ EXAMPLES = sorted((pathlib.Path(__file__).resolve().parents[2] / "examples").glo
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_learns(example: pathlib.Path) -> None:
-    ended = forks.run([str(example)], timeout_s=300)
+    ended = forks.run([str(example)])
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[-1].startswith("learned: "), ended.stdout

@@ -6,6 +6,7 @@ import bz2
 import contextlib
 import functools
 import gzip
+import os
 import pathlib
 import pickle
 import random
@@ -17,6 +18,7 @@ from typing import Any
 import apache_beam as beam
 import cloudpickle
 import fastavro
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -40,6 +42,7 @@ from forebay.service.client.functions import (
 )
 from forebay.service.errors import InvalidArgument, PipelineError
 from forebay.service.pipelines import Pipeline
+from forebay.service.pipelines.beam import internals
 from forebay.service.pipelines.beam.chain import Chain
 from forebay.service.pipelines.beam.translation import Translated, translate, values
 
@@ -458,6 +461,48 @@ def test_what_fails_is_torn_down_and_set_up_anew(logged: Chain) -> None:
     assert " ".join(log) == "setup start 1 -1 teardown setup start 4 finish"
 
 
+def test_no_users_element_is_asked_for_a_file(logged: Chain) -> None:
+    """Here of a field that is called like a file's path."""
+    row = np.rec.array([("a", 1), ("b", 2)], dtype=[("path", "U1"), ("n", int)])
+    negative = beam.Pipeline() | beam.Create([row]) | beam.Map(lambda row: -len(row))
+    chain, splits = translate(negative | beam.ParDo(Logged()))
+    with pytest.raises(RuntimeError, match="a negative one"):
+        chain.run_bundle(splits[0], lambda _: None)
+    assert " ".join(log) == "setup start -2 teardown"
+
+
+class WithoutOnes(beam.DoFn):  # type: ignore[misc]
+    def start_bundle(self) -> None:
+        self.seen: list[int] = []
+
+    def process(self, file: fileio.ReadableFile) -> None:
+        self.seen.append(int(pathlib.Path(file.metadata.path).read_text()))
+        if self.seen[-1] == 1:
+            raise ValueError("a one")
+
+    def finish_bundle(self) -> None:
+        if 2 in self.seen:
+            raise ValueError("there was a two")
+
+
+@pytest.mark.parametrize(
+    ("contents", "named"), [("0100", ["1"]), ("0002", []), ("2", ["0"])], ids=["1", "any", "only"]
+)
+def test_the_file_that_was_read_is_named(
+    tmp_path: pathlib.Path, contents: str, named: Sequence[str]
+) -> None:
+    """Of several in one split; none, if it may be any of them."""
+    for name, content in enumerate(contents):
+        (tmp_path / str(name)).write_text(content)
+    found = beam.Pipeline() | fileio.MatchFiles(f"{tmp_path}/*") | fileio.ReadMatches()
+    chain, splits = translate(found | beam.ParDo(WithoutOnes()))
+    with pytest.raises(ValueError, match=r"there was|a one") as raised:
+        for each in splits:
+            chain.run_bundle(each, lambda _: None)
+    notes = [f"while a chain read {tmp_path / name}" for name in named]
+    assert getattr(raised.value, "__notes__", []) == notes
+
+
 class Pairs(beam.DoFn):  # type: ignore[misc]
     """Keeps one element back, and cannot be pickled once it has been set up."""
 
@@ -525,7 +570,7 @@ def pairs(p: beam.Pipeline) -> beam.PCollection:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda p: pairs(p) | beam.GroupByKey(), "'GroupByKey' groups, .* materialize its"),
+        (lambda p: pairs(p) | beam.GroupByKey(), "'GroupByKey' groups, .* to files, by Beam"),
         (lambda p: pairs(p) | "mine" >> beam.CombinePerKey(sum), "'mine' groups"),
         (lambda p: pairs(p) | "all" >> beam.CombineGlobally(len), "'all' groups"),
         (lambda p: {"x": pairs(p)} | "both" >> beam.CoGroupByKey(), "'both' (groups|flattens)"),
@@ -571,6 +616,60 @@ def test_a_source_without_splits(count: int) -> None:
     if not count:
         with pytest.raises(InvalidArgument, match=r"yields no element .* give element_spec"):
             first_elements(request)
+
+
+def nurserys_threads_and_rows(file: str) -> Iterator[int]:
+    """In a child: threads of Arrow's where it was forked, and what each of its pools reads."""
+    for task in pathlib.Path(f"/proc/{os.getppid()}/task").iterdir():
+        if "jemalloc" in (task / "comm").read_text():
+            yield -1
+    for pool in pa.supported_memory_backends():
+        pa.set_memory_pool(getattr(pa, f"{pool}_memory_pool")())
+        yield from pq.read_table(file)["n"].to_pylist()
+
+
+def test_children_of_beams_nursery_can_use_arrow(files: pathlib.Path) -> None:
+    """Whose allocator would start a thread in the nursery, which no fork has."""
+    created = beam.Pipeline() | beam.Create([f"{files}/0.parquet"])
+    chain, splits = translate(created | beam.FlatMap(nurserys_threads_and_rows))
+    assert read(chain, splits, packages=["apache-beam"]) == [
+        *([*range(15)] * len(pa.supported_memory_backends()))
+    ]
+
+
+def test_what_of_beam_is_not_public(files: pathlib.Path) -> None:
+    """Each name of `internals` is what it is used for."""
+    file = f"{files}/0.txt"
+    (bundle,) = beam.io.ReadFromText(file)._source.split(1 << 30)
+    assert internals.SourceRestriction(bundle).source() is bundle.source
+    assert internals.file_read(bundle.source) == file
+    assert internals.file_read(Counting(3)) is None
+    labels = {
+        name: [step.reads_source, step.reads_ranges, step.is_splittable]
+        for name in ("text", "all text", "splittable")
+        for step in cloudpickle.loads(
+            translate(PIPELINES[name](str(files))(beam.Pipeline())).chain.__getstate__()
+        )[:1]
+    }
+    assert labels == {
+        "text": [True, False, True],
+        "all text": [False, True, False],
+        "splittable": [False, False, True],
+    }
+    assert [*map(internals.has_batches, [Count(), BatchesOnly()])] == [False, True]
+    words = beam.Pipeline() | beam.Create([(1, "one")])
+    assert internals.view_options(pvalue.AsSingleton(words, 7))["default"] == 7
+    with pytest.raises(internals.PassedOn, match=r"^as it is$"):
+        values(words | beam.Map(passed_on))
+
+
+class BatchesOnly(beam.DoFn):  # type: ignore[misc]
+    def process_batch(self, batch: list[int]) -> Iterator[list[int]]:
+        yield batch
+
+
+def passed_on(_: object) -> None:
+    raise internals.PassedOn("as it is")
 
 
 CHANGES: dict[str, Callable[[pathlib.Path], object]] = {

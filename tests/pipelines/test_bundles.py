@@ -195,7 +195,7 @@ def test_another_process_has_the_same_elements() -> None:
     one = subprocess.run(
         [sys.executable, *arguments, "0", "1", "2"], capture_output=True, text=True, timeout=110
     )
-    other = forks.run([*arguments, "2", "0", "2", "1"], timeout_s=110)
+    other = forks.run([*arguments, "2", "0", "2", "1"])
     assert one.returncode == other.returncode == 0, one.stderr + other.stderr
     printed = [run.stdout.splitlines() for run in (one, other)]
     assert len(set(printed[0])) == 3

@@ -63,10 +63,10 @@ def run(script: str, **environment: str) -> None:
             env=os.environ | environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=100,
         )
     else:
-        done = forks.run(["-c", code], timeout_s=120)
+        done = forks.run(["-c", code])
     assert done.returncode == 0, done.stderr
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import cloudpickle
-from apache_beam.io import filebasedsource, filesystems, iobase
+from apache_beam.io import fileio, filesystem, filesystems
 from apache_beam.metrics.execution import MetricsContainer
 from apache_beam.runners import common
 from apache_beam.runners.worker import statesampler
@@ -27,6 +27,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from ... import pickles
 from ...errors import InvalidArgument
+from . import internals
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +61,20 @@ class Step:
     @property
     def reads_source(self) -> bool:
         """Whether it is what Beam reads bounded sources with."""
+        if not self.is_splittable:
+            return False
         provider = common.DoFnSignature(self.fn).get_restriction_provider()
-        return isinstance(provider, iobase._SDFBoundedSourceRestrictionProvider)
+        return isinstance(provider, internals.SourceRestrictionProvider)
+
+    @property
+    def reads_ranges(self) -> bool:
+        """Whether it is what Beam reads ranges of files with, each given with its file."""
+        return isinstance(self.fn, internals.ReadRange)
+
+    @property
+    def reads(self) -> bool:
+        """Whether its inputs are what to read, each a split."""
+        return self.is_splittable or self.reads_ranges
 
     @property
     def sees_bundles(self) -> bool:
@@ -115,13 +128,13 @@ class Chain:
         if self._running is None:
             unused, self._unused = self._unused, None
             self._running = _Running(unused or cloudpickle.loads(self._pickled))
-        inputs = cloudpickle.loads(split)
+        running, inputs = self._running, cloudpickle.loads(split)
         try:
-            self._running.bundle(inputs, emit)
+            running.bundle(inputs, emit)
         except BaseException as error:
-            for file in filter(None, map(_file, inputs)):
-                error.add_note(f"while a chain read {file}")
             self.teardown()
+            if (file := _file(running.input)) is not None:
+                error.add_note(f"while a chain read {file}")
             raise
 
     def __call__(self, split: bytes) -> Iterator[Any]:
@@ -158,19 +171,22 @@ def _pickled(steps: Sequence[Step]) -> bytes:
         ) from error
 
 
-def _file(read: Any) -> str | None:
-    """That is to be read: what one of Beam's sources of files is restricted to, or what matched."""
-    value = read.value if isinstance(read, WindowedValue) else read
-    for part in value if isinstance(value, tuple) else (value,):
-        source = getattr(getattr(part, "_source_bundle", None), "source", None)
-        path = getattr(source, "_file_name", getattr(part, "path", None))
-        if isinstance(path := path or getattr(getattr(part, "metadata", None), "path", None), str):
-            return path
+def _file(read: WindowedValue | None) -> str | None:
+    """Which file an input is of, by what is Beam's own: elements of the user's are not asked."""
+    value = None if read is None else read.value
+    for part in value if type(value) is tuple else (value,):
+        match part:
+            case internals.SourceRestriction():
+                return internals.file_read(part.source())
+            case filesystem.FileMetadata():
+                return str(part.path)
+            case fileio.ReadableFile():
+                return str(part.metadata.path)
     return None
 
 
-class _Enough(Exception):
-    _tagged_with_step = True  # so that Beam passes it on as it is
+class _Enough(internals.PassedOn):
+    pass
 
 
 class _Next(common.Receiver):  # type: ignore[misc]
@@ -220,6 +236,7 @@ class _Running:
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.metrics = _Metrics()
+        self.input: WindowedValue | None = None  # that is being read, or nobody knows which
         self._steps = steps
         self._emit: Emit = _nobody
         self._runners: list[common.DoFnRunner] = []  # the last step's first
@@ -231,11 +248,7 @@ class _Running:
                 runner = _runner(step, take)
                 runner.setup()
                 self._runners.append(runner)
-                self._begin = runner.process
-                if step.is_splittable and not step.reads_source:
-                    self._begin = _begin_restricted(step, runner)
-                elif isinstance(step.fn, filebasedsource._ReadRange):
-                    self._begin = _begin_file(runner)
+                self._begin = _begin_of(step, runner)
                 take = _split(step, self._begin) if step.is_splittable else self._begin
         except BaseException:
             self.teardown()
@@ -244,11 +257,15 @@ class _Running:
     def bundle(self, split: Sequence[Any], emit: Emit) -> None:
         statesampler.set_current_tracker(self.metrics)  # of this thread
         self._emit = emit
+        self.input = None
         for runner in self._runners:
             runner.start()
         for value in split:
             timed = isinstance(value, WindowedValue)
-            self._begin(value if timed else GlobalWindows.windowed_value(value))
+            self.input = value if timed else GlobalWindows.windowed_value(value)
+            self._begin(self.input)
+        if len(split) > 1:
+            self.input = None  # what was kept for the end of the bundle may be of any
         for runner in reversed(self._runners):
             runner.finish()
         for runner in self._runners:
@@ -279,7 +296,7 @@ def _runner(step: Step, take: Callable[[WindowedValue], object]) -> common.DoFnR
         for view, options, values in step.sides
     ]
     return common.DoFnRunner(
-        _Read() if step.is_splittable and step.reads_source else step.fn,
+        _Read() if step.reads_source else step.fn,
         step.args,
         step.kwargs,
         sides,
@@ -288,6 +305,15 @@ def _runner(step: Step, take: Callable[[WindowedValue], object]) -> common.DoFnR
         step_name=step.label,
         state=common.DoFnState(CounterFactory()),
     )
+
+
+def _begin_of(step: Step, runner: common.DoFnRunner) -> Callable[[WindowedValue], object]:
+    """What takes an input of a step that a bundle begins with."""
+    if step.reads_ranges:
+        return _begin_file(runner)
+    if step.is_splittable and not step.reads_source:
+        return _begin_restricted(step, runner)
+    return runner.process  # type: ignore[no-any-return]
 
 
 def _begin_restricted(step: Step, runner: common.DoFnRunner) -> Callable[[WindowedValue], None]:

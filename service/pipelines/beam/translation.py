@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 import cloudpickle
 from apache_beam import pvalue
-from apache_beam.io import filebasedsource, fileio, iobase
+from apache_beam.io import fileio, iobase
 from apache_beam.pipeline import AppliedPTransform
 from apache_beam.runners import common
 from apache_beam.transforms import core, util, window
@@ -25,13 +25,16 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from ... import pickles
 from ...errors import InvalidArgument
+from . import internals
 from .chain import Chain, Side, Step
 
 MAX_SPLITS = 1000
 """Of what was created: so many elements are a split each. If some step sees where bundles begin and
 end, as one that makes batches does, there are about as many splits as elements in each."""
 
-_ADVICE = "materialize its result first, on a runner that shuffles, and register that"
+_ADVICE = (
+    "write its result to files, by Beam on a runner that shuffles, and register a read of these"
+)
 
 
 class Translated(NamedTuple):
@@ -134,7 +137,7 @@ def _check(node: AppliedPTransform, pcollection: beam.PCollection) -> None:
         raise InvalidArgument(
             f"{_label(node)} keeps state by key, which needs a shuffle; {_ADVICE}"
         )
-    if transform.fn._process_yields_batches or not transform.fn._process_defined:
+    if internals.has_batches(transform.fn):
         raise InvalidArgument(
             f"{_label(node)} takes or yields batches in place of elements, which only Beam's own "
             "runners convert: yield elements (of a Parquet file, read dicts or tables)"
@@ -162,7 +165,7 @@ def _translate(applied: Sequence[_Applied], split_bytes: int | None) -> Translat
             before.run_windowed(impulse, inputs.append)
         finally:
             before.teardown()
-    if any(map(_reads, steps[first : first + 1])):
+    if first < len(steps) and steps[first].reads:
         found = (each for value in inputs for each in _begin(steps[first], value, split_bytes))
         return Translated(chain, [_split([each]) for each in found])
     size = math.ceil(len(inputs) / MAX_SPLITS)
@@ -172,17 +175,12 @@ def _translate(applied: Sequence[_Applied], split_bytes: int | None) -> Translat
     return Translated(chain, [_split(inputs[at : at + size]) for at in bounds])
 
 
-def _reads(step: Step) -> bool:
-    """Whether its inputs are what to read, each a split."""
-    return step.is_splittable or isinstance(step.fn, filebasedsource._ReadRange)
-
-
 def _first(applied: Sequence[_Applied], steps: Sequence[Step]) -> int:
     """Which step bundles begin with: the first one that reads; of what reads nothing, the first
     behind a Reshuffle, else the first behind what was created or matched.
     """
     for at, step in enumerate(steps):
-        if _reads(step):
+        if step.reads:
             return at
     for at, each in enumerate(applied):
         if each.is_reshuffled:
@@ -213,7 +211,7 @@ def _begin(
     if split_bytes is None or not isinstance(element, iobase.BoundedSource):
         restrictions = first.restrictions(element)
     else:
-        restrictions = map(iobase._SDFBoundedSourceRestriction, element.split(split_bytes))
+        restrictions = map(internals.SourceRestriction, element.split(split_bytes))
     for restriction in restrictions:
         yield unused.with_value((unused.value, restriction))
 
@@ -231,4 +229,4 @@ def _step(applied: _Applied) -> Step:
 
 
 def _side(side: pvalue.AsSideInput) -> Side:
-    return Side(type(side), side._view_options(), values(side.pvalue))
+    return Side(type(side), internals.view_options(side), values(side.pvalue))

@@ -8,6 +8,10 @@ A request comes with two sockets: one is the child's (child.py), and over the ot
 says the child's exit code. When that one is closed or written to, the child is killed. What it has
 started ends with it, however it ends: its process group, and what has left that, which becomes the
 nursery's own (PR_SET_CHILD_SUBREAPER in prctl(2)) once the child, whose own it was, is gone.
+
+A fork has one thread, whatever others of the nursery held: so what a nursery imports starts none,
+but OpenBLAS's, which prepare for forks themselves. Beam imports gRPC, which starts its threads with
+the first channel, and Arrow, one of whose allocators, jemalloc, is told to do without.
 """
 
 from __future__ import annotations
@@ -36,6 +40,11 @@ PR_SET_CHILD_SUBREAPER = 36
 
 END_S = 5.0
 """For the process to end, before it is killed."""
+
+BEAM = "apache-beam"
+"""The distribution."""
+
+_ENVIRONMENT = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 class Nursery:
@@ -97,6 +106,7 @@ class Nursery:
                 forebay("pipelines.python.nursery", str(number), *self._imports),
                 None,
                 exit_with_parent=True,
+                environment=_ENVIRONMENT,
                 descriptors=[number],
             )
 
@@ -121,6 +131,13 @@ class Nurseries:
         self.plain, self.beams, self.tensorflows = (
             Nursery(), Nursery("..beam.chain"), Nursery(".built"),
         )  # fmt: skip
+
+    def of(self, packages: Collection[str], is_built: bool) -> Nursery:
+        """The one that has imported what a dataset needs that was registered with these packages,
+        or that a function builds."""
+        if is_built:
+            return self.tensorflows
+        return self.beams if BEAM in packages else self.plain
 
     def close(self) -> None:
         """End them, and all that they have forked. Idempotent."""

@@ -74,9 +74,7 @@ class PythonPipeline:
         self._processes = 1 if self._is_built else processes
         self._may_skip = may_skip
         self._policy = Policy(dataset.on_error, dataset.limit, dataset.timeout_s, where)
-        nursery = nurseries.beams if "apache-beam" in dataset.packages else nurseries.plain
-        if self._is_built:
-            nursery = nurseries.tensorflows
+        nursery = nurseries.of(dataset.packages, self._is_built)
         self._children = Children(nursery, stored, structure, self._processes)
 
     def run(self, feed: SplitFeed | None) -> PythonRun:

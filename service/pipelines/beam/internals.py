@@ -1,0 +1,45 @@
+"""All names of Beam's that are not public, and so may change with its next version.
+
+`test_what_of_beam_is_not_public` has each do what it is used for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from apache_beam.io import filebasedsource, iobase
+from apache_beam.pvalue import AsSideInput
+from apache_beam.transforms.core import DoFn
+
+SourceRestriction = iobase._SDFBoundedSourceRestriction
+"""What of a bounded source is to be read."""
+
+SourceRestrictionProvider = iobase._SDFBoundedSourceRestrictionProvider
+"""That of the DoFn that Beam reads bounded sources with."""
+
+ReadRange = filebasedsource._ReadRange
+"""The DoFn that reads a range of a file, given with the file's metadata: of ReadAllFrom…"""
+
+
+def file_read(source: iobase.BoundedSource) -> str | None:
+    """The path, of one of the sources that a source of files is split into."""
+    if isinstance(source, filebasedsource._SingleFileSource):
+        return str(source._file_name)
+    return None
+
+
+def has_batches(fn: DoFn) -> bool:
+    """Whether a DoFn takes or yields batches in place of elements."""
+    return bool(fn._process_yields_batches or not fn._process_defined)
+
+
+def view_options(side: AsSideInput) -> Mapping[str, Any]:
+    """What a SideInputMap of this side input is made with."""
+    return dict(side._view_options())
+
+
+class PassedOn(Exception):
+    """Raised behind a step, it leaves that step as it is, without the step's label."""
+
+    _tagged_with_step = True
