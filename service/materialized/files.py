@@ -110,10 +110,10 @@ class NewFile:
     """A file that is being written, under another name until it is published. Who does not come to
     publish it, discards it."""
 
-    def __init__(self, directory: str) -> None:
-        """Raises Unavailable."""
+    def __init__(self, directory: str, owner: str = "") -> None:
+        """What is left of it is to be found by TEMPORARY and its owner. Raises Unavailable."""
         self._directory = directory
-        self._path = f"{directory}/{TEMPORARY}{uuid.uuid4().hex}"
+        self._path = f"{directory}/{TEMPORARY}{owner}{uuid.uuid4().hex}"
         self._file: BinaryIO = _asked(
             lambda: _beam().create(self._path, compression_type=_uncompressed()), directory
         )

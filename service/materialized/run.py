@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -127,15 +128,17 @@ def materialize(
     wanted = _plan_of(dataset_id, dataset, format, shards, seed)
     plan = _begun(directory, wanted, shards)
     _keep(f"{directory}/{plan.dataset_name}", dataset.SerializeToString(deterministic=True))
-    left_over = files.listed(directory, files.TEMPORARY)  # of attempts that were killed
+    left_over = [*files.listed(directory, files.TEMPORARY)]  # of attempts that were killed
     there = _there(directory, plan, verify=verify)
     missing = [number for number in range(plan.shards) if number not in there]
     if missing:
         log.info("%d of %d shards are to be written", len(missing), plan.shards)
         try:
-            _run(pipeline, directory, missing)
+            write = WriteShard(directory)
+            _run(pipeline, write, missing)
         finally:
             close_idle()
+        left_over += files.listed(directory, f"{files.TEMPORARY}{write.name}")
         there = _there(directory, plan)
     if left := [number for number in range(plan.shards) if number not in there]:
         raise PipelineError(
@@ -344,10 +347,10 @@ def _pipeline(flags: list[str]) -> beam.Pipeline:
     return pipeline
 
 
-def _run(pipeline: beam.Pipeline, directory: str, numbers: list[int]) -> None:
+def _run(pipeline: beam.Pipeline, write: WriteShard, numbers: list[int]) -> None:
     """Raises PipelineError."""
     name = type(pipeline.runner).__name__
-    _ = pipeline | "bundles" >> beam.Create(numbers) | "shards" >> beam.ParDo(WriteShard(directory))
+    _ = pipeline | "bundles" >> beam.Create(numbers) | "shards" >> beam.ParDo(write)
     try:
         state = pipeline.run().wait_until_finish()
     except Exception as error:
@@ -372,6 +375,7 @@ class WriteShard(beam.DoFn):  # type: ignore[misc]
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._caller = _this_process()
+        self.name = uuid.uuid4().hex[:8]  # what this run has not published begins with it
 
     def setup(self) -> None:
         own_process = self._caller != _this_process()
@@ -392,7 +396,7 @@ class WriteShard(beam.DoFn):  # type: ignore[misc]
         plan, pipeline = self._entered.plan, self._entered.pipeline
         first, count = plan.bundle(number)
         run = pipeline.bundle(SplitRange(first, count, 0), number=number, seed=plan.seed)
-        new = files.NewFile(self._directory)
+        new = files.NewFile(self._directory, self.name)
         size, checksum, elements = 0, 0, 0
 
         def write(data: bytes) -> None:

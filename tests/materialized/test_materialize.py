@@ -261,6 +261,7 @@ def test_errors_say_what_to_do(dispatcher: DispatcherProcess, tmp_path: pathlib.
     ragged_id = service.register_dataset(target, ragged)
     fails(Unimplemented, "cannot be read from parquet.*tfrecord", ragged_id, format="parquet")
     fails(FailedPrecondition, "cannot be made: .*--output", output=tmp_path / "file" / "below")
+    service.materialize(target, dataset_id, output)
     fails(FailedPrecondition, "was begun with dataset", dataset_id=other_id)
     fails(FailedPrecondition, "begun with shards 9, and 3 is asked for", shards=3)
     with pytest.raises(NotFound, match="there is no materialized dataset in"):
