@@ -34,7 +34,10 @@ def materialize(
 
     Further options are the runner's: --direct_num_workers=4. Run again, it does what is missing.
     """
+    from .. import pipelines
     from ..materialized.run import materialize as run
+
+    pipelines.load()  # before TensorFlow is imported in any other way
 
     done = run(
         service, dataset_id, output, format=file_format, shards=shards or None, seed=seed,

@@ -71,6 +71,7 @@ def register_dataset(
     dataset_id: str | None = None,
     *,
     splits: Any = None,
+    verify: bool = False,
     **python: Any,
 ) -> str:
     """Register a dataset with the service; return its id, to be given to `from_dataset_id`.
@@ -84,12 +85,13 @@ def register_dataset(
         arguments that returns a `tf.data.Dataset`, which each worker builds for itself, and in
         which Python functions do work. Or a PCollection of a Beam pipeline that was built and not
         run: bounded reads, and ParDos behind them. Or the directory of a dataset that `materialize`
-        wrote, as all workers see it, with `verify=True` if its checksums are to be computed first.
+        wrote, as all workers see it.
       compression: "AUTO" compresses blocks of elements between hosts where that makes them
         arrive sooner, None never does; "ZSTD" and "LZ4" do it on every connection over TCP or
         gRPC. "SNAPPY" compresses each element, which is for tf.data service's own clients.
       splits: of a function; with it, and with a PCollection, comes by keyword what `python_dataset`
         takes, and of a PCollection's source `split_bytes`, the size that splits should have.
+      verify: of a directory, read all of it, and compute its checksums first.
       dataset_id: an id to register it under. One that is registered is left as it is, if the
         datasets have the same structure. By default, equal datasets have the same id. Functions are
         equal if their pickles are; give an id to those that hold something that differs by process.
@@ -106,15 +108,24 @@ def register_dataset(
         raise InvalidArgument(
             f"Invalid `compression` argument: {compression}. Must be one of {list(_COMPRESSIONS)}."
         )
+    given = [*python] if splits is None else ["splits", *python]
     if isinstance(dataset, str | os.PathLike):
-        found = opened(dataset, **_for_directory(splits, python))
+        if given:
+            raise InvalidArgument(
+                f"{sorted(given)} are for functions; of a directory's dataset all is known"
+            )
+        found = opened(dataset, verify=verify)
         if callable(found.dataset) and not isinstance(found.dataset, tf.data.Dataset):
             reading_them = PythonDataset(found.dataset, found.paths, found.spec)
             return _register_python(
                 service, reading_them, compression, dataset_id or "", found.cardinality
             )
         return _register_graph(service, found.dataset, compression, dataset_id, found)
-    given = [*python] if splits is None else ["splits", *python]
+    if verify:
+        raise InvalidArgument(
+            "verify=True is for the directory of a materialized dataset, whose files have "
+            f"checksums, and this is {type(dataset)}: leave it out"
+        )
     if given and isinstance(dataset, PythonDataset):
         raise InvalidArgument(
             f"{given} are given for a decorated function: give all to its decorator"
@@ -139,15 +150,6 @@ def register_dataset(
     if not isinstance(dataset, tf.data.Dataset):
         raise InvalidArgument(f"`dataset` must be a tf.data.Dataset, not {type(dataset)}")
     return _register_graph(service, dataset, compression, dataset_id)
-
-
-def _for_directory(splits: Any, given: dict[str, Any]) -> dict[str, bool]:
-    if splits is not None or given.keys() - {"verify"}:
-        raise InvalidArgument(
-            f"{sorted({*given, *(['splits'] if splits is not None else [])} - {'verify'})} are for "
-            "functions; of a directory's dataset all is known"
-        )
-    return {"verify": bool(given.get("verify"))}
 
 
 def _register_graph(

@@ -16,16 +16,21 @@ an exception, of which each bundle's last one may be smaller, as under ShardingP
 
 **The directory.** It has, in the order in which they are written:
 
-    dataset.pb   what is registered, graph or function included: GetDatasetResponse, serialized
     plan.json    which dataset this is, into how many bundles it is divided, seed and format
-    shard-00003-of-00128-1000-52123-9ae0daaf.tfrecord
-                 a bundle: its number, of how many, elements, bytes, and CRC-32C of the file
+    dataset-4c1f9b0a86e2d753.pb
+                 what is registered, graph or function included: GetDatasetResponse, serialized;
+                 its name has the dataset's fingerprint
+    shard-00003-of-00128-5be0cd19-1000-52123-9ae0daaf.tfrecord
+                 a bundle: its number, of how many, a digest of the plan, elements, bytes, and
+                 CRC-32C of the file
     index.json   the shards, their splits, elements and checksums; written last
 
-All of them are written under another name, and renamed. A shard's name says all that is to be known
-of it, so what lies in a directory is its own manifest: a run does what is missing, or has another
-size than its name says, and nothing else. What two attempts at one bundle write has one name and
-the same bytes, so it does not matter which of them is last.
+All of them are written under another name, and renamed. The first plan stays, and who comes with
+another one is refused; as shards and dataset have in their names what they are of, those of two
+plans cannot mix, even in a store in which two may publish one at once. A shard's name says all that
+is to be known of it, so what lies in a directory is its own manifest: a run does what is missing,
+or has another size than its name says, and nothing else. What two attempts at one bundle write has
+one name and the same bytes, so it does not matter which of them is first.
 
 **The Beam pipeline** is a Create of the bundles' numbers and a ParDo, which reads the directory and
 needs no dispatcher. There is no shuffle, no side input and no second output, so each runner can run

@@ -5,14 +5,16 @@ Writing is Beam's. Local files are read without it, so that who reads need not h
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, TypeVar
 
 from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 
 TEMPORARY = ".tmp-"
+READ_BYTES = 8 << 20
 
 T = TypeVar("T")
 
@@ -21,7 +23,10 @@ def checked(directory: str | os.PathLike[str]) -> str:
     """A directory's name as it is said to other processes. Raises InvalidArgument."""
     name = os.fspath(directory)
     if not isinstance(name, str) or not name.strip("/"):
-        raise InvalidArgument(f"{directory!r} is no directory for a materialized dataset")
+        raise InvalidArgument(
+            f"{directory!r} is no directory for a materialized dataset: give one's path, or the "
+            "address of a store's, such as gs://bucket/name"
+        )
     return name.rstrip("/") if is_remote(name) else os.path.abspath(name)
 
 
@@ -31,8 +36,14 @@ def is_remote(path: str) -> bool:
 
 def read(path: str) -> bytes:
     """Raises NotFound, Unavailable."""
+    return b"".join(chunks(path))
+
+
+def chunks(path: str) -> Iterator[bytes]:
+    """What is in it, in parts. Raises NotFound, Unavailable."""
     with open_file(path) as file:
-        return file.read()
+        while data := _asked(lambda: file.read(READ_BYTES), path):
+            yield data
 
 
 def open_file(path: str) -> BinaryIO:
@@ -50,19 +61,19 @@ def open_file(path: str) -> BinaryIO:
     return opened
 
 
-def listed(directory: str) -> dict[str, int]:
-    """The names of the files in it, with their sizes in bytes; none if it is not there."""
+def listed(directory: str, prefix: str = "") -> dict[str, int]:
+    """The names of the files in it that begin so, with their sizes in bytes; none if it is not
+    there."""
     if is_remote(directory):
-        (found,) = _asked(lambda: _beam().match([f"{directory}/*"]), directory)
+        (found,) = _asked(lambda: _beam().match([f"{directory}/{prefix}*"]), directory)
         return {m.path.rpartition("/")[2]: m.size_in_bytes for m in found.metadata_list}
     sizes = {}
     try:
         with os.scandir(directory) as entries:
             for entry in entries:
-                try:
-                    sizes[entry.name] = entry.stat().st_size
-                except FileNotFoundError:  # it was renamed meanwhile
-                    continue
+                if entry.name.startswith(prefix):
+                    with contextlib.suppress(FileNotFoundError):  # it was renamed meanwhile
+                        sizes[entry.name] = entry.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
@@ -82,43 +93,86 @@ def make(directory: str) -> None:
         ) from error
 
 
-def write(path: str, data: bytes) -> None:
-    """A whole file, under this name once it is whole."""
-    new = NewFile(path.rpartition("/")[0])
-    new.file.write(data)
-    new.publish(path.rpartition("/")[2])
+def write(path: str, data: bytes, *, replace: bool = True) -> None:
+    """A whole file, under this name once it is whole; as NewFile.publish has it. Raises
+    Unavailable."""
+    directory, _, name = path.rpartition("/")
+    new = NewFile(directory)
+    try:
+        new.write(data)
+        new.publish(name, replace=replace)
+    except BaseException:
+        new.discard()
+        raise
 
 
 class NewFile:
-    """A file that is being written to `file`, under another name until it is published."""
+    """A file that is being written, under another name until it is published. Who does not come to
+    publish it, discards it."""
 
-    def __init__(self, directory: str) -> None:
-        """Raises Unavailable."""
+    def __init__(self, directory: str, owner: str = "") -> None:
+        """What is left of it is to be found by TEMPORARY and its owner. Raises Unavailable."""
         self._directory = directory
-        self._path = f"{directory}/{TEMPORARY}{uuid.uuid4().hex}"
-        self.file: BinaryIO = _asked(
+        self._path = f"{directory}/{TEMPORARY}{owner}{uuid.uuid4().hex}"
+        self._file: BinaryIO = _asked(
             lambda: _beam().create(self._path, compression_type=_uncompressed()), directory
         )
 
-    def publish(self, name: str) -> None:
-        """It is complete, and has this name, for which whatever had it goes. Raises Unavailable."""
-        path = f"{self._directory}/{name}"
-        if not is_remote(path):
-            self.file.flush()
-            os.fsync(self.file.fileno())
-        self.file.close()
+    def write(self, data: bytes) -> None:
+        """Raises Unavailable."""
+        _asked(lambda: self._file.write(data), self._directory)
 
-        def rename() -> None:
-            if is_remote(path) and _beam().exists(path):  # some refuse to replace it
-                _beam().delete([path])
+    def publish(self, name: str, *, replace: bool = True) -> None:
+        """It is complete, and has this name, for which whatever had it goes.
+
+        Without `replace` the first one to have the name keeps it, and this one is discarded: on
+        this machine's file systems that have links also of several who publish at the same time.
+
+        Raises Unavailable.
+        """
+        path = f"{self._directory}/{name}"
+        _asked(self._close, self._directory)
+        if replace:
+            _asked(lambda: self._rename(path), path)
+            return
+        try:
+            _asked(lambda: self._claim(path), path)
+        except Unavailable:
+            # Another one, which was faster, may have deleted it as left over.
+            if not _asked(lambda: _beam().exists(path), path):
+                raise
+        self.discard()
+
+    def _close(self) -> None:
+        if not is_remote(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._file.close()
+
+    def _claim(self, path: str) -> None:
+        if not is_remote(path):
+            try:
+                os.link(self._path, path)
+                return
+            except FileExistsError:
+                return
+            except OSError:  # there are file systems without links
+                pass
+        if not _beam().exists(path):
             _beam().rename([self._path], [path])
 
-        _asked(rename, path)
+    def _rename(self, path: str) -> None:
+        if is_remote(path) and _beam().exists(path):  # some refuse to replace it
+            _beam().delete([path])
+        _beam().rename([self._path], [path])
 
     def discard(self) -> None:
-        """Idempotent."""
-        self.file.close()
-        delete([self._path])
+        """As far as that can be done; whoever materializes next deletes what is left. Idempotent.
+        Raises nothing."""
+        with contextlib.suppress(OSError, ValueError):  # what is in its buffer may find no space
+            self._file.close()
+        with contextlib.suppress(Unavailable):
+            delete([self._path])
 
 
 def delete(paths: Iterable[str]) -> None:

@@ -24,7 +24,7 @@ from ..errors import FailedPrecondition
 from ..structure import assemble
 from . import files
 from .layout import ComponentSpec
-from .records import Records, elements_of
+from .records import Records, elements_of, shapes_of
 
 Write = Callable[[bytes], None]
 
@@ -114,7 +114,7 @@ class ParquetWriter:
             kind = _arrow_type(component)
             fields.append((component.name, kind if component.shape == [] else _list_of(kind)))
             if _has_shapes(component):
-                fields.append((_shapes_of(component), _list_of(pyarrow.int64())))
+                fields.append((shapes_of(component.name), _list_of(pyarrow.int64())))
         self._schema = pyarrow.schema(fields)
         self._sink = _Sink(write)
         self._writer = pyarrow.parquet.ParquetWriter(
@@ -202,7 +202,7 @@ def _parquet_columns(path: str, components: Sequence[ComponentSpec]) -> Iterator
                 stops = column.offsets.to_numpy().tolist()
                 tensors: Iterable[Any] = map(values.__getitem__, map(slice, stops, stops[1:]))
                 if _has_shapes(component):
-                    shapes = table.column(_shapes_of(component)).to_pylist()
+                    shapes = table.column(shapes_of(component.name)).to_pylist()
                     tensors = map(np.reshape, tensors, shapes)
                 elif component.shape is not None and len(component.shape) > 1:
                     tensors = map(np.reshape, tensors, itertools.repeat(component.shape))
@@ -268,10 +268,6 @@ def _list_of(kind: Any) -> Any:
 def _has_shapes(component: ComponentSpec) -> bool:
     shape = component.shape
     return shape is None or (len(shape) > 1 and None in shape)
-
-
-def _shapes_of(component: ComponentSpec) -> str:
-    return f"{component.name}:shape"
 
 
 def _size(tensor: Any) -> int:

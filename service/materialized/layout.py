@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -15,13 +16,15 @@ from ...storage.errors import Corrupt
 from ..errors import FailedPrecondition, NotFound
 from . import files
 
-DATASET, PLAN, INDEX = "dataset.pb", "plan.json", "index.json"
+PLAN, INDEX, SHARD = "plan.json", "index.json", "shard-"
 VERSION = 1
 EXTENSIONS = {"tfrecord": "tfrecord", "arrayrecord": "array_record", "parquet": "parquet"}
 """By format."""
 
-_SHARD = re.compile(r"shard-(\d{5,})-of-(\d{5,})-(\d+)-(\d+)-([0-9a-f]{8})\.(\w+)")
-_READ_BYTES = 8 << 20
+_SHARD = re.compile(
+    SHARD + r"(?P<number>\d{5,})-of-(?P<of>\d{5,})-(?P<plan>[0-9a-f]{8})"
+    r"-(?P<elements>\d+)-(?P<bytes>\d+)-(?P<crc32c>[0-9a-f]{8})\.\w+"
+)
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,23 @@ class Plan:
         first, stop = (self.splits * n // self.shards for n in (number, number + 1))
         return first, stop - first
 
+    @property
+    def dataset_name(self) -> str:
+        """The file of what is registered."""
+        return f"dataset-{self.fingerprint[:16]}.pb"
+
     def shard_name(self, number: int, elements: int, size: int, crc32c: int) -> str:
         return f"{self.prefix(number)}{elements}-{size}-{crc32c:08x}.{EXTENSIONS[self.format]}"
 
     def prefix(self, number: int) -> str:
-        """What the names of a bundle's shards begin with."""
-        return f"shard-{number:05d}-of-{self.shards:05d}-"
+        """What the names of a bundle's shards begin with; no other plan's do."""
+        return f"{SHARD}{number:05d}-of-{self.shards:05d}-{self._digest}-"
+
+    @property
+    def _digest(self) -> str:
+        """Of all that a bundle's bytes follow from."""
+        whole = (self.fingerprint, self.format, self.splits, self.shards, self.seed)
+        return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:8]
 
     def encode(self) -> bytes:
         fields = asdict(self) | {"element_spec": base64.b64encode(self.element_spec).decode()}
@@ -104,36 +118,34 @@ def read_plan(directory: str) -> Plan | None:
         return None
 
 
-def shards_among(sizes: Mapping[str, int], plan: Plan) -> tuple[dict[int, Shard], list[str]]:
-    """The whole shards among these files, by number, and the names of those that have another size
-    than they say."""
-    found: dict[int, Shard] = {}
-    broken = []
+def shards_among(sizes: Mapping[str, int], plan: Plan) -> tuple[list[Shard], list[str]]:
+    """The plan's whole shards among these files, in their names' order, and the names of those that
+    have another size than they say.
+
+    There is more than one of a number where a function did not yield the same twice.
+    """
+    found, broken = [], []
     for name in sorted(sizes):
         match = _SHARD.fullmatch(name)
-        if match is None or int(match[2]) != plan.shards:
+        if match is None or not name.startswith(plan.prefix(int(match["number"]))):
             continue
-        shard = Shard(int(match[1]), name, int(match[3]), int(match[4]), match[5])
-        if match[6] != EXTENSIONS[plan.format] or shard.number >= plan.shards:
-            continue
-        if sizes[name] != shard.bytes:
-            broken.append(name)
+        number, elements, size = (int(match[part]) for part in ("number", "elements", "bytes"))
+        if sizes[name] == size:
+            found.append(Shard(number, name, elements, size, match["crc32c"]))
         else:
-            found.setdefault(shard.number, shard)
+            broken.append(name)
     return found, broken
 
 
 def is_intact(directory: str, shard: Shard) -> bool:
     """Whether the file still is what its name says: reads all of it. Raises Unavailable."""
-    try:
-        file = files.open_file(f"{directory}/{shard.file}")
-    except NotFound:
-        return False
     checksum, size = 0, 0
-    with file:
-        while data := file.read(_READ_BYTES):
+    try:
+        for data in files.chunks(f"{directory}/{shard.file}"):
             checksum = google_crc32c.extend(checksum, data)
             size += len(data)
+    except NotFound:
+        return False
     return size == shard.bytes and f"{checksum:08x}" == shard.crc32c
 
 
@@ -148,6 +160,9 @@ def encode_index(plan: Plan, shards: Iterable[Shard]) -> bytes:
         "files": rows,
     }
     return json.dumps(index, indent=1).encode()
+
+
+_AGAIN = "run the same `forebay materialize` again, which makes it of what is there"
 
 
 @dataclass(frozen=True)
@@ -189,13 +204,12 @@ def read_index(directory: str) -> Index | None:
         shards = tuple(Shard(**{name: row[name] for name in names}) for row in rows)
     except (ValueError, TypeError, KeyError) as error:
         raise Corrupt(
-            f"{path} is damaged ({error!r}); delete it, and run the same `forebay materialize` "
-            "again, which makes it of what is there",
+            f"{path} is damaged ({error!r}): {_AGAIN}",
             path,
         ) from error
     plan = Plan.decode(json.dumps(fields).encode(), path)
     if [shard.number for shard in shards] != [*range(plan.shards)]:
-        raise Corrupt(f"{path} does not list each of its {plan.shards} shards once", path)
+        raise Corrupt(f"{path} does not list each of its {plan.shards} shards once: {_AGAIN}", path)
     return Index(directory, plan, shards)
 
 

@@ -30,9 +30,15 @@ TYPES = {name: number for number, name in enumerate(_IN_ORDER.split(), 1)}
 def names_of(structure: str) -> list[str]:
     """A name for each component of the elements: its place in them. All are different."""
     names = list(_names(json.loads(structure), ""))
-    if len({*names}) < len(names):  # keys with dots in them
+    # Keys may have dots in them, or be what a Parquet file calls another component's shapes.
+    if len({*names, *map(shapes_of, names)}) < 2 * len(names):
         return [f"{number}" for number in range(len(names))]
     return names
+
+
+def shapes_of(name: str) -> str:
+    """The name of a Parquet column with this component's shapes."""
+    return f"{name}:shape"
 
 
 def _names(node: dict[str, Any], path: str) -> Iterator[str]:
@@ -91,7 +97,10 @@ class Records:
                 for component in self._components
             ]
         except (ValueError, IndexError) as error:
-            raise Corrupt(f"a record is no element of this dataset: {error!r}") from error
+            raise Corrupt(
+                f"a record is no element of this dataset ({error!r}): run the same `forebay "
+                "materialize` with --verify, which writes damaged shards again"
+            ) from error
 
 
 def _serialized(kind: int, tensor: Array | bytes) -> bytes:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import apache_beam as beam
 import google_crc32c
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.portability.portable_runner import PortableRunner
 from apache_beam.runners.runner import PipelineState
 
 from ...journal.splits import ENDLESS, source_size
-from .. import pipelines, structure
+from ...storage.errors import Corrupt
+from .. import structure
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import (
     FailedPrecondition,
     ForebayError,
     InvalidArgument,
+    NotFound,
     PipelineError,
     Unimplemented,
 )
@@ -35,18 +39,19 @@ from ..proto import forebay_pb2 as pb
 from . import files
 from .formats import WRITERS
 from .layout import (
-    DATASET,
     INDEX,
     PLAN,
+    SHARD,
     ComponentSpec,
     Plan,
     Shard,
     encode_index,
     is_intact,
+    read_index,
     read_plan,
     shards_among,
 )
-from .opened import close_idle, enter
+from .open_pipelines import close_idle, enter
 from .records import TYPES, names_of
 
 log = logging.getLogger(__name__)
@@ -104,6 +109,9 @@ def materialize(
       options: Beam's, as on a command line: "--direct_num_workers=4".
       verify: read all shards that are there first, and write damaged ones again.
 
+    A graph runs on this process's devices only with a runner that runs it here; no environment
+    variable is set.
+
     Raises NotFound, Unimplemented with the node for what cannot be run in parts (an endless
     dataset, `take`, what is different each time …), InvalidArgument, FailedPrecondition if the
     directory has something else, PipelineError with what the runner says, Unavailable.
@@ -111,34 +119,26 @@ def materialize(
     directory = files.checked(output)
     flags = _flags(runner, options)
     _check(format, shards, seed)
-    pipelines.load()  # before TensorFlow is imported in any other way
+    pipeline = _pipeline(flags)
     client = DispatcherClient(service)
     try:
         dataset = client.get_dataset(dataset_id, with_graph=True, patience_s=PATIENCE_S)
     finally:
         client.close()
     wanted = _plan_of(dataset_id, dataset, format, shards, seed)
-    plan = read_plan(directory)
-    if plan is None:
-        plan = wanted
-        files.make(directory)
-        if strange := [name for name in files.listed(directory) if name.startswith("shard-")]:
-            raise FailedPrecondition(
-                f"{directory} has {strange[0]}, but no plan of what it is a part of: give --output "
-                "a new directory"
-            )
-        files.write(f"{directory}/{DATASET}", dataset.SerializeToString())
-        files.write(f"{directory}/{PLAN}", plan.encode())
-    else:
-        _require_same(directory, plan, wanted, shards)
+    plan = _begun(directory, wanted, shards)
+    _keep(f"{directory}/{plan.dataset_name}", dataset.SerializeToString(deterministic=True))
+    left_over = [*files.listed(directory, files.TEMPORARY)]  # of attempts that were killed
     there = _there(directory, plan, verify=verify)
     missing = [number for number in range(plan.shards) if number not in there]
     if missing:
         log.info("%d of %d shards are to be written", len(missing), plan.shards)
         try:
-            _run(directory, missing, flags)
+            write = WriteShard(directory)
+            _run(pipeline, write, missing)
         finally:
             close_idle()
+        left_over += files.listed(directory, f"{files.TEMPORARY}{write.name}")
         there = _there(directory, plan)
     if left := [number for number in range(plan.shards) if number not in there]:
         raise PipelineError(
@@ -147,10 +147,11 @@ def materialize(
             f"{directory}, the first of them number {left[0]}: its workers must see the directory "
             "under this name. The same command does what is missing",
         )
-    if missing or INDEX not in files.listed(directory):
-        files.write(f"{directory}/{INDEX}", encode_index(plan, there.values()))
-    names = [name for name in files.listed(directory) if name.startswith(files.TEMPORARY)]
-    files.delete(f"{directory}/{name}" for name in names)  # of attempts that were killed
+    _begun(directory, plan, plan.shards)  # a store may have let two runs begin at once
+    _keep(f"{directory}/{INDEX}", encode_index(plan, there.values()))
+    kept = {shard.file for shard in there.values()}
+    superseded = [s.file for s in _shards(directory, plan)[0] if s.file not in kept]
+    files.delete(f"{directory}/{name}" for name in (*superseded, *left_over))
     return Materialized(
         directory,
         sum(shard.elements for shard in there.values()),
@@ -263,6 +264,29 @@ def _splits_of(dataset_id: str, dataset: pb.GetDatasetResponse) -> int:
     return splits
 
 
+def _begun(directory: str, wanted: Plan, shards: int | None) -> Plan:
+    """The plan in the directory, which is this one if it had none. Raises FailedPrecondition if it
+    is of something else."""
+    plan = read_plan(directory)
+    if plan is None:
+        files.make(directory)
+        path = f"{directory}/{PLAN}"
+        files.write(path, wanted.encode(), replace=False)
+        plan = Plan.decode(files.read(path), path)  # another run may have been faster
+    _require_same(directory, plan, wanted, shards)
+    return plan
+
+
+def _keep(path: str, data: bytes) -> None:
+    """Write it, unless it is there already."""
+    try:
+        if files.read(path) == data:
+            return
+    except NotFound:
+        pass
+    files.write(path, data)
+
+
 def _require_same(directory: str, plan: Plan, wanted: Plan, shards: int | None) -> None:
     pairs = [
         ("dataset", plan.dataset_id, wanted.dataset_id),
@@ -281,39 +305,68 @@ def _require_same(directory: str, plan: Plan, wanted: Plan, shards: int | None) 
 
 
 def _there(directory: str, plan: Plan, *, verify: bool = False) -> dict[int, Shard]:
-    """The shards that need not be written; those that are broken are deleted."""
-    found, broken = shards_among(files.listed(directory), plan)
-    for shard in [*found.values()] if verify else []:
-        if not is_intact(directory, shard):
-            broken.append(shard.file)
-            del found[shard.number]
+    """The shards that need not be written, of several of one number the one that the index has, for
+    which somebody may have registered it; those that are broken are deleted."""
+    shards, broken = _shards(directory, plan)
+    if verify:
+        broken += [shard.file for shard in shards if not is_intact(directory, shard)]
     for name in broken:
         log.warning("%s/%s is damaged, and is written again", directory, name)
     files.delete(f"{directory}/{name}" for name in broken)
+    try:
+        index = read_index(directory)
+    except Corrupt:
+        index = None
+    listed = {*index.shards} if index is not None else set()
+    found: dict[int, Shard] = {}
+    for shard in sorted(shards, key=lambda shard: shard not in listed):
+        if shard.file not in broken:
+            found.setdefault(shard.number, shard)
     return found
 
 
-def _run(directory: str, numbers: list[int], flags: list[str]) -> None:
-    """Raises PipelineError, InvalidArgument."""
+def _shards(directory: str, plan: Plan) -> tuple[list[Shard], list[str]]:
+    return shards_among(files.listed(directory, SHARD), plan)
+
+
+def _pipeline(flags: list[str]) -> beam.Pipeline:
+    """Raises InvalidArgument."""
+    options = PipelineOptions(flags)
     try:
-        pipeline = beam.Pipeline(options=PipelineOptions(flags))
+        pipeline = beam.Pipeline(options=options)  # which imports the runner's own options
     except (ValueError, ImportError) as error:
         raise InvalidArgument(f"the runner of {flags} cannot be used: {error}") from error
-    _ = pipeline | "bundles" >> beam.Create(numbers) | "shards" >> beam.ParDo(WriteShard(directory))
+    if isinstance(pipeline.runner, PortableRunner):  # a job server has options that it alone knows
+        return pipeline
+    known, given = (options.get_all_options(retain_unknown_options=keep) for keep in (False, True))
+    if unknown := sorted(given.keys() - known.keys()):
+        raise InvalidArgument(
+            f"neither Forebay nor Beam, for {flags[0]}, knows the option --{unknown[0]}: see "
+            "forebay materialize --help, and what Beam says of the runner"
+        )
+    return pipeline
+
+
+def _run(pipeline: beam.Pipeline, write: WriteShard, numbers: list[int]) -> None:
+    """Raises PipelineError."""
+    name = type(pipeline.runner).__name__
+    _ = pipeline | "bundles" >> beam.Create(numbers) | "shards" >> beam.ParDo(write)
     try:
         state = pipeline.run().wait_until_finish()
-    except (KeyboardInterrupt, SystemExit):
-        raise
     except Exception as error:
         _, mark, said = str(error).rpartition(FAILED)
         last = (str(error).strip() or repr(error)).splitlines()[-1].strip()
         raise PipelineError(
             "ABORTED",
-            f"{flags[0]} failed (what is complete stays; the same command does what is missing): "
+            f"{name} failed (what is complete stays; the same command does what is missing): "
             f"{(mark + said).strip() or last}",
         ) from error
     if state not in (PipelineState.DONE, None):
-        raise PipelineError("ABORTED", f"{flags[0]} ended with {state}: its log says why")
+        raise PipelineError(
+            "ABORTED",
+            f"{name} ended with {state}: its log says why. What is complete stays, and the same "
+            "command does what is missing",
+        )
 
 
 class WriteShard(beam.DoFn):  # type: ignore[misc]
@@ -321,32 +374,34 @@ class WriteShard(beam.DoFn):  # type: ignore[misc]
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
+        self._caller = _this_process()
+        self.name = uuid.uuid4().hex[:8]  # what this run has not published begins with it
 
     def setup(self) -> None:
-        self._opened = enter(self._directory)
+        own_process = self._caller != _this_process()
+        self._entered = enter(self._directory, own_process=own_process)
 
-    def process(self, number: int) -> Iterator[dict[str, Any]]:
-        """Yields a line of the manifest, for people who look into the runner."""
-        there, _ = shards_among(files.listed(self._directory), self._opened.plan)
-        shard = there.get(number) or self._write(number)
-        yield {"number": number, "elements": shard.elements, "bytes": shard.bytes,
-               "crc32c": shard.crc32c, "file": shard.file}  # fmt: skip
+    def process(self, number: int) -> None:
+        plan = self._entered.plan
+        there, _ = shards_among(files.listed(self._directory, plan.prefix(number)), plan)
+        if not there:
+            self._write(number)
 
     def teardown(self) -> None:
-        if hasattr(self, "_opened"):
-            self._opened.leave()
-            del self._opened
+        if hasattr(self, "_entered"):
+            self._entered.leave()
+            del self._entered
 
-    def _write(self, number: int) -> Shard:
-        plan, pipeline = self._opened.plan, self._opened.pipeline
+    def _write(self, number: int) -> None:
+        plan, pipeline = self._entered.plan, self._entered.pipeline
         first, count = plan.bundle(number)
         run = pipeline.bundle(SplitRange(first, count, 0), number=number, seed=plan.seed)
-        new = files.NewFile(self._directory)
+        new = files.NewFile(self._directory, self.name)
         size, checksum, elements = 0, 0, 0
 
         def write(data: bytes) -> None:
             nonlocal size, checksum
-            new.file.write(data)
+            new.write(data)
             size += len(data)
             checksum = google_crc32c.extend(checksum, data)
 
@@ -356,12 +411,17 @@ class WriteShard(beam.DoFn):  # type: ignore[misc]
                 writer.write(block)
                 elements += block.count
             writer.close()
-            name = plan.shard_name(number, elements, size, checksum)
-            new.publish(name)
-        except (ForebayError, OSError) as error:
+            new.publish(plan.shard_name(number, elements, size, checksum), replace=False)
+        except BaseException as error:
             new.discard()
+            if not isinstance(error, Exception):
+                raise
+            said = str(error) if isinstance(error, ForebayError) else repr(error)
             # Of a class that every runner can tell of.
             raise RuntimeError(
-                f"{FAILED}{number} (splits {first} to {first + count - 1}): {error}"
+                f"{FAILED}{number} (splits {first} to {first + count - 1}): {said}"
             ) from error
-        return Shard(number, name, elements, size, f"{checksum:08x}")
+
+
+def _this_process() -> tuple[str, int]:
+    return os.uname().nodename, os.getpid()

@@ -120,14 +120,15 @@ class Chunk(Protocol):
         ...
 
 
-def load(op_libraries: Iterable[str] = ()) -> None:
+def load(op_libraries: Iterable[str] = (), *, own_process: bool = True) -> None:
     """Import what pipelines need, so that the first task does not wait for it; and what their
-    custom ops are in.
+    custom ops are in. Unless the process is the user's, GPUs are hidden from it.
 
     Raises InvalidArgument for a library that cannot be loaded.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # a worker computes on the CPU
+    if own_process:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # a worker computes on the CPU
     from .tf_data import op_libraries as libraries
     from .tf_data import pipeline, stock_elements  # noqa: F401
 

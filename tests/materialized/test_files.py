@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import resource
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from apache_beam.io.localfilesystem import LocalFileSystem
 
 from forebay.service.errors import InvalidArgument, NotFound, Unavailable
 from forebay.service.materialized import files
+from forebay.service.materialized.layout import Shard, is_intact
 
 STORE: dict[str, str] = {}  # where its files really are
 
@@ -75,12 +77,51 @@ def test_a_file_is_there_whole_or_not(directory: str) -> None:
         assert files.read(f"{directory}/a") == data
         assert files.listed(directory) == {"a": len(data)}
     new = files.NewFile(directory)
-    new.file.write(b"never published")
+    new.write(b"never published")
     (name,) = files.listed(directory).keys() - {"a"}
     assert name.startswith(files.TEMPORARY)
+    assert files.listed(directory, "a") == {"a": 9}
+    new.discard()
     new.discard()
     files.delete([f"{directory}/a", f"{directory}/a"])
     assert files.listed(directory) == {}
+
+
+def test_the_first_to_have_a_name_keeps_it(directory: str) -> None:
+    files.make(directory)
+    first, late, deleted = (files.NewFile(directory) for _ in range(3))
+    for new, data in ((first, b"first"), (late, b"late"), (deleted, b"deleted")):
+        new.write(data)
+    names = [f"{directory}/{name}" for name in files.listed(directory, files.TEMPORARY)]
+    first.publish("a", replace=False)
+    late.publish("a", replace=False)
+    files.delete(names)  # what another run may do that was faster
+    deleted.publish("a", replace=False)
+    assert files.read(f"{directory}/a") == b"first"
+    assert files.listed(directory) == {"a": 5}
+    lost = files.NewFile(directory)
+    files.delete(f"{directory}/{name}" for name in files.listed(directory, files.TEMPORARY))
+    with pytest.raises(Unavailable, match="the file system of"):
+        lost.publish("b", replace=False)
+
+
+def test_nothing_is_left_where_no_space_is(tmp_path: pathlib.Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(Unavailable, match="File too large"):
+            files.write(f"{tmp_path}/a", bytes(100))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert files.listed(str(tmp_path)) == {}
+
+
+def test_what_cannot_be_read_is_unavailable(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a").symlink_to("/proc/self/mem")  # whose first byte nobody can read
+    with pytest.raises(Unavailable, match="/a failed: "):
+        files.read(f"{tmp_path}/a")
+    with pytest.raises(Unavailable, match="/a failed: "):
+        is_intact(str(tmp_path), Shard(0, "a", 1, 1, "00000000"))
 
 
 def test_names() -> None:

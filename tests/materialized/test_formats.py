@@ -155,4 +155,6 @@ def test_components_have_names_that_differ() -> None:
         *("s.0.indices", "s.0.values", "s.0.dense_shape", "s.1"),
     ]
     assert names_of(structure.encode(scalar)) == ["element"]
+    # What a Parquet file calls the shapes of another one.
+    assert names_of(structure.encode({"a": scalar, "a:shape": scalar})) == ["0", "1"]
     assert names_of(structure.encode({"a.b": scalar, "a": {"b": scalar}})) == ["0", "1"]

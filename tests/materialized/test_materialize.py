@@ -23,7 +23,6 @@ from forebay.service.errors import (
     PipelineError,
     Unimplemented,
 )
-from forebay.service.materialized.layout import read_index
 from forebay.service.materialized.registered import opened
 from forebay.service.pipelines.tf_data.element_specs import decode_metadata
 from forebay.storage.errors import Corrupt
@@ -31,6 +30,7 @@ from forebay.storage.errors import Corrupt
 from ..cluster import WorkerProcess
 from ..forks import Fork
 from ..stock import DispatcherProcess
+from .waiting import until
 
 DYNAMIC = service.ShardingPolicy.DYNAMIC
 
@@ -134,13 +134,15 @@ def test_who_was_killed_does_what_is_missing_and_no_more(
     output = tmp_path / "output"
     command = ["-m", "forebay.service.cli", "materialize", dispatcher.target, dataset_id]
     killed = Fork([*command, "--output", str(output), "--seed=5"])
-    while (
-        not output.exists()
-        or len(list(output.glob("shard-*"))) < 3
-        or not list(output.glob(".tmp-*"))
-    ):
-        assert killed.poll() is None
-        time.sleep(0.01)
+    until(
+        "three shards, and another one that is being written",
+        lambda: (
+            output.exists()
+            and len(list(output.glob("shard-*"))) >= 3
+            and bool(list(output.glob(".tmp-*")))
+        ),
+        killed,
+    )
     killed.kill()
     killed.finish()
     with pytest.raises(FailedPrecondition, match="is not complete: run the same"):
@@ -246,6 +248,8 @@ def test_errors_say_what_to_do(dispatcher: DispatcherProcess, tmp_path: pathlib.
     fails(InvalidArgument, "'4' is no option", options=["--direct_num_workers", "4"])
     fails(InvalidArgument, "is no directory", output="")
     fails(InvalidArgument, "NoRunner", runner="NoRunner")
+    fails(InvalidArgument, "FnApiRunner, knows the option --sed", options=["--sed=5"])
+    assert not output.exists()
     fails(NotFound, "nobody", dataset_id="nobody")
     fails(
         PipelineError,
@@ -258,12 +262,13 @@ def test_errors_say_what_to_do(dispatcher: DispatcherProcess, tmp_path: pathlib.
     ragged_id = service.register_dataset(target, ragged)
     fails(Unimplemented, "cannot be read from parquet.*tfrecord", ragged_id, format="parquet")
     fails(FailedPrecondition, "cannot be made: .*--output", output=tmp_path / "file" / "below")
+    service.materialize(target, dataset_id, output)
     fails(FailedPrecondition, "was begun with dataset", dataset_id=other_id)
     fails(FailedPrecondition, "begun with shards 9, and 3 is asked for", shards=3)
     with pytest.raises(NotFound, match="there is no materialized dataset in"):
         service.register_dataset(target, tmp_path / "nothing")
     with pytest.raises(InvalidArgument, match=r"\['splits'\] are for functions"):
         service.register_dataset(target, output, splits=[1])
-    (output / "index.json").write_text("{}")
-    with pytest.raises(Corrupt, match=r"index\.json is damaged .*delete it, and run"):
-        read_index(str(output))
+    for dataset in (RANGE(3), beam.Pipeline() | beam.Create([1])):
+        with pytest.raises(InvalidArgument, match="verify=True is for the directory of a"):
+            service.register_dataset(target, dataset, verify=True)

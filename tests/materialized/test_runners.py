@@ -8,7 +8,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from forebay import service
 
 from ..forks import Fork
 from ..stock import DispatcherProcess
+from .waiting import until
 
 SPEC = {"number": tf.TensorSpec([], tf.int64), "drawn": tf.TensorSpec([2], tf.float64)}
 
@@ -60,7 +61,7 @@ class Gated:
         return Fork([*command, "--output", str(self.output), "--runner", runner, *options])
 
     def wait_until_begun(self, splits: int, running: Fork) -> None:
-        until(lambda: len(os.listdir(self._begun)) >= splits, running)
+        until(f"{splits} splits begun", lambda: len(os.listdir(self._begun)) >= splits, running)
 
     def open(self) -> None:
         self._gate.touch()
@@ -75,12 +76,6 @@ class Gated:
             for folder in (self.output, other)
         )
         assert written == wanted
-
-
-def until(reached: Callable[[], bool], *running: Fork) -> None:
-    while not reached():
-        assert [process.poll() for process in running] == [None] * len(running)
-        time.sleep(0.01)
 
 
 @contextlib.contextmanager
@@ -107,7 +102,7 @@ def test_dask_goes_on_when_a_worker_is_killed(
         for _ in range(2)
     ]
     with killed_at_last(*workers, scheduler):
-        until(lambda: file.exists() and is_json(file), scheduler)
+        until("the scheduler's file", lambda: file.exists() and is_json(file), scheduler)
         running = gated.command("DaskRunner", f"--dask_scheduler_file={file}")
         with killed_at_last(running):
             gated.wait_until_begun(4, running)  # so each of them is in a split
@@ -134,7 +129,7 @@ def test_a_portable_runner(
         ["-m", "apache_beam.runners.portability.local_job_service_main", "--port_file", str(file)]
     )
     with killed_at_last(server):
-        until(lambda: file.exists() and bool(file.read_text()), server)
+        until("the server's port", lambda: file.exists() and is_json(file), server)
         endpoint = f"--job_endpoint=127.0.0.1:{file.read_text()}"
         running = gated.command("PortableRunner", endpoint, *environment)
         with killed_at_last(running):

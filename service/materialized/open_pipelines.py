@@ -11,12 +11,16 @@ import os
 import threading
 from typing import NamedTuple
 
+from google.protobuf.message import DecodeError
+
+from ...storage.errors import Corrupt
 from .. import pipelines
-from ..errors import FailedPrecondition
+from ..errors import FailedPrecondition, InvalidArgument
 from ..pipelines import Pipeline
+from ..pipelines.definitions import fingerprint
 from ..proto import forebay_pb2 as pb
 from . import files
-from .layout import DATASET, Plan, read_plan
+from .layout import Plan, read_plan
 
 IDLE_S = 10.0
 
@@ -26,7 +30,7 @@ class _Key(NamedTuple):
     plan: bytes
 
 
-class Opened:
+class OpenPipeline:
     """A plan and its pipeline. `leave` it once."""
 
     def __init__(self, key: _Key, plan: Plan, pipeline: Pipeline) -> None:
@@ -53,20 +57,23 @@ class Opened:
 
     def close_if_idle(self) -> None:
         with _lock:
-            if self._users or _opened.get(self._key) is not self:
+            if self._users or _open_pipelines.get(self._key) is not self:
                 return
-            del _opened[self._key]
+            del _open_pipelines[self._key]
             if self._timer is not None:
                 self._timer.cancel()
         self.pipeline.close()
 
 
 _lock = threading.Lock()
-_opened: dict[_Key, Opened] = {}
+_open_pipelines: dict[_Key, OpenPipeline] = {}
 
 
-def enter(directory: str) -> Opened:
-    """Raises FailedPrecondition if there is nothing to be done, and what opening it does."""
+def enter(directory: str, *, own_process: bool) -> OpenPipeline:
+    """`own_process`, if this process is the runner's; else it is the user's.
+
+    Raises FailedPrecondition if there is nothing to be done, Corrupt, and what opening it does.
+    """
     plan = read_plan(directory)
     if plan is None:
         raise FailedPrecondition(
@@ -75,16 +82,31 @@ def enter(directory: str) -> Opened:
         )
     key = _Key(directory, plan.encode())
     with _lock:
-        if key not in _opened:
-            _opened[key] = Opened(key, plan, _open(directory))
-        _opened[key].enter()
-        return _opened[key]
+        if key not in _open_pipelines:
+            _open_pipelines[key] = OpenPipeline(key, plan, _opened(directory, plan, own_process))
+        _open_pipelines[key].enter()
+        return _open_pipelines[key]
 
 
-def _open(directory: str) -> Pipeline:
-    dataset = pb.GetDatasetResponse.FromString(files.read(f"{directory}/{DATASET}"))
+def read_dataset(directory: str, plan: Plan) -> pb.GetDatasetResponse:
+    """What is materialized. Raises NotFound, Unavailable, and Corrupt for another dataset."""
+    path = f"{directory}/{plan.dataset_name}"
+    try:
+        dataset = pb.GetDatasetResponse.FromString(files.read(path))
+        if fingerprint(dataset.definition, dataset.graph) == plan.fingerprint:
+            return dataset
+        why = "it is of another dataset than the plan"
+    except (DecodeError, InvalidArgument) as error:
+        why = str(error)
+    raise Corrupt(
+        f"{path} is damaged ({why}): run the same `forebay materialize` again, which mends it", path
+    )
+
+
+def _opened(directory: str, plan: Plan, own_process: bool) -> Pipeline:
+    dataset = read_dataset(directory, plan)
     if dataset.definition.HasField("tf_data_graph"):
-        pipelines.load()
+        pipelines.load(own_process=own_process)
     rules = pipelines.PythonRules(processes=1, where=os.uname().nodename)
     return pipelines.open_pipeline(dataset.definition, dataset.graph, python=rules)
 
@@ -92,6 +114,6 @@ def _open(directory: str) -> Pipeline:
 def close_idle() -> None:
     """Close at once what nobody uses."""
     with _lock:
-        idle = [*_opened.values()]
+        idle = [*_open_pipelines.values()]
     for opened in idle:
         opened.close_if_idle()

@@ -1,0 +1,176 @@
+"""Runs into a directory that has something already: another run's, or what an earlier one left."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from forebay import service
+from forebay.service.errors import FailedPrecondition, PipelineError
+from forebay.service.materialized import files, run
+from forebay.service.materialized.formats import WRITERS
+from forebay.service.materialized.layout import read_index
+from forebay.service.materialized.registered import opened
+from forebay.storage.errors import Corrupt
+
+from ..stock import DispatcherProcess
+
+RANGE = tf.data.Dataset.range
+
+
+@pytest.fixture(scope="module")
+def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
+    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
+        yield running
+
+
+def elements_in(directory: pathlib.Path) -> list[int]:
+    return sorted(int(element) for element in opened(directory).dataset)
+
+
+def interrupted(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, action: Callable[[], Any], of: str
+) -> None:
+    """Before the first call that concerns a file whose name has `of` in it, do this."""
+    real, waiting = getattr(owner, name), [action]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if waiting and any(isinstance(each, str) and of in each for each in args):
+            waiting.pop()()
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_of_two_that_begin_in_one_directory_one_is_refused(
+    dispatcher: DispatcherProcess,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+) -> None:
+    target, output = dispatcher.target, tmp_path / "output"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    one_id = service.register_dataset(target, RANGE(4))
+    other_id = one_id if seed else service.register_dataset(target, RANGE(10, 14))
+    interrupted(
+        monkeypatch,
+        files,
+        "write",
+        lambda: service.materialize(target, other_id, output, seed=seed),
+        "/plan.json",
+    )
+    with pytest.raises(FailedPrecondition, match=r"was begun with (dataset|seed 1, and 0)"):
+        service.materialize(target, one_id, output)
+    assert elements_in(output) == [*(range(4) if seed else range(10, 14))]
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ  # this process may have to train on a GPU
+
+
+def test_two_equal_runs_at_once(
+    dispatcher: DispatcherProcess, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, output = dispatcher.target, tmp_path / "output"
+    dataset_id = service.register_dataset(target, RANGE(4))
+    faster = []
+    interrupted(
+        monkeypatch,
+        files.NewFile,
+        "publish",
+        lambda: faster.append(service.materialize(target, dataset_id, output)),
+        "shard-",
+    )
+    done = service.materialize(target, dataset_id, output)
+    assert [done.elements, *(other.elements for other in faster)] == [4, 4]
+    assert elements_in(output) == [*range(4)]
+    assert not list(output.glob(".tmp-*"))
+
+
+def drawn(_: int) -> Iterator[int]:
+    yield int.from_bytes(os.urandom(7), "big")  # another one each time
+
+
+class Killed(BaseException):
+    pass
+
+
+def kill() -> None:
+    raise Killed
+
+
+def test_the_index_lists_what_is_there(
+    dispatcher: DispatcherProcess, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, output = dispatcher.target, tmp_path / "output"
+    dataset_id = service.register_dataset(
+        target, drawn, splits=range(3), element_spec=tf.TensorSpec([], tf.int64)
+    )
+
+    def again(**how: Any) -> int:
+        return service.materialize(target, dataset_id, output, **how).written
+
+    again()
+    first, second, third = sorted(output.glob("shard-*"))
+    second.unlink()
+    with monkeypatch.context() as patch:
+        interrupted(patch, files, "write", kill, "/index.json")
+        with pytest.raises(Killed):
+            again()
+    with pytest.raises(Corrupt, match="is missing"):
+        opened(output)
+    assert again() == 0
+    assert elements_in(output)
+
+    # What else has a shard's number, the index's being there, is left over.
+    prefix = first.name.rpartition("-")[0]
+    (output / f"{prefix}-00000000.tfrecord").write_bytes(first.read_bytes())
+    assert again() == 0
+    (output / f"{prefix}-00000000.tfrecord").write_bytes(first.read_bytes())
+    first.unlink()  # and is taken if that is not
+    assert again() == 0
+    assert len(opened(output).paths) == len([*output.glob("shard-*")]) == 3
+    assert again(verify=True) == 1  # its checksum is none
+    assert len(opened(output, verify=True).paths) == 3
+    assert third in output.iterdir()
+
+    (output / "index.json").write_text("{}")
+    with pytest.raises(Corrupt, match=r"index\.json is damaged .*run the same `forebay material"):
+        read_index(str(output))
+    assert again() == 0
+    opened(output)
+
+
+def test_a_damaged_dataset_is_found_out_and_written_again(
+    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+) -> None:
+    output = tmp_path / "output"
+    dataset_id, other_id = (service.register_dataset(dispatcher.target, RANGE(n)) for n in (2, 3))
+    service.materialize(dispatcher.target, dataset_id, output)
+    service.materialize(dispatcher.target, other_id, tmp_path / "other")
+    (file,), (other,) = (folder.glob("dataset*.pb") for folder in (output, tmp_path / "other"))
+    whole = file.read_bytes()
+    for damaged in (b"\xff\xff", b"", other.read_bytes()):
+        file.write_bytes(damaged)
+        next(output.glob("shard-*")).unlink()
+        with pytest.raises(Corrupt, match=f"{file} is damaged .*again, which mends it"):
+            run.WriteShard(str(output)).setup()
+        assert service.materialize(dispatcher.target, dataset_id, output).written == 1
+        assert file.read_bytes() == whole
+    assert elements_in(output) == [0, 1]
+
+
+def test_whatever_a_writer_raises_is_of_a_shard(
+    dispatcher: DispatcherProcess, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setitem(WRITERS, "tfrecord", fail)
+    dataset_id = service.register_dataset(dispatcher.target, RANGE(4))
+    with pytest.raises(PipelineError, match=r"shard 0 \(splits 0 to 3\): MemoryError"):
+        service.materialize(dispatcher.target, dataset_id, tmp_path, shards=1)
+    assert not list(tmp_path.glob(".tmp-*"))
