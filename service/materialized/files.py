@@ -27,7 +27,14 @@ def checked(directory: str | os.PathLike[str]) -> str:
             f"{directory!r} is no directory for a materialized dataset: give one's path, or the "
             "address of a store's, such as gs://bucket/name"
         )
-    return name.rstrip("/") if is_remote(name) else os.path.abspath(name)
+    if not is_remote(name := name.removeprefix("file://")):
+        return os.path.abspath(name)
+    if {*name} & {*"*?["}:
+        raise InvalidArgument(
+            f"{directory!r} has one of * ? [ in it, which make a pattern of a store's address: "
+            "give --output another directory"
+        )
+    return name.rstrip("/")
 
 
 def is_remote(path: str) -> bool:
@@ -139,7 +146,7 @@ class NewFile:
             _asked(lambda: self._claim(path), path)
         except Unavailable:
             # Another one, which was faster, may have deleted it as left over.
-            if not _asked(lambda: _beam().exists(path), path):
+            if not _asked(lambda: _exists(path), path):
                 raise
         self.discard()
 
@@ -158,11 +165,14 @@ class NewFile:
                 return
             except OSError:  # there are file systems without links
                 pass
-        if not _beam().exists(path):
-            _beam().rename([self._path], [path])
+        if not _exists(path):
+            self._rename(path)
 
     def _rename(self, path: str) -> None:
-        if is_remote(path) and _beam().exists(path):  # some refuse to replace it
+        if not is_remote(path):
+            os.replace(self._path, path)
+            return
+        if _beam().exists(path):  # some refuse to replace it
             _beam().delete([path])
         _beam().rename([self._path], [path])
 
@@ -178,12 +188,20 @@ class NewFile:
 def delete(paths: Iterable[str]) -> None:
     """Those of them that are there. Raises Unavailable."""
     for path in paths:
+        _asked(lambda path=path: _delete(path), path)  # type: ignore[misc]
 
-        def remove(path: str = path) -> None:
-            if _beam().exists(path):
-                _beam().delete([path])
 
-        _asked(remove, path)
+def _exists(path: str) -> bool:
+    return bool(_beam().exists(path)) if is_remote(path) else os.path.exists(path)
+
+
+def _delete(path: str) -> None:
+    if is_remote(path):
+        if _beam().exists(path):
+            _beam().delete([path])
+        return
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(path)  # Beam would take the name as a pattern
 
 
 def _asked(ask: Callable[[], T], path: str) -> T:

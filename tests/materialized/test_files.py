@@ -87,6 +87,18 @@ def test_a_file_is_there_whole_or_not(directory: str) -> None:
     assert files.listed(directory) == {}
 
 
+def test_a_name_is_no_pattern(tmp_path: pathlib.Path) -> None:
+    directories = [files.checked(f"file://{tmp_path}/{name}") for name in ("a1", "a2", "a*", "[b]")]
+    for directory in directories:
+        files.make(directory)
+        for _ in range(2):
+            files.write(f"{directory}/x", b"x")
+    files.delete(f"{directory}/x" for directory in directories[2:])
+    assert [len(files.listed(directory)) for directory in directories] == [1, 1, 0, 0]
+    with pytest.raises(InvalidArgument, match=r"'store://b/a\*' has one of \* \? \[ in it"):
+        files.checked("store://b/a*")
+
+
 def test_the_first_to_have_a_name_keeps_it(directory: str) -> None:
     files.make(directory)
     first, late, deleted = (files.NewFile(directory) for _ in range(3))
