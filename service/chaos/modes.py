@@ -93,7 +93,8 @@ class Readers:
             request = pb.GetOrCreateJobRequest()  # of its own, as it is numbered
             request.CopyFrom(self._request)
             job = dispatcher.call_numbered(request, pb.GetOrCreateJobResponse)
-            join = pb.JoinIterationRequest(job_id=job.job_id, epoch=1)
+            index = reader if self._mode == "rounds" else None
+            join = pb.JoinIterationRequest(job_id=job.job_id, epoch=1, consumer_index=index)
             joined = dispatcher.call_numbered(join, pb.JoinIterationResponse)
             kind = RoundsConsumer if self._mode == "rounds" else Consumer
             consumer = kind(

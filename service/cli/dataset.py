@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from .console import plain_console
 from .status import PATIENCE_S
 
 app = typer.Typer(help="List the datasets that are registered, remove them.", no_args_is_help=True)
@@ -26,15 +27,13 @@ def list_(
     ),
 ) -> None:
     """Each dataset's id, elements, size of its graph, age, jobs, and when it was used last."""
-    from rich.console import Console
-
     from ..client.datasets import list_datasets
 
     found = list_datasets(service, timeout_s=PATIENCE_S)
     if as_json:
         print(json.dumps([dataset.as_json() for dataset in found], indent=2))
     else:
-        Console().print(render(found, time.time()))
+        plain_console().print(render(found, time.time()))
 
 
 @app.command()
@@ -57,7 +56,7 @@ def remove(
 
 
 def render(found: Any, now_s: float) -> Any:
-    """The datasets as something that rich prints."""
+    """The datasets as something that a plain console prints."""
     from rich.table import Table
 
     columns = ("dataset", "elements", "graph", "registered", "last use", "jobs")

@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 from ..errors import InvalidArgument
+from .console import plain_console
 
 app = typer.Typer(help="Look into a journal, check it, repair it.", no_args_is_help=True)
 
@@ -68,9 +69,7 @@ def show(
     if as_json:
         print(json.dumps(summary, indent=2))
     else:
-        from rich.console import Console
-
-        Console().print(render(summary))
+        plain_console().print(render(summary))
 
 
 @app.command()

@@ -8,6 +8,8 @@ from typing import Any
 
 import typer
 
+from .console import plain_console
+
 PATIENCE_S = 5.0
 NAME_WIDTH = 24  # of a job's name, before it takes a second line
 
@@ -36,7 +38,6 @@ def status(
     wait_timeout_s: float = WAIT_TIMEOUT,
 ) -> None:  # fmt: skip
     """Workers, jobs and iterations with their progress, the leader, the journal's position."""
-    from rich.console import Console
     from rich.live import Live
 
     from ..client.waiting import fetch_status, wait_for_workers
@@ -51,9 +52,9 @@ def status(
             if as_json:
                 print(json.dumps(summary, indent=2))
             else:
-                Console().print(render(summary))
+                plain_console().print(render(summary))
             return
-        with Live(render(summary), refresh_per_second=4) as live:
+        with Live(render(summary), console=plain_console(), refresh_per_second=4) as live:
             while True:
                 time.sleep(0.5)
                 live.update(render(fetch_status(client, PATIENCE_S)))
@@ -62,10 +63,9 @@ def status(
 
 
 def render(summary: dict[str, Any]) -> Any:
-    """The status as something that rich prints."""
+    """The status as something that a plain console prints."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
-    from rich.markup import escape
     from rich.table import Table
 
     head = (
@@ -120,7 +120,7 @@ def render(summary: dict[str, Any]) -> Any:
             for skip in it.get("skips", []):
                 where = f"{skip['split']}, element {skip['element']}"
                 of_skip = (_name(job), str(it["epoch"]), where, skip["worker_address"])
-                skips.add_row(*map(escape, (*of_skip, skip["reason"])))
+                skips.add_row(*of_skip, skip["reason"])
     if skips.row_count:
         parts.append(skips)
     if written := [s for s in summary.get("saves", []) if s["state"] == "being written"]:

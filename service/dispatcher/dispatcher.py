@@ -82,7 +82,12 @@ class Dispatcher:
         self._watcher: asyncio.Task[None] | None = None
         self._journal.on_failure = self._journal_failed
         self._strangers: dict[str, Stranger] = {}  # by who, the latest last
-        self.left: dict[int, str] = {}  # why, of consumers that left lately, the latest last
+        # Why, of consumers that left lately, the latest last; also while another one led.
+        self.left = {
+            event.consumer_left.consumer_id: event.consumer_left.reason
+            for _, event in state.recent
+            if event.HasField("consumer_left")
+        }
         self._condemning: asyncio.Task[None] | None = None
         self.leadership = Leadership(writer, on_lost=self._journal_failed)
         self.attendance = Attendance(self)

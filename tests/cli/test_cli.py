@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import typer
-from rich.console import Console
 
 from forebay.journal import encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.cli import app
+from forebay.service.cli.console import plain_console
 from forebay.service.cli.dataset import render as render_datasets
 from forebay.service.cli.status import render
 from forebay.service.client.datasets import DatasetInfo, list_datasets, remove_dataset
@@ -33,6 +33,9 @@ from forebay.storage import Locked, open_storage
 from forebay.storage.redis.storage import RedisStorage
 
 from ..stock import GRAPH, DispatcherProcess
+
+NO_MARKUP = "[/bold]j:tiger:"
+"""A name that rich would fail at, or change."""
 
 
 def forebay(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -273,6 +276,16 @@ class TestServers:
         assert (done.returncode, done.stdout) == (0, b"h:1\n"), done.stderr
 
     def test_status_in_words(self, dispatcher: DispatcherProcess) -> None:
+        client = DispatcherClient(dispatcher.target)
+        (known,) = list_datasets(dispatcher.target)
+        named = pb.GetOrCreateJobRequest(dataset_id=known.dataset_id, job_name=NO_MARKUP)
+        joined = pb.JoinIterationRequest(
+            job_id=client.call_numbered(named, pb.GetOrCreateJobResponse).job_id
+        )
+        client.call_numbered(joined, pb.JoinIterationResponse)
+        client.close()
+        for command in ("status", dispatcher.target), ("dataset", "list", dispatcher.target):
+            assert NO_MARKUP in forebay(*command, COLUMNS="200").stdout
         shown = forebay("status", dispatcher.target).stdout
         assert dispatcher.address in shown and "DYNAMIC" in shown and "0 of 9" in shown
 
@@ -340,7 +353,7 @@ class TestStatus:
     @staticmethod
     def shown(*jobs: dict[str, Any], **others: Any) -> list[str]:
         summary = {**STATUS, "jobs": list(jobs), **others}
-        console = Console(width=80, file=io.StringIO(), color_system=None)
+        console = plain_console(width=80, file=io.StringIO(), color_system=None)
         console.print(render(summary))
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue().splitlines()
@@ -443,7 +456,7 @@ class TestDatasets:
         hour = 3_600_000
         known = DatasetInfo("1", elements, 12_345, 0 * hour, 47 * hour, ("dataset_id=/1/j",), 0)
         unknown = DatasetInfo("2", None, None, None, None, (), 1)
-        console = Console(file=io.StringIO(), width=200)
+        console = plain_console(file=io.StringIO(), width=200)
         console.print(render_datasets([known, unknown], now_s=48 * 3600))
         lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
         rows = [[cell.strip() for cell in re.split("[│┃]", line)][1:-1] for line in lines]

@@ -54,9 +54,12 @@ def test_whose_patience_ends_while_a_removal_is_being_journaled_is_told_of_it(
 def test_a_consumer_that_is_given_up_while_it_is_being_answered_is_told_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    left = []
+
     async def scene(dispatcher: Dispatcher) -> None:
         await begin(dispatcher)
         (consumer_id,) = dispatcher.state.consumers
+        left.append(consumer_id)
         await dispatcher.execute(c.RegisterWorker(address="w:2", uid=2, stock=True))
         face = TensorFlowFace(dispatcher)
 
@@ -72,7 +75,13 @@ def test_a_consumer_that_is_given_up_while_it_is_being_answered_is_told_why(
                 await face.client_heartbeat(request)
         await face.close()
 
-    run_dispatcher(MemoryStorage(), scene)
+    async def led_by_another(dispatcher: Dispatcher) -> None:
+        with pytest.raises(NotFound, match=f"{left[0]} not found: no sign of life"):
+            dispatcher.find_consumer(left[0])
+
+    storage = MemoryStorage()
+    run_dispatcher(storage, scene)
+    run_dispatcher(storage, led_by_another)
 
 
 def test_consumers_that_are_torn_by_a_worker_that_was_not_lost_are_not_told_that_it_was() -> None:
