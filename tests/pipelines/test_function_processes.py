@@ -324,8 +324,11 @@ def test_a_bundle_that_is_run_again_is_the_same_bundle(tmp_path: pathlib.Path) -
 
 
 def test_an_element_that_takes_too_long_ends_its_process() -> None:
+    """Though it has left its group."""
+
     def hangs(split: int) -> Iterator[int]:
         yield split
+        os.setpgid(0, os.getpgid(os.getppid()))
         time.sleep(3600)
 
     with pytest.raises(PipelineError, match=r"split 0, element .: it has taken longer than") as e:

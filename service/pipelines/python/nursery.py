@@ -172,14 +172,14 @@ def _serve(requests: socket.socket) -> socket.socket:
                 with contextlib.suppress(OSError):
                     control.recv(64)  # unread, it would make the exit code an error
         if ready & {*parent[:1], *parent[2:]}:
-            _exit(running)
+            _exit()
         if requests.fileno() not in ready:
             continue
         ends: list[int] = []
         try:
             message, ends, _, _ = socket.recv_fds(requests, 64, 2)
             if not message:
-                _exit(running)
+                _exit()
             if len(ends) < 2:
                 raise OSError(errno.EMFILE, "too few descriptors came")
             process = os.fork()
@@ -213,9 +213,10 @@ def _listened(running: dict[int, socket.socket], killed: set[int]) -> list[int]:
 
 
 def _kill(process: int) -> None:
-    """With its group."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process, signal.SIGKILL)
+    """With its group, though it may have left that."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(process, signal.SIGKILL)
 
 
 def _kill_others(running: Collection[int]) -> None:
@@ -237,13 +238,12 @@ def _children() -> set[int]:
     return found
 
 
-def _exit(running: Collection[int]) -> NoReturn:
-    for process in running:
-        _kill(process)
+def _exit() -> NoReturn:
     with contextlib.suppress(ChildProcessError):
         while True:
-            os.waitpid(-1, 0)
-            _kill_others(())
+            for process in _children():
+                _kill(process)
+            os.waitpid(-1, 0)  # what it has started is ours now
     os._exit(0)
 
 
