@@ -171,6 +171,23 @@ def test_a_nursery_ends_though_a_fork_of_the_worker_lives() -> None:
         os.close(end)
 
 
+def test_a_signal_to_all_of_a_workers_processes_does_not_end_them_before_it() -> None:
+    """SIGTERM, with which it drains; what a function forks ends with it, as it would elsewhere."""
+
+    def function(split: int) -> Iterator[int]:
+        for process in (os.getppid(), os.getpid()):
+            os.kill(process, signal.SIGTERM)
+        told, tells = os.pipe()
+        if (fork := os.fork()) == 0:
+            os.write(tells, b"forked")
+            time.sleep(3600)
+        os.read(told, 6)
+        os.kill(fork, signal.SIGTERM)
+        yield os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
+
+    assert read(function, range(3)) == [-signal.SIGTERM] * 3
+
+
 def daemon() -> int:
     """A process that nobody has started, in a session of its own."""
     told, tells = os.pipe()
@@ -510,6 +527,25 @@ def test_the_feeds_error_is_the_runs() -> None:
         for block in run.blocks():
             found += numbers(iter([block]))
     assert found == [2, 3, 4]
+    pipeline.close()
+
+
+def test_an_error_does_not_wait_for_who_asks_for_splits() -> None:
+    answered = threading.Event()
+    in_vain: list[bool] = []
+
+    class Away(Ranges):
+        def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
+            if (found := super().next_range(source, opening, endless)) is None:
+                in_vain.append(not answered.wait(20))
+            return found
+
+    pipeline = pipeline_of(raises(KeyError("why")), range(9), processes=2)
+    run = pipeline.run(Away([SplitRange(2, 3, 0)]))
+    with pytest.raises(PipelineError, match="split 2"):
+        list(run.blocks())
+    answered.set()
+    assert not any(in_vain)
     pipeline.close()
 
 

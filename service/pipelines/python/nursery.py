@@ -8,6 +8,8 @@ A request comes with two sockets: one is the child's (child.py), and over the ot
 says the child's exit code. When that one is closed or written to, the child is killed. What it has
 started ends with it, however it ends: its process group, and what has left that, which becomes the
 nursery's own (PR_SET_CHILD_SUBREAPER in prctl(2)) once the child, whose own it was, is gone.
+
+SIGTERM ends neither, as it may come to all processes of a worker at once, which drains then.
 """
 
 from __future__ import annotations
@@ -197,6 +199,7 @@ def _serve(requests: socket.socket) -> socket.socket:
             continue
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.register_at_fork(after_in_child=_end_by_sigterm)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         prctl(PR_SET_CHILD_SUBREAPER, 1)  # that of others ends with them, and not with us
         for other in (requests, control, *running.values()):
@@ -210,6 +213,17 @@ def _serve(requests: socket.socket) -> socket.socket:
 
 def _listened(running: dict[int, socket.socket], killed: set[int]) -> list[int]:
     return [control.fileno() for process, control in running.items() if process not in killed]
+
+
+def _go_on(*_: object) -> None:
+    """What a signal does to the nursery and its children. Programs that they start do not inherit
+    it, as they would SIG_IGN."""
+
+
+def _end_by_sigterm() -> None:
+    """In what a child forks, unless its function has set another handler."""
+    if signal.getsignal(signal.SIGTERM) is _go_on:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _kill(process: int) -> None:
@@ -248,6 +262,7 @@ def _exit() -> NoReturn:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _go_on)  # if all of the worker's processes get it, that drains
     import cloudpickle  # noqa: F401
 
     from ...proto import python_pb2  # noqa: F401
