@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import gc
 import itertools
 import json
@@ -18,15 +19,17 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
 from forebay.service.errors import PipelineError, Unavailable
 from forebay.service.pipelines import Run, SplitRange
-from forebay.service.pipelines.python import run_states
+from forebay.service.pipelines.python import children, run_states
 from forebay.service.pipelines.python.child import MESSAGE_BYTES, SLABS
 from forebay.service.pipelines.python.nursery import Nursery, ended
+from forebay.service.shared import new_slab
 
 from .contract import Ranges
 from .functions import INT, Function, numbers, pipeline_of, read
@@ -186,6 +189,31 @@ def test_a_signal_to_all_of_a_workers_processes_does_not_end_them_before_it() ->
         yield os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
 
     assert read(function, range(3)) == [-signal.SIGTERM] * 3
+
+
+@pytest.mark.parametrize("fails", ["first slab", "second slab", "fork"])
+def test_a_process_that_cannot_be_started_costs_no_descriptor(
+    fails: str, nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> NoReturn:
+        raise OSError(errno.EMFILE, "too many")
+
+    connection, control = asked(nursery)  # so that it has started
+    slabs: Iterator[Callable[[int], object]] = iter([new_slab, refused])
+    if fails == "first slab":
+        next(slabs)
+    monkeypatch.setattr(children, "new_slab", lambda size: next(slabs)(size))
+    if fails == "fork":
+        monkeypatch.setattr(nursery, "_ask", refused)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(PipelineError, match=r"no process can be started: .*too many") as raised:
+        children.PythonChild(nursery, b"definition", INT)
+    assert raised.value.code == "RESOURCE_EXHAUSTED"
+    del raised
+    gc.collect()  # memory that is mapped holds a descriptor
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    connection.close()
+    control.close()
 
 
 def daemon() -> int:

@@ -129,8 +129,8 @@ def test_a_shard_is_read_once_its_last_element_has_arrived(arrives: bool) -> Non
 class GivingUp(Away):
     """A dispatcher that does not list the task any more."""
 
-    def call(self, request: Any, *_: Any, **__: Any) -> Any:
-        raise NotFound(f"no task {request.task_id}")
+    def call(self, *_: Any, closed: threading.Event, **__: Any) -> Any:
+        raise NotFound("no task 1")
 
 
 class Skipping(Pipelines):
@@ -150,9 +150,14 @@ class Skipping(Pipelines):
 def test_a_skip_for_a_task_that_was_given_up_costs_nothing_that_was_made() -> None:
     output = AnyOutput()
     told: list[HandedOut | Ended] = []
+
+    def tell(_: TaskRunner, what: HandedOut | Ended) -> list[Any]:
+        told.append(what)
+        return []
+
     runner = TaskRunner(
         pb.Task(task_id=1, num_sources=1), GivingUp(), output,  # type: ignore[arg-type]
-        threading.Semaphore(), Skipping(), Observer(), lambda _, what: told.append(what) or [],
+        threading.Semaphore(), Skipping(), Observer(), tell,
     )  # fmt: skip
     runner.start()
     opened = output.open(ANY)

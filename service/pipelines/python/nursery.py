@@ -55,13 +55,15 @@ class Nursery:
         """A child that has this end of a connection; `ended` reads its exit code from what is
         returned, and closing that kills it. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, self._lock:
+        with contextlib.ExitStack() as kept, theirs, self._lock:
+            kept.enter_context(ours)
             ends = [connection.fileno(), theirs.fileno()]
             try:
                 self._ask(ends)
             except BrokenPipeError:  # it has just died
                 self._end()
                 self._ask(ends)
+            kept.pop_all()
         return ours
 
     def _ask(self, ends: list[int]) -> None:
