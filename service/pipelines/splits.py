@@ -34,7 +34,7 @@ class SkipReport(NamedTuple):
     """The rest of a split shall be left out, since a Python dataset's function failed."""
 
     split: int
-    element: int  # of the split, at which it failed
+    element: int  # of the split, from which on it is left out
     reason: str  # in few words
     limit: int  # of splits that may be skipped, as was registered
 

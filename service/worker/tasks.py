@@ -264,7 +264,12 @@ class TaskRunner:
             reason=report.reason,
             limit=report.limit,
         )
-        answer = self._dispatcher.call(request, pb.SkipSplitResponse, closed=self._cancelled)
+        try:
+            answer = self._dispatcher.call(request, pb.SkipSplitResponse, closed=self._cancelled)
+        except NotFound:  # it has given the task up: what was made may still be read
+            if self._feed is not None:
+                self._feed.given_up = True
+            return True
         return answer.skipped
 
     def _produce(self) -> None:

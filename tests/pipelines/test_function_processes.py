@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import gc
 import itertools
 import json
@@ -18,15 +19,17 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
 from forebay.service.errors import PipelineError, Unavailable
 from forebay.service.pipelines import Run, SplitRange
-from forebay.service.pipelines.python import run_states
+from forebay.service.pipelines.python import children, run_states
 from forebay.service.pipelines.python.child import MESSAGE_BYTES, SLABS
 from forebay.service.pipelines.python.nursery import Nursery, ended
+from forebay.service.shared import new_slab
 
 from .contract import Ranges
 from .functions import INT, Function, numbers, pipeline_of, read
@@ -169,6 +172,49 @@ def test_a_nursery_ends_though_a_fork_of_the_worker_lives() -> None:
     assert ended(control) == "with the worker's nursery"
     for end in (theirs, connection.detach(), control.detach()):
         os.close(end)
+
+
+def test_a_signal_to_all_of_a_workers_processes_does_not_end_them_before_it() -> None:
+    """SIGTERM, with which it drains; what a function forks ends with it, as it would elsewhere."""
+
+    def function(split: int) -> Iterator[int]:
+        for process in (os.getppid(), os.getpid()):
+            os.kill(process, signal.SIGTERM)
+        told, tells = os.pipe()
+        if (fork := os.fork()) == 0:
+            os.write(tells, b"forked")
+            time.sleep(3600)
+        os.read(told, 6)
+        os.kill(fork, signal.SIGTERM)
+        yield os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
+
+    assert read(function, range(3)) == [-signal.SIGTERM] * 3
+
+
+@pytest.mark.parametrize("fails", ["first slab", "second slab", "fork"])
+def test_a_process_that_cannot_be_started_costs_no_descriptor(
+    fails: str, nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> NoReturn:
+        raise OSError(errno.EMFILE, "too many")
+
+    connection, control = asked(nursery)  # so that it has started
+    slabs: Iterator[Callable[[int], object]] = iter([new_slab, refused])
+    if fails == "first slab":
+        next(slabs)
+    monkeypatch.setattr(children, "new_slab", lambda size: next(slabs)(size))
+    if fails == "fork":
+        monkeypatch.setattr(nursery, "_ask", refused)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(PipelineError, match=r"no process can be started: .*too many") as raised:
+        children.PythonChild(nursery, b"definition", INT)
+    assert raised.value.code == "RESOURCE_EXHAUSTED"
+    del raised
+    gc.collect()  # memory that is mapped holds a descriptor
+    assert len(os.listdir("/proc/self/fd")) <= before
+    connection.close()
+    control.close()
 
 
 def daemon() -> int:
@@ -324,8 +370,11 @@ def test_a_bundle_that_is_run_again_is_the_same_bundle(tmp_path: pathlib.Path) -
 
 
 def test_an_element_that_takes_too_long_ends_its_process() -> None:
+    """Though it has left its group."""
+
     def hangs(split: int) -> Iterator[int]:
         yield split
+        os.setpgid(0, os.getpgid(os.getppid()))
         time.sleep(3600)
 
     with pytest.raises(PipelineError, match=r"split 0, element .: it has taken longer than") as e:
@@ -507,6 +556,25 @@ def test_the_feeds_error_is_the_runs() -> None:
         for block in run.blocks():
             found += numbers(iter([block]))
     assert found == [2, 3, 4]
+    pipeline.close()
+
+
+def test_an_error_does_not_wait_for_who_asks_for_splits() -> None:
+    answered = threading.Event()
+    in_vain: list[bool] = []
+
+    class Away(Ranges):
+        def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
+            if (found := super().next_range(source, opening, endless)) is None:
+                in_vain.append(not answered.wait(20))
+            return found
+
+    pipeline = pipeline_of(raises(KeyError("why")), range(9), processes=2)
+    run = pipeline.run(Away([SplitRange(2, 3, 0)]))
+    with pytest.raises(PipelineError, match="split 2"):
+        list(run.blocks())
+    answered.set()
+    assert not any(in_vain)
     pipeline.close()
 
 

@@ -88,7 +88,7 @@ def test_a_split_is_skipped_once_that_was_allowed() -> None:
     report, ask = tell(Broke(0, died))
     assert ask == Ask()  # nothing waits for the answer but what was lost
     reason = "split 3, element 2: the process that ran it ended: exit code 7"
-    assert report == SkipReport(3, 2, reason, 100)
+    assert report == SkipReport(3, 0, reason, 100)  # what was made of it did not come
     assert tell(Granted(None)) == [] and not made.is_over
     assert tell(Answered(True)) == [Run(0, 1, 2, 1)]
     assert tell(Done(0)) == [Run(0, 4, 5, 0)]
@@ -147,9 +147,9 @@ def test_whatever_fails_when_each_element_comes_once(on_error: OnError, seed: in
             match instruction:
                 case Ask():
                     asked += 1
-                case SkipReport(split):
+                case SkipReport(split, element):
                     reports.append(split)
-                    skipped[split] = sum(place.split == split for place in came)
+                    skipped[split] = element
                 case Run(slot, first, count, start):
                     assert slot not in running
                     running[slot] = [

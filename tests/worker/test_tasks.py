@@ -23,8 +23,8 @@ from forebay.service.delivery import (
     Subscription,
     TaskFailed,
 )
-from forebay.service.errors import ForebayError, Unavailable
-from forebay.service.pipelines import SplitFeed
+from forebay.service.errors import ForebayError, NotFound, PipelineError, Unavailable
+from forebay.service.pipelines import SkipReport, SplitFeed
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker.observer import Observer
 from forebay.service.worker.task_states import Complete, Ended, HandedOut
@@ -124,6 +124,51 @@ def test_a_shard_is_read_once_its_last_element_has_arrived(arrives: bool) -> Non
         opened.close([given[0]])
     assert runner.join(TIMEOUT_S)
     assert dispatcher.completed.is_set()
+
+
+class GivingUp(Away):
+    """A dispatcher that does not list the task any more."""
+
+    def call(self, *_: Any, closed: threading.Event, **__: Any) -> Any:
+        raise NotFound("no task 1")
+
+
+class Skipping(Pipelines):
+    """A block, a split that is skipped if it may be, and a block."""
+
+    def open(self, *arguments: Any) -> Any:
+        def blocks() -> Iterator[Block]:
+            yield Block(3, (Component(np.arange(3)),))
+            if not arguments[-1](SkipReport(3, 0, "why", 1)):
+                raise PipelineError("UNKNOWN", "why")
+            yield Block(2, (Component(np.arange(2)),))
+
+        run = SimpleNamespace(blocks=blocks, cancel=lambda: None)
+        return SimpleNamespace(run=lambda feed: run, close=lambda: None)
+
+
+def test_a_skip_for_a_task_that_was_given_up_costs_nothing_that_was_made() -> None:
+    output = AnyOutput()
+    told: list[HandedOut | Ended] = []
+
+    def tell(_: TaskRunner, what: HandedOut | Ended) -> list[Any]:
+        told.append(what)
+        return []
+
+    runner = TaskRunner(
+        pb.Task(task_id=1, num_sources=1), GivingUp(), output,  # type: ignore[arg-type]
+        threading.Semaphore(), Skipping(), Observer(), tell,
+    )  # fmt: skip
+    runner.start()
+    opened = output.open(ANY)
+    assert isinstance(opened, Subscription)
+    found, given = 0, None
+    while given is None or isinstance(given, tuple):
+        found += given[0].count if given is not None else 0
+        given = opened.next(True)
+    assert found == 5 and isinstance(given, EndOfTask)
+    assert runner.join(TIMEOUT_S)
+    assert told == [Ended(1)]  # and is not said to be complete
 
 
 class Registry:

@@ -68,23 +68,26 @@ class PythonChild:
 
     def __init__(self, nursery: Nursery, definition: bytes, structure: str) -> None:
         """Raises PipelineError."""
-        try:
-            self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
-                self._control = nursery.fork(theirs)
-            stored, memory = new_slab(max(1, len(structure.encode()) + len(definition)))
-            progress, shared = new_slab(PROGRESS_BYTES)
-        except OSError as error:
-            raise PipelineError(
-                "RESOURCE_EXHAUSTED", f"no process can be started: {error}"
-            ) from error
-        self._at = shared.view(np.int64)
         told = structure.encode()
-        memory[: len(told) + len(definition)] = np.frombuffer(told + definition, np.uint8)
-        self._borrower = Borrower("a dataset's process")
-        self._send(["setup", len(told), len(definition)], [stored, progress])
-        os.close(stored)
-        os.close(progress)
+        with contextlib.ExitStack() as sent, contextlib.ExitStack() as kept:
+            try:
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                self._connection = kept.enter_context(ours)
+                with theirs:
+                    self._control = kept.enter_context(nursery.fork(theirs))
+                stored, memory = new_slab(max(1, len(told) + len(definition)))
+                sent.callback(os.close, stored)
+                progress, shared = new_slab(PROGRESS_BYTES)
+                sent.callback(os.close, progress)
+            except OSError as error:
+                raise PipelineError(
+                    "RESOURCE_EXHAUSTED", f"no process can be started: {error}"
+                ) from error
+            self._at = shared.view(np.int64)
+            memory[: len(told) + len(definition)] = np.frombuffer(told + definition, np.uint8)
+            self._borrower = Borrower("a dataset's process")
+            self._send(["setup", len(told), len(definition)], [stored, progress])
+            kept.pop_all()
 
     def filenos(self) -> tuple[int, int]:
         """One is readable when `receive` has something."""

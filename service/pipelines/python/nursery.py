@@ -12,6 +12,8 @@ nursery's own (PR_SET_CHILD_SUBREAPER in prctl(2)) once the child, whose own it 
 A fork has one thread, whatever others of the nursery held: so what a nursery imports starts none,
 but OpenBLAS's, which prepare for forks themselves. Beam imports gRPC, which starts its threads with
 the first channel, and Arrow, one of whose allocators, jemalloc, is told to do without.
+
+SIGTERM ends neither, as it may come to all processes of a worker at once, which drains then.
 """
 
 from __future__ import annotations
@@ -62,13 +64,15 @@ class Nursery:
         """A child that has this end of a connection; `ended` reads its exit code from what is
         returned, and closing that kills it. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, self._lock:
+        with contextlib.ExitStack() as kept, theirs, self._lock:
+            kept.enter_context(ours)
             ends = [connection.fileno(), theirs.fileno()]
             try:
                 self._ask(ends)
             except BrokenPipeError:  # it has just died
                 self._end()
                 self._ask(ends)
+            kept.pop_all()
         return ours
 
     def _ask(self, ends: list[int]) -> None:
@@ -189,14 +193,14 @@ def _serve(requests: socket.socket) -> socket.socket:
                 with contextlib.suppress(OSError):
                     control.recv(64)  # unread, it would make the exit code an error
         if ready & {*parent[:1], *parent[2:]}:
-            _exit(running)
+            _exit()
         if requests.fileno() not in ready:
             continue
         ends: list[int] = []
         try:
             message, ends, _, _ = socket.recv_fds(requests, 64, 2)
             if not message:
-                _exit(running)
+                _exit()
             if len(ends) < 2:
                 raise OSError(errno.EMFILE, "too few descriptors came")
             process = os.fork()
@@ -214,6 +218,7 @@ def _serve(requests: socket.socket) -> socket.socket:
             continue
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.register_at_fork(after_in_child=_end_by_sigterm)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         prctl(PR_SET_CHILD_SUBREAPER, 1)  # that of others ends with them, and not with us
         for other in (requests, control, *running.values()):
@@ -229,10 +234,22 @@ def _listened(running: dict[int, socket.socket], killed: set[int]) -> list[int]:
     return [control.fileno() for process, control in running.items() if process not in killed]
 
 
+def _go_on(*_: object) -> None:
+    """What a signal does to the nursery and its children. Programs that they start do not inherit
+    it, as they would SIG_IGN."""
+
+
+def _end_by_sigterm() -> None:
+    """In what a child forks, unless its function has set another handler."""
+    if signal.getsignal(signal.SIGTERM) is _go_on:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def _kill(process: int) -> None:
-    """With its group."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process, signal.SIGKILL)
+    """With its group, though it may have left that."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(process, signal.SIGKILL)
 
 
 def _kill_others(running: Collection[int]) -> None:
@@ -254,17 +271,17 @@ def _children() -> set[int]:
     return found
 
 
-def _exit(running: Collection[int]) -> NoReturn:
-    for process in running:
-        _kill(process)
+def _exit() -> NoReturn:
     with contextlib.suppress(ChildProcessError):
         while True:
-            os.waitpid(-1, 0)
-            _kill_others(())
+            for process in _children():
+                _kill(process)
+            os.waitpid(-1, 0)  # what it has started is ours now
     os._exit(0)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _go_on)  # if all of the worker's processes get it, that drains
     import cloudpickle  # noqa: F401
 
     from ...proto import python_pb2  # noqa: F401

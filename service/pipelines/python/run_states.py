@@ -254,7 +254,8 @@ class RunStates:
             )
             self._skips.append(_Skip([w for w in rest if w.first < w.stop], error))
             reason = reason.partition("\n")[0][:MAX_REASON]
-            report = SkipReport(at.split, at.element, reason, policy.limit)
+            came = behind.element if behind.split == at.split else 0  # the others are made again
+            report = SkipReport(at.split, came, reason, policy.limit)
             return [Warn(f"its rest is skipped, if it may be: {text}"), report]
         raise PipelineError(code, text)
 

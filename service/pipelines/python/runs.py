@@ -80,7 +80,7 @@ class PythonRun:
         try:
             yield from self._blocks()
         finally:
-            self._feeder.stop()
+            self._feeder.stop()  # which the error, if there is one, does not wait for
             for child in self._busy.values():
                 child.end()  # all of them, before one is waited for
             while self._busy:
@@ -200,6 +200,7 @@ class _Feeder:
         self._bell = bell
         self._asks: queue.SimpleQueue[Ask | SkipReport | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Granted | Answered | BaseException] = queue.SimpleQueue()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="forebay-python-feed", daemon=True)
 
     def ask(self, what: Ask | SkipReport) -> None:
@@ -217,14 +218,14 @@ class _Feeder:
             yield answer
 
     def stop(self) -> None:
-        """Ask no more, and wait until nobody does."""
+        """Ask no more. Its thread ends once what it is asking for is answered, or the feed is
+        closed."""
+        self._stopped.set()
         self._asks.put(None)
-        if self._thread.ident is not None:
-            self._thread.join()
 
     def _run(self) -> None:
         answer: Granted | Answered | BaseException
-        while (what := self._asks.get()) is not None:
+        while (what := self._asks.get()) is not None and not self._stopped.is_set():
             try:
                 if isinstance(what, SkipReport):
                     answer = Answered(self._may_skip(what))
