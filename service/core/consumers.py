@@ -17,10 +17,6 @@ STARTED_AGAIN = (
     "a consumer of this coordinated read was started again with consumer_index={}, or another one "
     "has it, and they cannot be in one round: start all consumers again, which begins with round 0"
 )
-REPLACED = (
-    "another consumer of this coordinated read joined with consumer_index={} before this one had "
-    "begun to read: give each of them its own"
-)
 
 
 class JoinIteration(Command, frozen=True, kw_only=True):
@@ -31,10 +27,9 @@ class JoinIteration(Command, frozen=True, kw_only=True):
     Each worker that has no task of the iteration gets one, as its kind has it (kinds.py).
     FailedPrecondition, if that does not let TensorFlow's and Forebay's consumers read together.
 
-    Who comes with the index of a consumer that has begun to read is that one, started again,
-    whether it has left or not: then all that are there leave, and the iteration begins anew.
-    → ConsumerLeft …, LeaseLost …, IterationCollected or IterationPaused, and the same. If it has
-    not begun, it alone leaves: → ConsumerLeft, and the same.
+    Who comes with the index of another consumer is that one, started again: then all that are there
+    leave, and the iteration begins anew. → ConsumerLeft …, LeaseLost …, IterationCollected or
+    IterationPaused, and the same.
     """
 
     job_id: int
@@ -79,19 +74,14 @@ def join(
     events = []
     iteration = state.iterations.get(job.iterations.get(epoch, -1))
     if iteration is not None and consumer_index is not None:
-        if consumer_index in iteration.begun_indices:
+        there = {state.consumers[consumer].index for consumer in iteration.consumers}
+        if consumer_index in there:
             events += begun_anew(state, iteration, STARTED_AGAIN.format(consumer_index))
             iteration = (
                 replace(iteration, tasks=[], consumers=set(), barrier=None)
                 if iteration.ledgers
                 else None
             )
-        else:
-            events += [
-                left(consumer_id, REPLACED.format(consumer_index))
-                for consumer_id in sorted(iteration.consumers)
-                if state.consumers[consumer_id].index == consumer_index
-            ]
     if iteration is None:
         iteration = Iteration(ids.new(), job.job_id, epoch, [])
         begun = ev.IterationCreated(

@@ -112,7 +112,6 @@ def _forget(state: State, iteration: Iteration) -> Job:
 def _iteration_paused(state: State, event: ev.IterationPaused) -> None:
     iteration = state.iterations[event.iteration_id]
     tasks.forget(state, iteration)
-    iteration.begun_indices.clear()
     iteration.version += 1
 
 

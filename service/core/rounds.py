@@ -125,10 +125,7 @@ def _remove_task(state: State, command: RemoveTask) -> Decision:
 
 
 def _consumer_began(state: State, event: ev.ConsumerBegan) -> None:
-    consumer = state.consumers[event.consumer_id]
-    consumer.began = True
-    if consumer.index is not None:
-        state.iterations[consumer.iteration_id].begun_indices.add(consumer.index)
+    state.consumers[event.consumer_id].began = True
 
 
 def _task_proposed(state: State, event: ev.TaskProposed) -> None:

@@ -329,7 +329,7 @@ def test_all_begin_anew_with_a_consumer_that_is_started_again(sharding: int) -> 
     first = rounds.worker(1)
     a, b = rounds.join(index=0), rounds.join(index=1)
     rounds.lease(rounds.task_of(first), 5) if sharding == ev.DYNAMIC else None
-    rounds.report(a, 30), rounds.report(b, 30)
+    rounds.report(a, 30)
     rounds.worker(2)  # its task is pending
     before = set(rounds.read.all_tasks)
     rounds.restart()
@@ -348,56 +348,6 @@ def test_all_begin_anew_with_a_consumer_that_is_started_again(sharding: int) -> 
     assert rounds.starting_rounds == [0, 0] and not before & set(rounds.read.all_tasks)
     if sharding == ev.DYNAMIC:
         assert rounds.lease(rounds.task_of(first), 5).first == 5  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("sharding", [ev.OFF, ev.DYNAMIC])
-def test_all_begin_anew_with_a_consumer_that_left_in_order_and_comes_back(sharding: int) -> None:
-    """It begins with round 0, which the others have passed."""
-    rounds = Rounds(sharding=sharding)
-    rounds.worker(1)
-    a, b = rounds.join(index=0), rounds.join(index=1)
-    rounds.report(a, 30), rounds.report(b, 30)
-    rounds.leave(b)
-    assert rounds.then == ["consumer_left"]
-    before = set(rounds.read.all_tasks)
-    rounds.restart()
-    again = rounds.join(index=1)
-    over = ["iteration_collected", "iteration_created"]
-    over = over if sharding == ev.OFF else ["iteration_paused"]
-    assert rounds.then == ["consumer_left", *over, "task_created", "consumer_joined"]
-    assert rounds.read.consumers == {again}
-    assert rounds.starting_rounds == [0] and not before & set(rounds.read.all_tasks)
-    with pytest.raises(NotFound):
-        rounds.report(a, 31)
-    rounds.join(index=0)
-    assert rounds.then == ["consumer_joined"]
-    for consumer in sorted(rounds.read.consumers):
-        rounds.report(consumer, 5)
-        rounds.leave(consumer)
-    rounds.join(index=0)  # none of those that began with it is there
-    assert rounds.then[-2:] == ["task_created", "consumer_joined"]
-    assert "consumer_left" not in rounds.then
-
-
-def test_who_joined_and_never_began_makes_room_alone() -> None:
-    """Its client gave up before it was answered, and joins again as another caller."""
-    rounds = Rounds()
-    rounds.worker(1)
-    unheard, a = rounds.join(index=1), rounds.join(index=0)
-    rounds.report(a, 0)
-    rounds.restart()
-    again = rounds.join(index=1)
-    assert rounds.then == ["consumer_left", "consumer_joined"]
-    assert rounds.read.consumers == {a, again}
-    with pytest.raises(NotFound):
-        rounds.report(unheard, 0)
-    alone = Rounds()
-    alone.worker(1)
-    alone.join(index=1)
-    kept = list(alone.read.tasks)
-    alone.join(index=1)
-    assert alone.then == ["consumer_left", "consumer_joined"]
-    assert alone.read.tasks == kept
 
 
 @pytest.mark.parametrize("index", [-1, 2])
