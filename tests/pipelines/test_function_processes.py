@@ -1,4 +1,7 @@
-"""Python datasets: functions that fail, and the processes that they run in."""
+"""Python datasets: functions that fail, and the processes that they run in.
+
+Who sleeps for an hour here hangs, and what is tested is that it is killed.
+"""
 
 from __future__ import annotations
 
