@@ -17,6 +17,10 @@ STARTED_AGAIN = (
     "a consumer of this coordinated read was started again with consumer_index={}, or another one "
     "has it, and they cannot be in one round: start all consumers again, which begins with round 0"
 )
+REPLACED = (
+    "another consumer of this coordinated read has joined with consumer_index={}, which is this "
+    "one's, and took its place: give each of them its own"
+)
 
 
 class JoinIteration(Command, frozen=True, kw_only=True):
@@ -27,9 +31,10 @@ class JoinIteration(Command, frozen=True, kw_only=True):
     Each worker that has no task of the iteration gets one, as its kind has it (kinds.py).
     FailedPrecondition, if that does not let TensorFlow's and Forebay's consumers read together.
 
-    Who comes with the index of another consumer is that one, started again: then all that are there
-    leave, and the iteration begins anew. → ConsumerLeft …, LeaseLost …, IterationCollected or
-    IterationPaused, and the same.
+    Who comes with the index of a consumer that has begun to read is that one, started again,
+    whether it has left or not: then all that are there leave, and the iteration begins anew.
+    → ConsumerLeft …, LeaseLost …, IterationCollected or IterationPaused, and the same. If it has
+    not begun, it alone leaves: → ConsumerLeft, and the same.
     """
 
     job_id: int
@@ -74,9 +79,14 @@ def join(
     events = []
     iteration = state.iterations.get(job.iterations.get(epoch, -1))
     if iteration is not None and consumer_index is not None:
-        there = {state.consumers[consumer].index for consumer in iteration.consumers}
-        if consumer_index in there:
-            events += begun_anew(state, iteration, STARTED_AGAIN.format(consumer_index))
+        anew = consumer_index in iteration.begun_indices
+        for consumer_id in sorted(iteration.consumers):
+            if state.consumers[consumer_id].index == consumer_index:
+                events.append(left(consumer_id, REPLACED.format(consumer_index)))
+            elif anew:
+                events.append(left(consumer_id, STARTED_AGAIN.format(consumer_index)))
+        if anew:
+            events += let_go(state, iteration)
             iteration = (
                 replace(iteration, tasks=[], consumers=set(), barrier=None)
                 if iteration.ledgers
@@ -139,12 +149,6 @@ def _leave_iteration(state: State, command: LeaveIteration) -> Decision:
     elif kind_of(job).ends_with_its_consumers:
         events += let_go(state, iteration)
     return Decision(events, None)
-
-
-def begun_anew(state: State, iteration: Iteration, reason: str) -> list[ev.Event]:
-    """All consumers leave, and the tasks end: who comes begins with round 0."""
-    gone = [left(consumer_id, reason) for consumer_id in sorted(iteration.consumers)]
-    return [*gone, *let_go(state, iteration)]
 
 
 def left(consumer_id: int, reason: str) -> ev.Event:

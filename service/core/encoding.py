@@ -112,12 +112,26 @@ def _ended_saves(state: Any) -> Any:
     return state
 
 
+def _begun_indices(state: Any) -> Any:
+    """Of those that had begun a coordinated read, it was only known who is there."""
+    consumers = state["consumers"]
+    for iteration in state["iterations"].values():
+        there = (consumers[number] for number in iteration["consumers"] if number in consumers)
+        iteration["begun_indices"] = [
+            consumer["index"]
+            for consumer in there
+            if consumer["began"] and consumer["index"] is not None
+        ]
+    return state
+
+
 EARLIER: dict[str, Callable[[Any], Any]] = {
     "unnamed": _providers_to_ledgers,
     "b2931630d57eaaaf": _providers_to_ledgers,
     "5bba8a9e19ddf821": _lost_tasks_to_tasks,
     "7def4e6b7414062f": _lost_tasks_to_tasks,
     "45b342bb4307ed57": _ended_saves,
+    "8bea72ae9ea39145": _begun_indices,
 }
 """Schemas of which a snapshot is read as well, and what makes a state of today's fields of it.
 

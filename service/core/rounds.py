@@ -125,7 +125,10 @@ def _remove_task(state: State, command: RemoveTask) -> Decision:
 
 
 def _consumer_began(state: State, event: ev.ConsumerBegan) -> None:
-    state.consumers[event.consumer_id].began = True
+    consumer = state.consumers[event.consumer_id]
+    consumer.began = True
+    if consumer.index is not None:
+        state.iterations[consumer.iteration_id].begun_indices.add(consumer.index)
 
 
 def _task_proposed(state: State, event: ev.TaskProposed) -> None:

@@ -17,9 +17,10 @@ from .ledger import Ledger
 from .ranges import Ranges
 
 MAX_ANSWERS = 1 << 17
+"""Answers kept for retries, one a caller; the caller that was quiet longest goes first."""
+
 MAX_SKIPS = 10
 """Of an iteration's skipped splits, so many are told of."""
-"""Answers kept for retries, one a caller; the caller that was quiet longest goes first."""
 
 
 MAX_DEPARTED = 1000
@@ -100,7 +101,7 @@ class Skip(Struct):
 
     worker_address: str
     split: int
-    element: int  # of the split, at which it failed
+    element: int  # of the split, from which on it is left out
     reason: str
 
 
@@ -119,6 +120,7 @@ class Iteration(Struct):
     idle_since_ms: int = 0  # when the last consumer left
     version: int = 1  # grows with every change that a consumer wants to hear of
     barrier: Barrier | None = None  # None: no task is pending
+    begun_indices: set[int] = set()  # of consumers that began a coordinated read, gone or not
     removed: dict[int, int] = {}  # task → the round from which on consumers do without it
     skipped: int = 0  # splits
     skips: list[Skip] = []  # the last of them

@@ -121,6 +121,7 @@ def forget(state: State, iteration: Iteration) -> None:
         _forget_answers(state, task)
     iteration.tasks.clear()
     iteration.barrier = None
+    iteration.begun_indices.clear()
     iteration.removed.clear()
     iteration.running_tasks = 0
 

@@ -228,6 +228,26 @@ def coordinated(cluster: Cluster) -> None:
         cluster.join(again, caller=caller, index=index)
 
 
+def rejoined(cluster: Cluster) -> None:
+    """Consumers of coordinated reads that come back: before they began, after, and once gone."""
+    live(cluster)
+    cluster.worker(71)
+    for name, sharding in (("rounds", ev.OFF), ("leased rounds", ev.DYNAMIC)):
+        job = cluster.job("plain", name, sharding, num_consumers=2)
+        for number, (index, begins, leaves) in enumerate(
+            (
+                *((0, True, False), (1, False, False), (1, True, False)),
+                *((0, True, True), (0, False, False), (1, True, False), (0, True, True)),
+            )
+        ):
+            joined = cluster.join(job, caller=f"{name} {number}", index=index)
+            if begins:
+                cluster.do(c.ReportRound(consumer_id=joined.consumer_id, current_round=0))
+            if leaves:
+                cluster.leave(joined.consumer_id)
+    cluster.elect(3)
+
+
 def removed(cluster: Cluster) -> None:
     """Epochs of which a summary is left, and datasets and jobs that go."""
     live(cluster)
@@ -393,6 +413,7 @@ LIVES: dict[str, Callable[[Cluster], None]] = {
     "repaired": repaired,
     "divided": divided,
     "coordinated": coordinated,
+    "rejoined": rejoined,
     "removed": removed,
     "saved": saved,
     "loaded": loaded,

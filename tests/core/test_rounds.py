@@ -56,6 +56,10 @@ class Rounds(Given):
         """The dispatcher begins anew, from a snapshot."""
         self.state = decode_state(encode_state(self.state))
 
+    def why_left(self, consumer_id: int) -> str:
+        left = [event.consumer_left for _, event in self.state.recent]
+        return next(event.reason for event in left if event.consumer_id == consumer_id)
+
     @property
     def read(self) -> Iteration:
         (iteration,) = self.state.iterations.values()
@@ -329,7 +333,7 @@ def test_all_begin_anew_with_a_consumer_that_is_started_again(sharding: int) -> 
     first = rounds.worker(1)
     a, b = rounds.join(index=0), rounds.join(index=1)
     rounds.lease(rounds.task_of(first), 5) if sharding == ev.DYNAMIC else None
-    rounds.report(a, 30)
+    rounds.report(a, 30), rounds.report(b, 30)
     rounds.worker(2)  # its task is pending
     before = set(rounds.read.all_tasks)
     rounds.restart()
@@ -340,6 +344,8 @@ def test_all_begin_anew_with_a_consumer_that_is_started_again(sharding: int) -> 
     created = ["task_created", "task_created", "consumer_joined"]
     assert rounds.then == ["consumer_left", "consumer_left", *over, *begun, *created]
     assert rounds.read.consumers == {again}
+    assert "consumer_index=1" in rounds.why_left(a) and "start all" in rounds.why_left(a)
+    assert "consumer_index=1, which is this one's" in rounds.why_left(b)
     for gone in (a, b):
         with pytest.raises(NotFound):
             rounds.report(gone, 31)
@@ -348,6 +354,80 @@ def test_all_begin_anew_with_a_consumer_that_is_started_again(sharding: int) -> 
     assert rounds.starting_rounds == [0, 0] and not before & set(rounds.read.all_tasks)
     if sharding == ev.DYNAMIC:
         assert rounds.lease(rounds.task_of(first), 5).first == 5  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("sharding", [ev.OFF, ev.DYNAMIC])
+def test_all_begin_anew_with_a_consumer_that_left_in_order_and_comes_back(sharding: int) -> None:
+    """It begins with round 0, which the others have passed."""
+    rounds = Rounds(sharding=sharding)
+    rounds.worker(1)
+    a, b = rounds.join(index=0), rounds.join(index=1)
+    rounds.report(a, 30), rounds.report(b, 30)
+    rounds.leave(b)
+    assert rounds.then == ["consumer_left"]
+    before = set(rounds.read.all_tasks)
+    rounds.restart()
+    again = rounds.join(index=1)
+    over = ["iteration_collected", "iteration_created"]
+    over = over if sharding == ev.OFF else ["iteration_paused"]
+    assert rounds.then == ["consumer_left", *over, "task_created", "consumer_joined"]
+    assert rounds.read.consumers == {again}
+    assert rounds.starting_rounds == [0] and not before & set(rounds.read.all_tasks)
+    with pytest.raises(NotFound):
+        rounds.report(a, 31)
+    rounds.join(index=0)
+    assert rounds.then == ["consumer_joined"]
+    for consumer in sorted(rounds.read.consumers):
+        rounds.report(consumer, 5)
+        rounds.leave(consumer)
+    rounds.join(index=0)  # none of those that began with it is there
+    assert rounds.then[-2:] == ["task_created", "consumer_joined"]
+    assert "consumer_left" not in rounds.then
+
+
+def test_who_joined_and_never_began_makes_room_alone() -> None:
+    """Its client gave up before it was answered, and joins again as another caller."""
+    rounds = Rounds()
+    rounds.worker(1)
+    unheard, a = rounds.join(index=1), rounds.join(index=0)
+    rounds.report(a, 0)
+    rounds.restart()
+    again = rounds.join(index=1)
+    assert rounds.then == ["consumer_left", "consumer_joined"]
+    assert rounds.read.consumers == {a, again}
+    with pytest.raises(NotFound):
+        rounds.report(unheard, 0)
+    alone = Rounds()
+    alone.worker(1)
+    alone.join(index=1)
+    kept = list(alone.read.tasks)
+    alone.join(index=1)
+    assert alone.then == ["consumer_left", "consumer_joined"]
+    assert alone.read.tasks == kept
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_consumers_that_all_died_come_back_in_any_order(first: int) -> None:
+    """One had begun, and stopped before the first round; the other had only joined."""
+    rounds = Rounds()
+    begun = rounds.join(index=0)
+    rounds.report(begun, 0)
+    rounds.worker(1)
+    rounds.report(begun, 0)
+    rounds.report(begun, 0, blocked=1)
+    rounds.join(index=1)
+    again = rounds.join(index=first)
+    rounds.report(again, 0)
+    if first == 1:  # nobody knows yet that the other one has died
+        assert rounds.report(again, 0, blocked=1) == ["consumer_blocked", "task_started"]
+    rounds.join(index=1 - first)
+    if first == 1:
+        assert rounds.then[:3] == ["consumer_left", "consumer_left", "iteration_collected"]
+        with pytest.raises(NotFound):  # of which it hears as soon as it reads on
+            rounds.report(again, 7)
+        rounds.join(index=1)
+    assert rounds.then == ["consumer_joined"]
+    assert rounds.starting_rounds == [0] and len(rounds.read.consumers) == 2
 
 
 @pytest.mark.parametrize("index", [-1, 2])

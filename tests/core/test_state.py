@@ -15,6 +15,7 @@ import pytest
 from forebay.journal import encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.snapshots import encode_snapshot
+from forebay.service.core.commands import ReportRound
 from forebay.service.core.encoding import SCHEMA, decode_state, encode_state
 from forebay.service.core.machine import apply
 from forebay.service.core.state import State
@@ -143,6 +144,22 @@ def test_a_field_of_another_name_is_refused_in_an_earlier_schema(field: str, sch
 def test_what_an_earlier_schema_does_not_allow_is_refused(body: Any) -> None:
     with pytest.raises(ValueError):
         decode_state(msgspec.msgpack.encode(("b2931630d57eaaaf", body)))
+
+
+def test_who_had_begun_a_coordinated_read_is_known_of_an_earlier_schema() -> None:
+    """Of those that are there."""
+    cluster = Cluster()
+    LIVES["live"](cluster)
+    job = cluster.job("plain", "earlier rounds", num_consumers=3)
+    there = [cluster.join(job, caller=f"e{i}", index=i).consumer_id for i in range(3)]
+    for consumer_id in there[1:]:
+        cluster.do(ReportRound(consumer_id=consumer_id, current_round=0))
+    _, state = msgspec.msgpack.decode(encode_state(cluster.state))
+    begun = {i: set(fields.pop("begun_indices")) for i, fields in state["iterations"].items()}
+    earlier = msgspec.msgpack.encode(("8bea72ae9ea39145", state))
+    assert {1, 2} in begun.values()
+    found = decode_state(earlier).iterations
+    assert {i: iteration.begun_indices for i, iteration in found.items()} == begun
 
 
 def test_a_schema_that_is_not_known_is_refused() -> None:

@@ -89,6 +89,12 @@ class Rounds:
         self._taken[read, consumer] += 1
         self.taken[consumer] += 1
 
+    def go_on_without(self, consumer: int) -> bool:
+        """Whether the read that it was in has begun anew."""
+        iteration, pauses = self._reads.get(consumer, (0, 0))
+        books = self._oracle.books
+        return iteration in books.collected or books.pauses[iteration] > pauses
+
     def may_fail(self) -> bool:
         """Whether there is a reason for an error."""
         books = self._oracle.books
@@ -210,7 +216,7 @@ class Consumer(Trainer):
         self.reading = True
         try:
             self._step(reader)
-        except (FailedPrecondition, NotFound, PipelineError) as error:
+        except (FailedPrecondition, NotFound, PipelineError, TimeoutError) as error:
             self.kernel.trace("failed", self.name, error)
             gang.failed(self, error)
             return
@@ -226,11 +232,19 @@ class Consumer(Trainer):
                     gang.rounds.deliver(self.index, element)
                     gang.tick()
                     while gang.together and self._is_ahead() and not gang.finished:
-                        gang.changed.wait()
+                        self._wait_for_others()
                 if self.job.step_s:
                     self.kernel.sleep(self.job.step_s * rng.uniform(0.1, 2))
             while not gang.finished:  # who leaves is one less to agree with
-                gang.changed.wait()
+                self._wait_for_others()
+
+    def _wait_for_others(self) -> None:
+        """As in a collective operation: meanwhile it reads nothing, and hears of nothing. So these
+        have a timeout, which is the launcher's only news of who read with somebody that had died,
+        and was left alone as that one came back."""
+        gang = self._gang
+        if not gang.changed.wait(TOLD_S) and gang.rounds.go_on_without(self.index):
+            raise TimeoutError(f"{self.name} waits for others, who have begun anew")
 
     def _is_ahead(self) -> bool:
         taken = self._gang.rounds.taken

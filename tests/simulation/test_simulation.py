@@ -73,6 +73,12 @@ def check(seed: int, faults: tuple[str, ...] = (), mode: str = "") -> None:
         )
 
 
+def test_who_read_on_with_one_that_had_died_does_not_wait_for_ever() -> None:
+    """That one's index came back while it waited for it, and read nothing."""
+    with simulated():
+        check(648, mode="rounds")
+
+
 @pytest.mark.parametrize("what", FOUND)
 def test_what_was_found_stays_mended(what: str) -> None:
     with simulated():
