@@ -7,6 +7,9 @@ from .proto import events_pb2 as ev
 ENDLESS = 2**63 - 1
 """The size of a source without an end."""
 
+MAX_REASON = 500
+"""Characters of why a split is skipped."""
+
 
 def source_size(source: ev.SplitSource) -> int:
     """The number of splits of one pass; ENDLESS if there is no end, 0 if it grows."""

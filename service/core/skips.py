@@ -8,12 +8,10 @@ say it.
 from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
+from ...journal.splits import MAX_REASON
 from ..errors import NotFound
 from .base import Apply, Command, Decide, Decision, find_task
 from .state import MAX_SKIPS, Skip, State
-
-MAX_REASON = 1_000
-"""Characters that are kept."""
 
 
 class SkipSplit(Command, frozen=True, kw_only=True):
@@ -21,7 +19,7 @@ class SkipSplit(Command, frozen=True, kw_only=True):
 
     task_id: int
     split: int
-    element: int  # of the split, at which it failed
+    element: int  # of the split, from which on it is left out
     reason: str
     limit: int
 

@@ -14,12 +14,13 @@ from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ..proto import tf_service_pb2 as tf
-from .splits import MaySkip, Shard, SkipReport, SplitFeed, SplitRange
+from .splits import PARTS, MaySkip, Shard, SkipReport, SplitFeed, SplitRange
 
 if TYPE_CHECKING:
     from .python.nursery import Nurseries
 
 __all__ = [
+    "PARTS",
     "Chunk",
     "MaySkip",
     "Pipeline",

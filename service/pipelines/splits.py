@@ -22,6 +22,10 @@ class SplitRange:
     names: tuple[str, ...] = ()  # of the splits, if the source is one that grows
 
 
+PARTS = 8
+"""Ranges for each process of those that share the splits, so that all end at about once."""
+
+
 class Shard(NamedTuple):
     """Number `number` of the parts that static sharding divides a dataset into, `of` them."""
 

@@ -23,7 +23,7 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows, source_size
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import ForebayError, NotFound, ProtocolError, Unavailable
-from ..pipelines import SplitRange
+from ..pipelines import PARTS, SplitRange
 from ..proto import forebay_pb2 as pb
 from .observer import Observer
 
@@ -31,8 +31,6 @@ LEASE_S = 0.25
 MAX_GROWTH = 8
 MAX_WANT = 1 << 20
 HAND_BACK_S = 5.0
-PARTS = 8
-"""Of a lease, for each process: so that all of them end at about once."""
 
 
 class LeaseFeed:

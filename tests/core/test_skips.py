@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from forebay.journal.splits import MAX_REASON
 from forebay.service.core import commands as c
-from forebay.service.core.skips import MAX_REASON
 from forebay.service.core.state import MAX_SKIPS, skip_caller
 from forebay.service.core.status import status
 from forebay.service.errors import NotFound, Unavailable

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from forebay.journal.splits import MAX_REASON
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines import SkipReport, SplitRange
 from forebay.service.pipelines.python.children import Died, Failed, Place
 from forebay.service.pipelines.python.run_states import (
-    MAX_REASON,
     SILENT_S,
     Answered,
     Ask,

@@ -11,14 +11,11 @@ from ....journal.proto import events_pb2 as ev
 from ....journal.splits import source_size
 from ...errors import FailedPrecondition, Unimplemented
 from ...proto.python_pb2 import SKIP, PythonDataset
-from ..splits import MaySkip, SplitFeed, SplitRange
+from ..splits import PARTS, MaySkip, SplitFeed, SplitRange
 from .children import Children
 from .nursery import HERE, Nurseries
 from .run_states import Policy
 from .runs import PythonRun
-
-PARTS = 8
-"""Splits are handed out in so many for each process, so that all of them end at about once."""
 
 
 def python_version() -> str:

@@ -15,6 +15,7 @@ import collections
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ....journal.splits import MAX_REASON
 from ...errors import PipelineError
 from ...proto.python_pb2 import RETRY, SKIP, OnError
 from ..splits import SkipReport, SplitRange
@@ -22,9 +23,6 @@ from .children import Died, Failed, Place
 
 SILENT_S = 60.0
 """An element that takes so long is said in the log."""
-
-MAX_REASON = 500
-"""Characters of why a split is skipped, as they are reported."""
 
 NOWHERE = Place(-1, 0)
 
