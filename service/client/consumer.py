@@ -286,7 +286,6 @@ class Consumer:
             consumer_id=self.consumer_id, wait_ms=HEARTBEAT_WAIT_MS, version=version
         )
         told = ""  # why no worker has a task
-        failed = False
         while not self._closed.is_set():
             request.refused[:] = self._refusing_now()
             self._report(request)
@@ -298,13 +297,9 @@ class Consumer:
                     closed=self._closed,
                 )
             except ForebayError as error:
-                if not self._closed.is_set() and not failed:
+                if not self._closed.is_set():
                     self._inbox.put(error)
-                failed = True
-                if not self._matters_to_others(error):
-                    return
-                self._closed.wait(ASK_AGAIN_S)
-                continue
+                return
             if response.no_task != told:
                 told = response.no_task
                 log.warning("%s", told or "a worker that can run the dataset has come")
@@ -312,10 +307,6 @@ class Consumer:
                 request.version = response.version
                 self._heard(response)
                 self._inbox.put(response)
-
-    def _matters_to_others(self, error: ForebayError) -> bool:
-        """Whether heartbeats go on after it, for the sake of other consumers."""
-        return False
 
     def _report(self, request: pb.ConsumerHeartbeatRequest) -> None:
         """Say what else there is to say. Called by the thread of the heartbeats."""

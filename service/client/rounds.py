@@ -74,9 +74,9 @@ class RoundsConsumer(Consumer):
     """As any consumer. Its `blocks` have elements round by round, those of a round in the order of
     tasks, whichever tasks these are of.
 
-    `blocks` raises FailedPrecondition, or PipelineError of that code, if this consumer is out of
-    step with the others and cannot get back: they lack an element that it has passed. It raises
-    NotFound, with the reason, if one of them was started again without the others.
+    `blocks` raises NotFound, with the reason, if the consumers are out of step and cannot get back:
+    some lack an element that others have passed, or one of them was started again without the
+    others; FailedPrecondition, or PipelineError of that code, if another one has its index.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -139,11 +139,6 @@ class RoundsConsumer(Consumer):
             self._round = following
 
     # -- the dispatcher ------------------------------------------------------------------------
-
-    def _matters_to_others(self, error: ForebayError) -> bool:
-        """They hear that a round is torn only when all have said where they are, and the dispatcher
-        that was told may have gone."""
-        return isinstance(error, FailedPrecondition)
 
     def _report(self, request: pb.ConsumerHeartbeatRequest) -> None:
         with self._step:

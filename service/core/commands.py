@@ -1,7 +1,7 @@
 """All that the dispatcher can be asked to decide, in one place; each is described in its topic."""
 
 from .base import Command
-from .consumers import JoinIteration, LeaveIteration
+from .consumers import EjectConsumers, JoinIteration, LeaveIteration
 from .datasets import DecideCompression, ForgetBlob, RegisterDataset, RemoveDataset
 from .iterations import CollectIteration
 from .jobs import GetOrCreateJob, JoinJob, RemoveJob
@@ -29,6 +29,7 @@ __all__ = [
     "CompleteStream",
     "CompleteTask",
     "DecideCompression",
+    "EjectConsumers",
     "ElectLeader",
     "FailSave",
     "FindSplits",

@@ -54,6 +54,16 @@ class LeaveIteration(Command, frozen=True, kw_only=True):
     reason: str
 
 
+class EjectConsumers(Command, frozen=True, kw_only=True):
+    """A coordinated read cannot go on. All that are there leave, and who comes back begins with
+    round 0. → ConsumerLeft …, LeaseLost …, IterationCollected or IterationPaused, unless nobody is
+    there.
+    """
+
+    iteration_id: int
+    reason: str
+
+
 def _join_iteration(state: State, command: JoinIteration) -> Decision:
     job = state.jobs.get(command.job_id)
     if job is None:
@@ -151,6 +161,14 @@ def _leave_iteration(state: State, command: LeaveIteration) -> Decision:
     return Decision(events, None)
 
 
+def _eject_consumers(state: State, command: EjectConsumers) -> Decision:
+    iteration = state.iterations.get(command.iteration_id)
+    if iteration is None or not iteration.consumers:
+        return Decision([], None)
+    gone = [left(consumer_id, command.reason) for consumer_id in sorted(iteration.consumers)]
+    return Decision([*gone, *let_go(state, iteration)], None)
+
+
 def left(consumer_id: int, reason: str) -> ev.Event:
     """By its own word, or because it was given up."""
     return ev.Event(consumer_left=ev.ConsumerLeft(consumer_id=consumer_id, reason=reason))
@@ -172,5 +190,9 @@ def _consumer_left(state: State, event: ev.ConsumerLeft) -> None:
     forget_tasks_nobody_reads(state, iteration)
 
 
-DECIDE: Decide = {JoinIteration: _join_iteration, LeaveIteration: _leave_iteration}
+DECIDE: Decide = {
+    JoinIteration: _join_iteration,
+    LeaveIteration: _leave_iteration,
+    EjectConsumers: _eject_consumers,
+}
 APPLY: Apply = {"consumer_joined": _consumer_joined, "consumer_left": _consumer_left}

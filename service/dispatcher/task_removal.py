@@ -10,7 +10,8 @@ to give the consumers elements of different rounds in the same step.
 
 Forebay's consumers have elements of rounds to come. Each says of a task whose worker is lost in
 which round it has stopped, and up to which one it has all: the task goes after the last round that
-all have, which is one that none has passed.
+all have, which is one that none has passed. If one has passed it, the read is over for all, by a
+decision: whatever comes afterwards, nobody goes on without those that were told.
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ class TaskRemovals:
         """A consumer stops before a round, if the task's worker is lost or has ended it. Once all
         have, it goes.
 
-        Raises InvalidArgument, Unavailable, and FailedPrecondition if some have passed a round of
-        which others lack their element.
+        If some have passed a round of which others lack their element, all are ejected. Raises
+        InvalidArgument, Unavailable.
         """
         state = self._dispatcher.state
         task = state.tasks.get(mine.task_id)
@@ -138,7 +139,11 @@ class TaskRemovals:
                 ended = f"the worker at {address} has ended task {task.task_id}"
             else:
                 ended = _lost(task.orphan)
-            raise FailedPrecondition(_torn(ended, last))
+            torn = _torn(ended, last)
+            log.error("task %d: %s", mine.task_id, torn)
+            eject = c.EjectConsumers(iteration_id=task.iteration_id, reason=torn)
+            await self._dispatcher.execute(eject)
+            return
         await self._dispatcher.execute(c.RemoveTask(task_id=mine.task_id, round=all_have))
 
     def _check(self, task: Task, consumer_index: int) -> int:

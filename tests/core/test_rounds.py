@@ -406,6 +406,26 @@ def test_who_joined_and_never_began_makes_room_alone() -> None:
     assert alone.read.tasks == kept
 
 
+@pytest.mark.parametrize("sharding", [ev.OFF, ev.DYNAMIC])
+def test_consumers_that_are_ejected_begin_anew(sharding: int) -> None:
+    rounds = Rounds(sharding=sharding)
+    rounds.worker(1)
+    a, b = rounds.join(index=0), rounds.join(index=1)
+    rounds.report(a, 30), rounds.report(b, 31)
+    eject = c.EjectConsumers(iteration_id=rounds.read.iteration_id, reason="torn")
+    rounds.when(eject)
+    over = "iteration_collected" if sharding == ev.OFF else "iteration_paused"
+    assert rounds.then == ["consumer_left", "consumer_left", over]
+    assert rounds.why_left(a) == rounds.why_left(b) == "torn"
+    rounds.when(eject)
+    assert rounds.then == []
+    rounds.restart()
+    for index in (1, 0):
+        rounds.join(index=index)
+        assert "consumer_left" not in rounds.then
+    assert rounds.starting_rounds == [0]
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_consumers_that_all_died_come_back_in_any_order(first: int) -> None:
     """One had begun, and stopped before the first round; the other had only joined."""

@@ -21,7 +21,7 @@ from forebay.service.core import commands as c
 from forebay.service.delivery import RoundsOutput, Subscription
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.forebay_face import ForebayFace
-from forebay.service.errors import FailedPrecondition
+from forebay.service.errors import NotFound
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import MemoryStorage
 
@@ -124,7 +124,7 @@ class Cluster:
     async def beat(self, consumer: Consumer, lost: bool) -> None:
         try:
             response = await self.face.consumer_heartbeat(consumer.request())
-        except FailedPrecondition as error:
+        except NotFound as error:
             assert "within a round:" in str(error)
             self.torn = True
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 import pytest
 
@@ -84,16 +85,47 @@ def test_a_consumer_that_is_given_up_while_it_is_being_answered_is_told_why(
     run_dispatcher(storage, led_by_another)
 
 
-def test_consumers_that_are_torn_by_a_worker_that_was_not_lost_are_not_told_that_it_was() -> None:
+@pytest.mark.parametrize("how", ["was lost", "has ended"])
+@pytest.mark.parametrize("then", ["the rest arrives", "the worker comes back", "another leads"])
+def test_of_a_round_that_is_torn_all_hear(how: str, then: str) -> None:
+    """Whatever happens once one of them was told, who has ended with that."""
+    consumers: list[int] = []
+
+    def beats(dispatcher: Dispatcher, index: int, *held: pb.HeldTask) -> Awaitable[object]:
+        rounds = pb.RoundReport(consumer_index=index, held=held)
+        request = pb.ConsumerHeartbeatRequest(consumer_id=consumers[index], rounds=rounds)
+        return ForebayFace(dispatcher).consumer_heartbeat(request)
+
     async def scene(dispatcher: Dispatcher) -> None:
         task_id = await begin(dispatcher)
-        hold = dispatcher.removals.hold
-        await hold(pb.HeldTask(task_id=task_id, round=3, received=3), 0)
-        ended = rf"the worker at w:1 has ended task {task_id} within a round: .* of round 5"
-        with pytest.raises(FailedPrecondition, match=ended):
-            await hold(pb.HeldTask(task_id=task_id, round=5, received=5), 1)
+        (job_id,), (worker_id,) = dispatcher.state.jobs, dispatcher.state.workers
+        await dispatcher.execute(c.JoinIteration(job_id=job_id, epoch=0))
+        consumers.extend(dispatcher.state.consumers)
+        lost = worker_id if how == "was lost" else 0
+        if lost:
+            await dispatcher.execute(c.LoseWorker(worker_id=worker_id, reason="r"))
+        await beats(dispatcher, 0, pb.HeldTask(task_id=task_id, lost=lost, round=3, received=3))
+        torn = rf"not found: the worker at w:1 {how}.* within a round: .* of round 5"
+        with pytest.raises(NotFound, match=torn):
+            held = pb.HeldTask(task_id=task_id, lost=lost, round=5, received=5)
+            await beats(dispatcher, 1, held)
+        if then == "the worker comes back":
+            await dispatcher.execute(c.RegisterWorker(address="w:1", uid=1, stock=True))
+            with pytest.raises(NotFound, match=torn):
+                await beats(dispatcher, 0)
+        elif then == "the rest arrives":
+            with pytest.raises(NotFound, match=torn):
+                held = pb.HeldTask(task_id=task_id, lost=lost, round=3, received=5)
+                await beats(dispatcher, 0, held)
+        assert not dispatcher.state.tasks
 
-    run_dispatcher(MemoryStorage(), scene)
+    async def led_by_another(dispatcher: Dispatcher) -> None:
+        with pytest.raises(NotFound, match="within a round"):
+            await beats(dispatcher, 0)
+
+    storage = MemoryStorage()
+    run_dispatcher(storage, scene)
+    run_dispatcher(storage, led_by_another)
 
 
 def test_consumers_of_both_faces_cannot_share_a_read() -> None:
