@@ -21,9 +21,11 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
+from forebay.journal.proto import events_pb2 as ev
 from forebay.service.client.waiting import fetch_status
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import InvalidArgument, PipelineError, Unimplemented
+from forebay.storage import FileStorage
 
 from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess, call
@@ -196,27 +198,41 @@ def test_a_dataset_that_a_function_builds_on_the_workers_may_call_python(
         service.register_dataset(dispatcher.target, lambda: 7)
 
 
-def test_trainers_share_a_job_while_a_worker_drains(
-    kind: str, dispatcher: DispatcherProcess
-) -> None:
-    """Together they have every element once."""
-    dataset_id = register(kind, dispatcher, twenty, range(500))
+def test_trainers_share_a_job_while_a_worker_drains(kind: str, tmp_path: pathlib.Path) -> None:
+    """Together they have every element once, also of splits that it handed back."""
+    journal, gate = tmp_path / "journal", tmp_path / "gate"
+
+    def gated(split: int) -> Iterator[dict[str, Any]]:
+        while split >= 5 and not gate.exists():
+            time.sleep(0.01)
+        yield from twenty(split)
 
     def read(first: queue.Queue[int]) -> Iterator[int]:
         with service.read(
-            dispatcher.target, dataset_id, processing_mode=DYNAMIC, job_name=f"shared {kind}"
+            dispatcher.target, dataset_id, processing_mode=DYNAMIC, job_name="shared"
         ) as elements:
             for element in elements:
                 yield int(element["number"])
                 first.put(0)
 
-    one = WorkerProcess(dispatcher.address, processes=1).wait_until_registered()
-    with WorkerProcess(dispatcher.address, processes=1), ThreadPoolExecutor(2) as pool:
+    def has_handed_back() -> bool:
+        events = (ev.Event.FromString(record.data) for record in FileStorage(journal).read())
+        return any(event.HasField("lease_returned") for event in events)
+
+    with DispatcherProcess(journal) as dispatcher, ThreadPoolExecutor(3) as pool:
+        one = WorkerProcess(dispatcher.address, processes=1).wait_until_registered()
+        dataset_id = register(kind, dispatcher, gated, range(500))
         first: queue.Queue[int] = queue.Queue()
         reading = [pool.submit(lambda: list(read(first))) for _ in range(2)]
         first.get(timeout=60)
-        assert one.stop() == 0
-        assert sorted(itertools.chain(*(each.result() for each in reading))) == [*range(10_000)]
+        with WorkerProcess(dispatcher.address, processes=1):
+            stopped = pool.submit(one.stop)
+            while not has_handed_back():  # its function waits yet
+                assert not stopped.done()
+                time.sleep(0.05)
+            gate.touch()
+            assert stopped.result() == 0
+            assert sorted(itertools.chain(*(each.result() for each in reading))) == [*range(10_000)]
 
 
 def test_killed_workers_and_dispatchers_cost_no_element_twice(
