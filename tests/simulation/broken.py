@@ -16,6 +16,8 @@ import msgspec
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import strided
 from forebay.service.core import commands, kinds, machine, places, ranges, saves, splits, workers
+from forebay.service.core.base import Decision
+from forebay.service.core.consumers import left
 from forebay.service.core.encoding import encode_state
 from forebay.service.core.state import State
 from forebay.service.delivery import TaskOutput
@@ -26,7 +28,6 @@ from forebay.service.dispatcher.attendance import Attendance
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.leadership import Leadership
 from forebay.service.dispatcher.task_removal import TaskRemovals
-from forebay.service.errors import FailedPrecondition
 from forebay.service.transport.messages import Key
 from forebay.service.transport.receiving import Receiving
 from forebay.service.transport.streams import Stream
@@ -234,18 +235,29 @@ def tears_rounds() -> AbstractContextManager[None]:
     return replaced(TaskRemovals, hold=hold)
 
 
-def forgets_who_held_a_task() -> AbstractContextManager[None]:
-    """A dispatcher that tells only the last consumer that all are out of step."""
+def tells_one_consumer() -> AbstractContextManager[None]:
+    """A dispatcher that tells only one consumer that all are out of step."""
     held = TaskRemovals.hold
 
-    async def forgets(self: TaskRemovals, mine: Any, consumer_index: int) -> None:
-        try:
-            await held(self, mine, consumer_index)
-        except FailedPrecondition:
-            self._held.clear()
-            raise
+    def eject_one(state: State, command: commands.EjectConsumers) -> Decision:
+        first = min(state.iterations[command.iteration_id].consumers)
+        return Decision([left(first, command.reason)], None)
 
-    return replaced(TaskRemovals, hold=forgets)
+    async def forgets(self: TaskRemovals, mine: Any, consumer_index: int) -> None:
+        there = len(self._dispatcher.state.consumers)
+        await held(self, mine, consumer_index)
+        if len(self._dispatcher.state.consumers) < there:
+            self._held.clear()
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with (
+            patch.dict(machine.DECIDE, {commands.EjectConsumers: eject_one}),
+            replaced(TaskRemovals, hold=forgets),
+        ):
+            yield
+
+    return both()
 
 
 def ends_shards_early() -> AbstractContextManager[None]:
@@ -383,7 +395,7 @@ BROKEN: dict[str, Variant] = {
         Variant(gives_one_element_to_two_consumers, "is consumer 0's", mode="rounds"),
         Variant(tears_rounds, "another consumer had", ("kill worker",), 200, mode="rounds"),
         Variant(
-            forgets_who_held_a_task, "was not told", ("kill worker",), 200,
+            tells_one_consumer, "was not told", ("kill worker",), 200,
             lambda scenario: scenario.trainers > 1 and not scenario.together, "rounds",
         ),
         Variant(
