@@ -12,6 +12,7 @@ import pickle
 import random
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -41,13 +42,16 @@ from forebay.service.client.functions import (
     request_of,
 )
 from forebay.service.errors import InvalidArgument, PipelineError
+from forebay.service.metrics import MAX_METRICS, Totals, counter, distribution, shown
 from forebay.service.pipelines import Pipeline
 from forebay.service.pipelines.beam import internals
 from forebay.service.pipelines.beam.chain import Chain
 from forebay.service.pipelines.beam.translation import Translated, translate, values
+from forebay.service.pipelines.python.pipeline import PythonPipeline
+from forebay.service.proto import metrics_pb2 as pb
 
 from .contract import SPLITS, Step
-from .functions import FunctionContract, numbers, pipeline_of, read, structure_of
+from .functions import INT, FunctionContract, numbers, pipeline_of, read, structure_of
 from .test_python import _done
 
 ROW = {"type": "record", "name": "row", "fields": [{"name": "n", "type": "long"}]}
@@ -452,6 +456,130 @@ def test_the_life_cycle_is_beams(logged: Chain) -> None:
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         _ = pipeline | beam.Create([1, 2, 3]) | beam.ParDo(Logged())
     assert log == ours
+
+
+class Measured(beam.DoFn):  # type: ignore[misc]
+    def __init__(self) -> None:
+        self._sizes = Metrics.distribution("sizes", "of/all")
+
+    def process(self, element: int) -> Iterator[int]:
+        Metrics.counter("test", "elements").inc()
+        Metrics.counter(Measured, "elements").inc(2)
+        self._sizes.update(element)
+        Metrics.gauge("test", "last").set(7)
+        Metrics.string_set("test", "no number").add("a")
+        yield element
+
+    def finish_bundle(self) -> None:
+        Metrics.counter("test", "lost").dec(0)
+
+
+def measured(begin: Any) -> Any:
+    """Of which the last step counts what the first one does, too."""
+
+    def again(element: int) -> int:
+        Metrics.counter("test", "elements").dec(3)
+        return element
+
+    return begin | beam.Create([*range(-5, 20)]) | beam.ParDo(Measured()) | beam.Map(again)
+
+
+def test_what_user_code_counts_is_what_beams_runner_counts() -> None:
+    pipeline = beam.Pipeline(runner=FnApiRunner())
+    measured(pipeline)
+    result = pipeline.run()
+    result.wait_until_finish()
+    counted = result.metrics().query()
+    theirs: dict[tuple[str, str], Any] = {}
+    for each in counted["counters"]:
+        name = (each.key.metric.namespace, each.key.metric.name)
+        theirs[name] = theirs.get(name, 0) + each.committed
+    for each in counted["distributions"]:
+        found = each.committed
+        theirs[each.key.metric.namespace, each.key.metric.name] = {
+            "count": found.count, "sum": found.sum, "min": found.min, "max": found.max
+        }  # fmt: skip
+    for each in counted["gauges"]:
+        theirs[each.key.metric.namespace, each.key.metric.name] = each.committed.value
+    chain, splits = translate(measured(beam.Pipeline()))
+    parts = [chain.run_bundle(split, lambda _: None) for split in splits]
+    chain.teardown()
+    told = shown(Totals(part for part in parts if part is not None).told())
+    assert told["bundles"] == len(splits) > 1
+    ours = {
+        (value["namespace"], value["name"]): value.get("counter", value.get("distribution"))
+        or value["gauge"]["value"]
+        for value in told["values"]
+        if value.get("counter") != 0
+    }
+    assert ours == {name: value for name, value in theirs.items() if value}
+    assert ours["test", "elements"] == 25 - 3 * 25
+
+
+class CountsAndFails(beam.DoFn):  # type: ignore[misc]
+    """A split's elements; the first time it raises, or ends its process, behind the third one."""
+
+    def __init__(self, folder: pathlib.Path, how: str) -> None:
+        self._folder, self._how = folder, how
+
+    def process(self, element: int) -> Iterator[int]:
+        Metrics.counter("test", "splits").inc()
+        for each in range(element):
+            Metrics.counter("test", "elements").inc()
+            yield each
+            if each == 2 and not (self._folder / f"{element}").exists():
+                (self._folder / f"{element}").touch()
+                if self._how == "raises":
+                    raise RuntimeError("the first time")
+                if self._how == "dies":
+                    os._exit(1)
+                if self._how == "waits":
+                    time.sleep(0.1)  # while what was made before is sent
+
+
+@pytest.mark.parametrize("how", ["raises", "dies", "waits"])
+def test_what_a_split_counts_counts_once(tmp_path: pathlib.Path, how: str) -> None:
+    """However often it was run, and whether or not it has elements."""
+    sizes = [0, 4, 0, 0, 6, 2, 0]
+    made = beam.Pipeline() | beam.Create(sizes) | beam.ParDo(CountsAndFails(tmp_path, how))
+    dataset = beam_dataset(made, on_error="retry")
+    request = request_of(dataset, dataset.splits, INT)
+    totals = Totals()
+    with contextlib.closing(
+        PythonPipeline(request.python, request.sources, INT, totals=totals)
+    ) as pipeline:
+        assert len(numbers(pipeline.run(None).blocks())) == sum(sizes)
+    told = shown(totals.told())
+    assert told["bundles"] == len(sizes)
+    assert {v["name"]: v["counter"] for v in told["values"]} == {"splits": 7, "elements": 12}
+
+
+def test_of_many_metrics_the_first_ones_are_whole() -> None:
+    """Whichever of them a part has, and in which order they are counted."""
+    names = [f"{number:04}" for number in range(3 * MAX_METRICS)]
+    total = Totals()
+    for part in range(6):
+        drawn = random.Random(part).sample(names, 2 * MAX_METRICS)
+        total.add(Totals([pb.Metrics(metrics=[counter("n", d, 1) for d in drawn])]).told())
+        total.add(pb.Metrics(metrics=[counter("n", name, 1) for name in names], bundles=1))
+    found = shown(total.told())
+    assert found["more"] and found["bundles"] == 6
+    expected = [
+        6 + sum(n in random.Random(part).sample(names, 2 * MAX_METRICS) for part in range(6))
+        for n in names[:MAX_METRICS]
+    ]
+    assert [value["name"] for value in found["values"]] == names[:MAX_METRICS]
+    assert [value["counter"] for value in found["values"]] == expected
+
+
+def test_numbers_and_names_that_no_message_holds() -> None:
+    """Are cut: the worker's signs of life must not fail for them."""
+    huge = [counter("n" * 500, "\udcff", 2**63 - 1), distribution("d", "d", 1, -(2**70), 0, 2**70)]
+    told = Totals([pb.Metrics(metrics=huge)] * 2).told()
+    (of, many) = sorted(shown(pb.Metrics.FromString(told.SerializeToString()))["values"], key=str)
+    assert of["distribution"]["sum"] == -(2**63)
+    assert (of["name"], many["name"], len(many["namespace"])) == ("d", "\\udcff", 100)
+    assert many["counter"] == 2**63 - 1
 
 
 def test_what_fails_is_torn_down_and_set_up_anew(logged: Chain) -> None:

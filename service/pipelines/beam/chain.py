@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 from apache_beam.io import fileio, filesystem, filesystems
-from apache_beam.metrics.execution import MetricsContainer
+from apache_beam.metrics.execution import MetricKey, MetricsContainer
 from apache_beam.runners import common
 from apache_beam.runners.worker import statesampler
 from apache_beam.transforms import core
@@ -25,8 +25,9 @@ from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.counters import CounterFactory
 from apache_beam.utils.windowed_value import WindowedValue
 
-from ... import pickles
+from ... import metrics, pickles
 from ...errors import InvalidArgument
+from ...proto import metrics_pb2 as pb
 from . import internals
 
 log = logging.getLogger(__name__)
@@ -115,12 +116,13 @@ class Chain:
         self._unused = cloudpickle.loads(pickled)  # at once: a module may not be there
         self._running = None
 
-    def run_bundle(self, split: bytes, emit: Emit) -> None:
+    def run_bundle(self, split: bytes, emit: Emit) -> pb.Metrics | None:
         """As `run_windowed`, but `emit` is called with the elements alone."""
-        self.run_windowed(split, lambda windowed: emit(windowed.value))
+        return self.run_windowed(split, lambda windowed: emit(windowed.value))
 
-    def run_windowed(self, split: bytes, emit: Emit) -> None:
-        """Run a bundle, and call `emit` with each windowed value that the last step gives.
+    def run_windowed(self, split: bytes, emit: Emit) -> pb.Metrics | None:
+        """Run a bundle, and call `emit` with each windowed value that the last step gives; what
+        its steps have counted, if they have.
 
         The first bundle sets the DoFns up. After an exception they are torn down, as Beam does it,
         and set up anew by the next bundle.
@@ -130,7 +132,7 @@ class Chain:
             self._running = _Running(unused or cloudpickle.loads(self._pickled))
         running, inputs = self._running, cloudpickle.loads(split)
         try:
-            running.bundle(inputs, emit)
+            return running.bundle(inputs, emit)
         except BaseException as error:
             self.teardown()
             if (file := _file(running.input)) is not None:
@@ -224,11 +226,31 @@ class _Metrics:
     def __init__(self) -> None:
         self.metrics_container = MetricsContainer("chain")
 
+    def take(self) -> pb.Metrics | None:
+        """What was counted since it was taken last: in a bundle, which has ended."""
+        if not self.metrics_container.metrics:
+            return None
+        found = self.metrics_container.get_cumulative()
+        self.metrics_container = MetricsContainer("chain")
+        told = pb.Metrics(bundles=1)
+        for key, count in found.counters.items():
+            told.metrics.append(metrics.counter(*_name(key), count))
+        for key, of in found.distributions.items():
+            values = (of.count, of.sum, of.min, of.max)
+            told.metrics.append(metrics.distribution(*_name(key), *values))
+        for key, last in found.gauges.items():
+            told.metrics.append(metrics.gauge(*_name(key), last.value, last.timestamp))
+        return metrics.Totals([told]).told()
+
     def update_metric(self, name: Any, value: Any) -> None:
         self.metrics_container.get_metric_cell(name).update(value)
 
     def current_state(self) -> _Metrics:
         return self
+
+
+def _name(key: MetricKey) -> tuple[str, str]:
+    return key.metric.namespace, key.metric.name
 
 
 class _Running:
@@ -254,7 +276,7 @@ class _Running:
             self.teardown()
             raise
 
-    def bundle(self, split: Sequence[Any], emit: Emit) -> None:
+    def bundle(self, split: Sequence[Any], emit: Emit) -> pb.Metrics | None:
         statesampler.set_current_tracker(self.metrics)  # of this thread
         self._emit = emit
         self.input = None
@@ -270,6 +292,7 @@ class _Running:
             runner.finish()
         for runner in self._runners:
             runner.finalize()
+        return self.metrics.take()
 
     def teardown(self) -> None:
         """All of them. What one raises is logged: it would hide why there is an end."""
