@@ -6,6 +6,7 @@ import bz2
 import contextlib
 import functools
 import gzip
+import io
 import os
 import pathlib
 import pickle
@@ -44,11 +45,12 @@ from forebay.service.client.functions import (
 from forebay.service.errors import InvalidArgument, PipelineError
 from forebay.service.metrics import MAX_METRICS, Totals, counter, distribution, shown
 from forebay.service.pipelines import Pipeline
-from forebay.service.pipelines.beam import internals
+from forebay.service.pipelines.beam import internals, tfrecords
 from forebay.service.pipelines.beam.chain import Chain
 from forebay.service.pipelines.beam.translation import Translated, translate, values
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.proto import metrics_pb2 as pb
+from forebay.storage.tfrecord import frame
 
 from .contract import SPLITS, Step
 from .functions import INT, FunctionContract, numbers, pipeline_of, read, structure_of
@@ -784,11 +786,48 @@ def test_what_of_beam_is_not_public(files: pathlib.Path) -> None:
         "all text": [False, True, False],
         "splittable": [False, False, True],
     }
+    assert internals.tfrecord_file(bundle.source) is None
+    assert internals.read_tfrecord(io.BytesIO(frame(b"data"))) == b"data"
+    numbers = beam.io.ReadFromTFRecord(f"{files}/0.tfrecord", beam.coders.StrUtf8Coder())._source
+    (bundle,) = numbers.split(1 << 30)
+    found = internals.tfrecord_file(bundle.source)
+    assert found is not None and found[1] == f"{files}/0.tfrecord"
+    assert internals.tfrecord_decoder(found[0])(b"7") == "7"
     assert [*map(internals.has_batches, [Count(), BatchesOnly()])] == [False, True]
     words = beam.Pipeline() | beam.Create([(1, "one")])
     assert internals.view_options(pvalue.AsSingleton(words, 7))["default"] == 7
     with pytest.raises(internals.PassedOn, match=r"^as it is$"):
         values(words | beam.Map(passed_on))
+
+
+@pytest.mark.parametrize("chunk_bytes", [5, 40, 1 << 20])
+def test_tfrecords_are_read_as_beam_reads_them(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    """Wherever the file is cut, or broken; the same records, and then the same error."""
+    monkeypatch.setattr(tfrecords, "_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(tfrecords, "_MAX_KNOWN", 2)
+    whole = b"".join(map(frame, [b"one", b"", b"and two", b"six", b"f" * 50, b"one"]))
+    broken = [bytes([*whole[:at], whole[at] ^ 4, *whole[at + 1 :]]) for at in range(len(whole))]
+    packed = gzip.compress(whole)
+    for content in (whole, packed, *broken, *(whole[:at] for at in range(1, len(whole)))):
+        path = tmp_path / ("file.gz" if content is packed else "file")
+        path.write_bytes(content)
+        (bundle,) = beam.io.ReadFromTFRecord(str(path))._source.split(1 << 30)
+        found = internals.tfrecord_file(bundle.source)
+        assert found is not None
+        theirs = outcome(bundle.source.read(bundle.source.get_range_tracker(None, None)))
+        assert outcome(tfrecords.records(*found)) == theirs
+
+
+def outcome(records: Iterator[bytes]) -> list[object]:
+    """What they are, and what reading them ends with."""
+    found: list[object] = []
+    try:
+        found.extend(records)
+    except Exception as error:  # noqa: BLE001 - it is compared
+        found.append(repr(error))
+    return found
 
 
 class BatchesOnly(beam.DoFn):  # type: ignore[misc]

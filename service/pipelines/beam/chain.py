@@ -28,7 +28,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 from ... import metrics, pickles
 from ...errors import InvalidArgument
 from ...proto import metrics_pb2 as pb
-from . import internals
+from . import internals, tfrecords
 
 log = logging.getLogger(__name__)
 
@@ -214,7 +214,10 @@ class _Read(core.DoFn):  # type: ignore[misc]
 
     def process(self, read: tuple[Any, Any]) -> Any:
         _, restriction = read
-        return restriction.source().read(restriction.range_tracker())
+        source = restriction.source()
+        if (found := internals.tfrecord_file(source)) is not None:
+            return tfrecords.records(*found)
+        return source.read(restriction.range_tracker())
 
 
 class _Metrics:
@@ -260,25 +263,25 @@ class _Running:
         self.metrics = _Metrics()
         self.input: WindowedValue | None = None  # that is being read, or nobody knows which
         self._steps = steps
-        self._emit: Emit = _nobody
         self._runners: list[common.DoFnRunner] = []  # the last step's first
-        self._begin: Callable[[WindowedValue], object] = self._end
-        take: Callable[[Any], object] = self._end
+        self._end = _Next(_nobody)
+        self._begin: Callable[[WindowedValue], object] = self._pass_on
+        receiver = self._end
         statesampler.set_current_tracker(self.metrics)
         try:
             for step in reversed(steps):
-                runner = _runner(step, take)
+                runner = _runner(step, receiver)
                 runner.setup()
                 self._runners.append(runner)
                 self._begin = _begin_of(step, runner)
-                take = _split(step, self._begin) if step.is_splittable else self._begin
+                receiver = _Next(_split(step, self._begin) if step.is_splittable else self._begin)
         except BaseException:
             self.teardown()
             raise
 
     def bundle(self, split: Sequence[Any], emit: Emit) -> pb.Metrics | None:
         statesampler.set_current_tracker(self.metrics)  # of this thread
-        self._emit = emit
+        self._end.receive = emit
         self.input = None
         for runner in self._runners:
             runner.start()
@@ -303,17 +306,18 @@ class _Running:
             except Exception:
                 log.exception("the teardown of %r raised", step.label)
 
-    def _end(self, windowed: WindowedValue) -> None:
-        self._emit(windowed)
+    def _pass_on(self, windowed: WindowedValue) -> None:
+        """Of no step."""
+        self._end.receive(windowed)
 
 
 def _nobody(_: Any) -> None:
     raise AssertionError("an element of no bundle")
 
 
-def _runner(step: Step, take: Callable[[WindowedValue], object]) -> common.DoFnRunner:
+def _runner(step: Step, receiver: _Next) -> common.DoFnRunner:
     # Nobody knows windows here: every element is in the one that has no end.
-    receivers = _Receivers({None: _DROPPED, step.output: _Next(take)})
+    receivers = _Receivers({None: _DROPPED, step.output: receiver})
     sides = [
         SideInputMap(view, options, [GlobalWindows.windowed_value(value) for value in values])
         for view, options, values in step.sides

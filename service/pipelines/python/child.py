@@ -66,6 +66,9 @@ SLOW_S = 0.002
 IMMUTABLE = (int, float, complex, bytes, str, np.generic)
 """What a function cannot change once it has yielded it; anything else is copied at once."""
 
+_UNCHANGING = {int, float, bytes, str, bool}
+"""Of these, those that most elements are of."""
+
 MAX_ROWS = 1 << 16
 MAX_TEXT = 20_000
 MESSAGE_BYTES = 192 << 10
@@ -247,7 +250,7 @@ class Child:
                 if not self._rows:
                     if self._counted:
                         self._send(["counted", (split + 1, 0), _totals(self._counted)])
-                        self._counted = []
+                        self._counted.clear()
                     self._at[2] = split + 1
         self._flush()
 
@@ -274,15 +277,20 @@ class Child:
         last_s = time.monotonic()
         failed: Failed | None = None
 
+        # Its own names, as it is called for each element.
+        lock, process, pid_of, now = self._lock, self._process, os.getpid, time.monotonic
+
         def take(value: Any) -> None:
             nonlocal element, last_s, failed
-            self._require_process()  # before it waits for a thread that a fork has not
-            with self._lock:
+            if pid_of() != process:  # before it waits for a thread that a fork has not
+                self._require_process()
+            with lock:
                 if element >= start:
                     try:
-                        self._raise_broken()
+                        if self._broken is not None:
+                            self._raise_broken()
                         self._add(value, split, element)
-                        now_s = time.monotonic()
+                        now_s = now()
                         slow = now_s - last_s >= SLOW_S or now_s - self._began_s >= LINGER_S
                         if slow or self._at_once or self._rows >= MAX_ROWS:
                             self._flush()
@@ -318,7 +326,9 @@ class Child:
         leaves: list[Any] = []
         try:
             self._flatten(value, leaves)
-            leaves = [*map(_copied, self._fields, leaves)]
+            for at, leaf in enumerate(leaves):
+                if type(leaf) not in _UNCHANGING:
+                    leaves[at] = _copied(self._fields[at], leaf)
         except Misfit as misfit:
             self._flush()
             raise self._failed(split, element, str(misfit)) from None
@@ -329,10 +339,11 @@ class Child:
             self._flush()
         if not self._rows:
             self._began_s = time.monotonic()
-        if not self._places or self._places[-1][1] != split:
+        if split != self._last_split:
+            self._last_split = split
             self._places.append((self._rows, split, element))
-        for column, leaf in zip(self._columns, leaves, strict=True):
-            column.append(leaf)
+        for at, leaf in enumerate(leaves):
+            self._columns[at].append(leaf)
         self._rows += 1
         self._bytes += size
 
@@ -340,6 +351,7 @@ class Child:
         self._columns: list[list[Any]] = [[] for _ in self._fields]
         self._rows = self._bytes = 0
         self._places: list[tuple[int, int, int]] = []  # where a split begins: row, split, element
+        self._last_split = -1  # of them
         # Of splits that have ended, and of which some elements are still here.
         self._counted: list[tuple[int, pb.Metrics]] = []
         self._began_s = 0.0
