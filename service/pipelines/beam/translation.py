@@ -206,14 +206,15 @@ def _begin(
     if not first.is_splittable:
         yield windowed
         return
-    # Splitting, a source of files keeps all of them: each split has one that was never asked.
-    unused = windowed.with_value(pickle.loads(cloudpickle.dumps(element)))
+    # All that is read of a source is in its restrictions, and splitting changes it: a source of
+    # files keeps all of them.
+    unused = None if first.reads_source else pickle.loads(cloudpickle.dumps(element))
     if split_bytes is None or not isinstance(element, iobase.BoundedSource):
         restrictions = first.restrictions(element)
     else:
         restrictions = map(internals.SourceRestriction, element.split(split_bytes))
     for restriction in restrictions:
-        yield unused.with_value((unused.value, restriction))
+        yield windowed.with_value((unused, restriction))
 
 
 def _step(applied: _Applied) -> Step:
