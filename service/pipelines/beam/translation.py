@@ -33,7 +33,8 @@ MAX_SPLITS = 1000
 end, as one that makes batches does, there are about as many splits as elements in each."""
 
 _ADVICE = (
-    "write its result to files, by Beam on a runner that shuffles, and register a read of these"
+    "write its result to files, by Beam on a runner that shuffles (materialize_pcollection does "
+    "it), and register these"
 )
 
 
