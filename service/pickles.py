@@ -106,10 +106,11 @@ class _Pickler(pickle._Pickler):
         if kind not in _BUILT_IN:
             return super().save(value, save_persistent_id)  # type: ignore[misc]
         # As the pickler would, which first asks about each whether somebody reduces it.
-        self.framer.commit_frame()
-        if (known := self.memo.get(id(value))) is not None:
-            return self.write(self.get(known[0]))
-        return self.dispatch[kind](self, value)
+        own: Any = self  # of whose methods typeshed has few
+        own.framer.commit_frame()
+        if (known := own.memo.get(id(value))) is not None:
+            return own.write(own.get(known[0]))
+        return own.dispatch[kind](own, value)
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is set or type(value) is frozenset:

@@ -251,6 +251,16 @@ PIPELINES: dict[str, Callable[[str], Build]] = {
     "splittable": lambda d: lambda p: p | beam.Create([3, 4, 0]) | beam.ParDo(Count()),
     "splittable twice": lambda d: lambda p: p | beam.Create([3, 4]) | beam.ParDo(Count())
     | beam.Map(max) | "again" >> beam.ParDo(Count()),
+    "flattened": lambda d: lambda p: (
+        (p | "text" >> beam.io.ReadFromText(f"{d}/*.txt") | "lines" >> beam.Map(len),
+         (p | "made" >> beam.Create([3, 4]) | "reshuffled" >> beam.Reshuffle(),
+          p | "records" >> beam.io.ReadFromTFRecord(f"{d}/*.tfrecord") | "ints" >> beam.Map(int))
+         | "inner" >> beam.Flatten() | "counted" >> beam.ParDo(Count()) | beam.Map(sum))
+        | "outer" >> beam.Flatten() | "behind" >> beam.Map(lambda n: n + 1)
+    ),
+    "flattened with itself": lambda d: lambda p: (lambda one: (one, one) | beam.Flatten())(
+        p | beam.Create([1, 2])
+    ),
     "main output": lambda d: lambda p: signs(p).positive,
     "tagged output": lambda d: lambda p: signs(p).negative | beam.Map(lambda n: n * 10),
     "unnamed outputs": lambda d: lambda p: (
@@ -458,6 +468,25 @@ def test_the_life_cycle_is_beams(logged: Chain) -> None:
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         _ = pipeline | beam.Create([1, 2, 3]) | beam.ParDo(Logged())
     assert log == ours
+
+
+def test_of_one_branch_at_a_time_the_dofns_are_set_up() -> None:
+    """The one that a split is of, in whatever order they come."""
+    p = beam.Pipeline()
+    several = [
+        p | f"{n}" >> beam.Create([n]) | f"logged {n}" >> beam.ParDo(Logged()) for n in (1, 2)
+    ]
+    translated = translate(several | beam.Flatten())
+    chain = pickle.loads(cloudpickle.dumps(translated.chain))
+    log.clear()
+    got: list[int] = []
+    one, two = translated.splits
+    for each in (one, one, two, one):
+        chain.run_bundle(each, got.append)
+    assert got == [1, 1, 2, 1] and not log[-1:] == ["teardown"]
+    chain.teardown()
+    bundles = ["start 1 finish start 1 finish", "start 2 finish", "start 1 finish"]
+    assert " ".join(log) == " ".join(f"setup {bundle} teardown" for bundle in bundles)
 
 
 class Measured(beam.DoFn):  # type: ignore[misc]
@@ -697,6 +726,10 @@ def pairs(p: beam.Pipeline) -> beam.PCollection:
     return p | beam.Create([("a", 1), ("b", 2)])
 
 
+def pairs_grouped(p: beam.Pipeline) -> beam.PCollection:
+    return p | "other" >> beam.Create([("a", 1)]) | "g" >> beam.GroupByKey()
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -706,7 +739,8 @@ def pairs(p: beam.Pipeline) -> beam.PCollection:
         (lambda p: {"x": pairs(p)} | "both" >> beam.CoGroupByKey(), "'both' (groups|flattens)"),
         (lambda p: pairs(p) | beam.ParDo(Stateful()), r"'ParDo\(Stateful\)' keeps state by key"),
         (lambda p: pairs(p) | "w" >> beam.WindowInto(FixedWindows(3)), "'w' has windows"),
-        (lambda p: (pairs(p), p | "x" >> beam.Create([1])) | "f" >> beam.Flatten(), "'f' flattens"),
+        (lambda p: () | "f" >> beam.Flatten(pipeline=p), "'f' flattens nothing"),
+        (lambda p: (pairs(p), pairs_grouped(p)) | beam.Flatten(), "'g' groups, which"),
         (lambda p: p | "i" >> beam.Impulse(), "an Impulse alone"),
         (signs, r"several outputs.*register one"),
         (lambda p: p, "is no PCollection"),

@@ -159,6 +159,30 @@ class Chain:
             running.teardown()
 
 
+class Branches(Chain):
+    """Chains whose elements are together a PCollection's: a split says which one it is for. Of one
+    at a time the DoFns are set up."""
+
+    def __init__(self, chains: Sequence[Chain]) -> None:
+        self._chains = chains
+        self._last: Chain | None = None
+
+    def __reduce__(self) -> tuple[type[Branches], tuple[Sequence[Chain]]]:
+        return Branches, (self._chains,)
+
+    def run_windowed(self, split: bytes, emit: Emit) -> pb.Metrics | None:
+        number, inner = cloudpickle.loads(split)
+        if self._last is not self._chains[number]:
+            self.teardown()
+            self._last = self._chains[number]
+        return self._last.run_windowed(inner, emit)
+
+    def teardown(self) -> None:
+        last, self._last = self._last, None
+        if last is not None:
+            last.teardown()
+
+
 def _pickled(steps: Sequence[Step]) -> bytes:
     try:
         return pickles.dumps(tuple(steps))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from apache_beam.io import filebasedsource, iobase, tfrecordio
 from apache_beam.pvalue import AsSideInput
@@ -29,7 +29,7 @@ def file_read(source: iobase.BoundedSource) -> str | None:
     return None
 
 
-TFRecordSource = tfrecordio._TFRecordSource
+TFRecordSource: TypeAlias = tfrecordio._TFRecordSource
 """A source of TFRecord files."""
 
 read_tfrecord: Callable[[IO[bytes]], bytes | None] = tfrecordio._TFRecordUtil.read_record

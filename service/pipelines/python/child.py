@@ -339,8 +339,7 @@ class Child:
             self._flush()
         if not self._rows:
             self._began_s = time.monotonic()
-        if split != self._last_split:
-            self._last_split = split
+        if not self._places or self._places[-1][1] != split:
             self._places.append((self._rows, split, element))
         for at, leaf in enumerate(leaves):
             self._columns[at].append(leaf)
@@ -351,7 +350,6 @@ class Child:
         self._columns: list[list[Any]] = [[] for _ in self._fields]
         self._rows = self._bytes = 0
         self._places: list[tuple[int, int, int]] = []  # where a split begins: row, split, element
-        self._last_split = -1  # of them
         # Of splits that have ended, and of which some elements are still here.
         self._counted: list[tuple[int, pb.Metrics]] = []
         self._began_s = 0.0
