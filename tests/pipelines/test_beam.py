@@ -483,7 +483,7 @@ def test_of_one_branch_at_a_time_the_dofns_are_set_up() -> None:
     one, two = translated.splits
     for each in (one, one, two, one):
         chain.run_bundle(each, got.append)
-    assert got == [1, 1, 2, 1] and not log[-1:] == ["teardown"]
+    assert got == [1, 1, 2, 1] and log[-1:] != ["teardown"]
     chain.teardown()
     bundles = ["start 1 finish start 1 finish", "start 2 finish", "start 1 finish"]
     assert " ".join(log) == " ".join(f"setup {bundle} teardown" for bundle in bundles)
