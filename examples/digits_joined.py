@@ -7,7 +7,6 @@ digits to files, which Forebay then serves to Keras.
 python examples/digits_joined.py
 """
 
-import os
 import pathlib
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -97,8 +96,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         write_sources(folder, images[TESTED:].astype(np.uint8), labels[TESTED:])
-        os.environ["DASK_TEMPORARY_DIRECTORY"] = name
-        with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        with LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, local_directory=name
+        ) as cluster:
             done = materialize(folder, cluster.scheduler_address)
         assert done.elements == len(images) - TESTED, done
         model = tf.keras.Sequential([tf.keras.Input([64]), tf.keras.layers.Dense(10)])
