@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .client.waiting import wait_for_workers
     from .errors import ForebayError
     from .materialized.run import Materialized, materialize
+    from .materialized.shuffled import materialize_pcollection
     from .servers import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "from_dataset_id",
     "list_datasets",
     "materialize",
+    "materialize_pcollection",
     "python_dataset",
     "read",
     "register_dataset",
@@ -58,6 +60,7 @@ _HOMES = {
     ".client.waiting": ("wait_for_workers",),
     ".errors": ("ForebayError",),
     ".materialized.run": ("Materialized", "materialize"),
+    ".materialized.shuffled": ("materialize_pcollection",),
     ".servers": ("DispatchServer", "DispatcherConfig", "WorkerConfig", "WorkerServer"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

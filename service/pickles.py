@@ -25,6 +25,7 @@ import cloudpickle
 from cloudpickle import cloudpickle as internals
 
 _PLAIN = {str, bytes, int, float}
+_BUILT_IN = {*_PLAIN, bool, type(None), tuple, list, dict}
 
 
 pickling = threading.RLock()
@@ -99,9 +100,17 @@ class _Pickler(pickle._Pickler):
         self._strings: dict[str, str] = {}
 
     def save(self, value: Any, save_persistent_id: bool = True) -> Any:
-        if type(value) is str:
+        kind = type(value)
+        if kind is str:
             value = self._strings.setdefault(value, value)
-        return super().save(value, save_persistent_id)  # type: ignore[misc]
+        if kind not in _BUILT_IN:
+            return super().save(value, save_persistent_id)  # type: ignore[misc]
+        # As the pickler would, which first asks about each whether somebody reduces it.
+        own: Any = self  # of whose methods typeshed has few
+        own.framer.commit_frame()
+        if (known := own.memo.get(id(value))) is not None:
+            return own.write(own.get(known[0]))
+        return own.dispatch[kind](own, value)
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is set or type(value) is frozenset:

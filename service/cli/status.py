@@ -123,6 +123,21 @@ def render(summary: dict[str, Any]) -> Any:
                 skips.add_row(*of_skip, skip["reason"])
     if skips.row_count:
         parts.append(skips)
+    counted = Table(
+        "job", "epoch", "namespace", "metric", "value",
+        title="metrics of bundles that have ended", title_justify="left",
+    )  # fmt: skip
+    for job in summary["jobs"]:
+        for it in job["iterations"]:
+            if metrics := it.get("metrics"):
+                of_iteration = (_name(job), str(it["epoch"]))
+                for metric in metrics["values"]:
+                    named = (metric["namespace"], metric["name"])
+                    counted.add_row(*of_iteration, *named, _counted(metric))
+                if metrics["more"]:
+                    counted.add_row(*of_iteration, "…", "…", "others are not kept")
+    if counted.row_count:
+        parts.append(counted)
     if written := [s for s in summary.get("saves", []) if s["state"] == "being written"]:
         saves = Table("save", "streams", "waits for", title="saves", title_justify="left")
         for save in written:
@@ -159,6 +174,17 @@ def _runs(ranges: list[list[int]]) -> str:
 
 def _said(**numbers: int) -> list[str]:
     return [f"{number} {what}" for what, number in numbers.items() if number]
+
+
+def _counted(metric: dict[str, Any]) -> str:
+    match metric:
+        case {"counter": value} | {"gauge": {"value": value}}:
+            return f"{value}"
+        case {"distribution": found}:
+            mean = found["sum"] / found["count"]
+            said = (f"{name} {found[name]}" for name in ("count", "sum", "min", "max"))
+            return ", ".join([*said, f"mean {mean:.6g}"])
+    return "?"
 
 
 def _progress(source: dict[str, Any]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...journal.proto import events_pb2 as ev
@@ -24,10 +25,15 @@ class Stranger(NamedTuple):
     time_ms: int  # when it asked last
 
 
-def status(state: State, strangers: Iterable[Stranger] = ()) -> dict[str, Any]:
+def status(
+    state: State,
+    strangers: Iterable[Stranger] = (),
+    metrics: Mapping[int, dict[str, Any]] = MappingProxyType({}),
+) -> dict[str, Any]:
     """A JSON-ready summary. Its size follows workers, jobs and iterations, not splits.
 
-    `strangers` is no state: who asks for another journal.
+    These are no state: `strangers`, who ask for another journal, and `metrics`, by iteration, that
+    users' code has counted.
     """
     return {
         "journal_id": state.journal_id,
@@ -65,7 +71,8 @@ def status(state: State, strangers: Iterable[Stranger] = ()) -> dict[str, Any]:
                 "skipped_splits": job.skipped_splits,
                 "cross_trainer_cache": job.cross_trainer_cache,
                 "iterations": [
-                    _iteration(state, state.iterations[i]) for i in sorted(job.iterations.values())
+                    _iteration(state, state.iterations[i]) | {"metrics": metrics.get(i)}
+                    for i in sorted(job.iterations.values())
                 ],
             }
             for job in state.jobs.values()

@@ -40,6 +40,7 @@ from .leadership import Leadership
 from .options import DispatcherOptions
 from .saves import Saves
 from .task_removal import TaskRemovals
+from .user_metrics import UserMetrics
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ class Dispatcher:
         self.graphs = Graphs(self, storage, writer)
         self.saves = Saves(self)
         self.growth = Growth(self)
+        self.user_metrics = UserMetrics(state)
         self._saver: asyncio.Task[None] | None = None
 
     @classmethod

@@ -19,6 +19,7 @@ from ..core.kinds import why_no_task
 from ..core.state import Iteration, Job, Save, Task, lease_caller, skip_caller
 from ..core.status import datasets, status
 from ..errors import InvalidArgument, Unavailable
+from ..metrics import shown
 from ..pipelines.definitions import compresses, sanitize, without_compression
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
@@ -268,6 +269,7 @@ class ForebayFace:
         self, request: pb.WorkerHeartbeatRequest
     ) -> pb.WorkerHeartbeatResponse:
         dispatcher, state = self._dispatcher, self._dispatcher.state
+        dispatcher.user_metrics.told(request.known, request.metrics)
         worker = state.workers.get(state.worker_at.get(request.address, 0))
         wait_ms = _wait_ms(request.wait_ms, dispatcher.options.worker_timeout_ms)
         if worker is None or worker.uid != request.uid:
@@ -380,10 +382,13 @@ class ForebayFace:
         return pb.SkipSplitResponse(skipped=await self._dispatcher.execute(skip))
 
     async def complete_task(self, request: pb.CompleteTaskRequest) -> pb.CompleteTaskResponse:
+        if request.HasField("metrics"):
+            self._dispatcher.user_metrics.told(request.known, [request.metrics])
         await self._dispatcher.execute(c.CompleteTask(task_id=request.task_id))
         return pb.CompleteTaskResponse()
 
     async def leave_service(self, request: pb.LeaveServiceRequest) -> pb.LeaveServiceResponse:
+        self._dispatcher.user_metrics.told(request.known, request.metrics)
         await self._dispatcher.execute(
             c.LoseWorker(worker_id=request.worker_id, reason="it said goodbye", left=True)
         )
@@ -440,8 +445,10 @@ class ForebayFace:
         return pb.EndStreamResponse()
 
     async def get_status(self, _: pb.GetStatusRequest) -> pb.GetStatusResponse:
-        text = json.dumps(status(self._dispatcher.state, self._dispatcher.strangers()))
-        return pb.GetStatusResponse(status=text)
+        dispatcher = self._dispatcher
+        metrics = {i: shown(told) for i, told in dispatcher.user_metrics.totals().items()}
+        found = status(dispatcher.state, dispatcher.strangers(), metrics)
+        return pb.GetStatusResponse(status=json.dumps(found))
 
 
 def _stream(save: Save, number: int) -> pb.Stream:

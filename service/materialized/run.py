@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import apache_beam as beam
-import google_crc32c
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.portable_runner import PortableRunner
 from apache_beam.runners.runner import PipelineState
@@ -51,6 +50,7 @@ from .layout import (
     read_plan,
     shards_among,
 )
+from .new_shard import NewShard
 from .open_pipelines import close_idle, enter
 from .records import TYPES, names_of
 
@@ -140,13 +140,7 @@ def materialize(
             close_idle()
         left_over += files.listed(directory, f"{files.TEMPORARY}{write.name}")
         there = _there(directory, plan)
-    if left := [number for number in range(plan.shards) if number not in there]:
-        raise PipelineError(
-            "DATA_LOSS",
-            f"the runner says that it is done, and {len(left)} of {plan.shards} shards are not in "
-            f"{directory}, the first of them number {left[0]}: its workers must see the directory "
-            "under this name. The same command does what is missing",
-        )
+    require_all(directory, plan, there, "The same command does what is missing")
     _begun(directory, plan, plan.shards)  # a store may have let two runs begin at once
     _keep(f"{directory}/{INDEX}", encode_index(plan, there.values()))
     kept = {shard.file for shard in there.values()}
@@ -164,10 +158,27 @@ def materialize(
 def _check(format: str, shards: int | None, seed: int) -> None:  # noqa: A002
     if format not in WRITERS:
         raise InvalidArgument(f"format={format!r} must be one of {[*WRITERS]}")
-    if shards is not None and not 1 <= shards <= MAX_SHARDS:
-        raise InvalidArgument(f"shards={shards} must be from 1 to {MAX_SHARDS}")
+    if shards is not None:
+        checked_shards(shards)
     if not 0 <= seed < 2**63:
         raise InvalidArgument(f"seed={seed} must be from 0 to 2^63 − 1")
+
+
+def checked_shards(shards: int) -> None:
+    """Raises InvalidArgument."""
+    if not isinstance(shards, int) or not 1 <= shards <= MAX_SHARDS:
+        raise InvalidArgument(f"shards={shards} must be from 1 to {MAX_SHARDS}")
+
+
+def require_all(directory: str, plan: Plan, there: Mapping[int, Shard], advice: str) -> None:
+    """Raises PipelineError."""
+    if left := [number for number in range(plan.shards) if number not in there]:
+        raise PipelineError(
+            "DATA_LOSS",
+            f"the runner says that it is done, and {len(left)} of {plan.shards} shards are not in "
+            f"{directory}, the first of them number {left[0]}: its workers must see the directory "
+            f"under this name. {advice}",
+        )
 
 
 def _flags(runner: str, options: Sequence[str]) -> list[str]:
@@ -349,23 +360,32 @@ def _pipeline(flags: list[str]) -> beam.Pipeline:
 
 def _run(pipeline: beam.Pipeline, write: WriteShard, numbers: list[int]) -> None:
     """Raises PipelineError."""
-    name = type(pipeline.runner).__name__
     _ = pipeline | "bundles" >> beam.Create(numbers) | "shards" >> beam.ParDo(write)
+    run_to_its_end(pipeline, "what is complete stays; the same command does what is missing")
+
+
+def run_to_its_end(pipeline: beam.Pipeline, advice: str) -> None:
+    """Raises PipelineError, with the advice what to do then."""
+    name = type(pipeline.runner).__name__
+    client = None
     try:
-        state = pipeline.run().wait_until_finish()
+        result = pipeline.run()
+        client = getattr(result, "client", None)  # Dask's, which would look for its cluster yet
+        state = result.wait_until_finish()
     except Exception as error:
         _, mark, said = str(error).rpartition(FAILED)
         last = (str(error).strip() or repr(error)).splitlines()[-1].strip()
         raise PipelineError(
             "ABORTED",
-            f"{name} failed (what is complete stays; the same command does what is missing): "
-            f"{(mark + said).strip() or last}",
+            f"{name} failed ({advice}): {(mark + said).strip() or last}",
         ) from error
+    finally:
+        if client is not None:
+            client.close()
     if state not in (PipelineState.DONE, None):
         raise PipelineError(
             "ABORTED",
-            f"{name} ended with {state}: its log says why. What is complete stays, and the same "
-            "command does what is missing",
+            f"{name} ended with {state}: its log says why ({advice})",
         )
 
 
@@ -396,22 +416,14 @@ class WriteShard(beam.DoFn):  # type: ignore[misc]
         plan, pipeline = self._entered.plan, self._entered.pipeline
         first, count = plan.bundle(number)
         run = pipeline.bundle(SplitRange(first, count, 0), number=number, seed=plan.seed)
-        new = files.NewFile(self._directory, self.name)
-        size, checksum, elements = 0, 0, 0
-
-        def write(data: bytes) -> None:
-            nonlocal size, checksum
-            new.write(data)
-            size += len(data)
-            checksum = google_crc32c.extend(checksum, data)
-
+        new, elements = NewShard(self._directory, self.name, plan, number), 0
         try:
-            writer = WRITERS[plan.format](write, plan.components)
+            writer = WRITERS[plan.format](new.write, plan.components)
             for block in run.blocks():
                 writer.write(block)
                 elements += block.count
             writer.close()
-            new.publish(plan.shard_name(number, elements, size, checksum), replace=False)
+            new.publish(elements)
         except BaseException as error:
             new.discard()
             if not isinstance(error, Exception):

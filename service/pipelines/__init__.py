@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
+from ..metrics import Totals
 from ..proto import tf_service_pb2 as tf
 from .splits import PARTS, MaySkip, Shard, SkipReport, SplitFeed, SplitRange
 
@@ -47,6 +48,7 @@ class PythonRules(NamedTuple):
     processes: int = 0  # of a run, at most; 0: one for each core
     where: str = "here"  # the worker's address, for people
     may_skip: MaySkip | None = None  # None: as many splits as were registered, in each run
+    totals: Totals | None = None  # to which is added what users' code counts in a long run
     nurseries: Nurseries | None = None  # where its processes come from; None: this process's own
 
     @property
@@ -210,7 +212,7 @@ def _open_python(
     return PythonPipeline(
         stored, definition.sources, definition.structure,
         processes=rules.width, where=rules.where, may_skip=rules.may_skip,
-        nurseries=rules.nurseries or HERE,
+        totals=rules.totals, nurseries=rules.nurseries or HERE,
     )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
 from forebay.journal.proto import events_pb2 as _events_pb2
+from forebay.service.proto import metrics_pb2 as _metrics_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -251,7 +252,7 @@ class LeaveIterationResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerHeartbeatRequest(_message.Message):
-    __slots__ = ("address", "uid", "tags", "transfer_servers", "version", "wait_ms", "known", "draining", "no_python")
+    __slots__ = ("address", "uid", "tags", "transfer_servers", "version", "wait_ms", "known", "draining", "no_python", "metrics")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     TAGS_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +262,7 @@ class WorkerHeartbeatRequest(_message.Message):
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     NO_PYTHON_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     address: str
     uid: int
     tags: _containers.RepeatedScalarFieldContainer[str]
@@ -270,7 +272,8 @@ class WorkerHeartbeatRequest(_message.Message):
     known: JournalPosition
     draining: bool
     no_python: bool
-    def __init__(self, address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., draining: bool = ..., no_python: bool = ...) -> None: ...
+    metrics: _containers.RepeatedCompositeFieldContainer[_metrics_pb2.TaskMetrics]
+    def __init__(self, address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., draining: bool = ..., no_python: bool = ..., metrics: _Optional[_Iterable[_Union[_metrics_pb2.TaskMetrics, _Mapping]]] = ...) -> None: ...
 
 class WorkerHeartbeatResponse(_message.Message):
     __slots__ = ("worker_id", "version", "tasks", "journal", "streams")
@@ -387,24 +390,28 @@ class SkipSplitResponse(_message.Message):
     def __init__(self, skipped: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class CompleteTaskRequest(_message.Message):
-    __slots__ = ("task_id", "known")
+    __slots__ = ("task_id", "known", "metrics")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     known: JournalPosition
-    def __init__(self, task_id: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+    metrics: _metrics_pb2.TaskMetrics
+    def __init__(self, task_id: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., metrics: _Optional[_Union[_metrics_pb2.TaskMetrics, _Mapping]] = ...) -> None: ...
 
 class CompleteTaskResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class LeaveServiceRequest(_message.Message):
-    __slots__ = ("worker_id", "known")
+    __slots__ = ("worker_id", "known", "metrics")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     known: JournalPosition
-    def __init__(self, worker_id: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+    metrics: _containers.RepeatedCompositeFieldContainer[_metrics_pb2.TaskMetrics]
+    def __init__(self, worker_id: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., metrics: _Optional[_Iterable[_Union[_metrics_pb2.TaskMetrics, _Mapping]]] = ...) -> None: ...
 
 class LeaveServiceResponse(_message.Message):
     __slots__ = ()

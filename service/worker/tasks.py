@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -12,11 +13,15 @@ from .. import malloc, pipelines
 from ..connections.dispatcher_client import DispatcherClient
 from ..delivery import OutputCancelled, Part, TaskFailed, TaskOutput, TaskUnknown
 from ..errors import ForebayError, NotFound, PipelineError, Unavailable, status_of
+from ..metrics import Totals
 from ..pipelines import MaySkip, Pipeline, PythonRules, Run, Shard, SkipReport
 from ..proto import forebay_pb2 as pb
+from ..proto.metrics_pb2 import TaskMetrics
 from .leases import LeaseFeed
 from .observer import Observer, Undelivered
 from .task_states import Complete, Ended, HandedOut, Instruction
+
+_runs = itertools.count(1)
 
 KEPT_BYTES = 32 << 20
 """Of datasets that were fetched, with their graphs."""
@@ -37,12 +42,18 @@ class Pipelines:
         self._nurseries = pipelines.nurseries()
 
     def open(
-        self, task: pb.Task, definition: ev.DatasetDefinition, graph: bytes, may_skip: MaySkip
+        self,
+        task: pb.Task,
+        definition: ev.DatasetDefinition,
+        graph: bytes,
+        may_skip: MaySkip,
+        totals: Totals,
     ) -> Pipeline:
-        """A task's dataset, or its shard of it. Raises as `pipelines.open_pipeline`."""
+        """A task's dataset, or its shard of it; what its code counts is added to `totals`. Raises
+        as `pipelines.open_pipeline`."""
         is_shard = task.num_shards > 0
         shard = Shard(task.sharding, task.shard, task.num_shards) if is_shard else None
-        python = self.python._replace(may_skip=may_skip, nurseries=self._nurseries)
+        python = self.python._replace(may_skip=may_skip, totals=totals, nurseries=self._nurseries)
         return pipelines.open_pipeline(definition, graph, shard, python)
 
     def close(self) -> None:
@@ -132,6 +143,8 @@ class TaskRunner:
         self._arrivals = arrivals
         self._put = 0  # elements
         self._skips = 0  # requests to skip a split
+        self._number = next(_runs)
+        self._totals = Totals()
         self.output = output
         self.definition = ev.DatasetDefinition()  # once there is output
         self._dispatcher = dispatcher
@@ -151,6 +164,16 @@ class TaskRunner:
 
     def start(self) -> None:
         self._thread.start()
+
+    def metrics(self) -> TaskMetrics | None:
+        """What the dataset's code has counted; None if it has counted nothing."""
+        totals = self._totals.told()
+        if not totals.bundles:
+            return None
+        iteration_id, task_id = self.task.iteration_id, self.task.task_id
+        return TaskMetrics(
+            iteration_id=iteration_id, task_id=task_id, run=self._number, totals=totals
+        )
 
     def cancel(self) -> None:
         """Stop running and forget what was not sent. Idempotent."""
@@ -204,7 +227,7 @@ class TaskRunner:
             given_up = self._feed is not None and self._feed.given_up
             if Complete(task_id) in self._tell(self, (Ended if given_up else HandedOut)(task_id)):
                 self._dispatcher.call(
-                    pb.CompleteTaskRequest(task_id=task_id),
+                    pb.CompleteTaskRequest(task_id=task_id, metrics=self.metrics()),
                     pb.CompleteTaskResponse,
                     closed=self._cancelled,
                 )
@@ -250,7 +273,7 @@ class TaskRunner:
         self.definition = dataset.definition
         self.output.compression = dataset.definition.compression
         self._pipeline = self._pipelines.open(
-            task, dataset.definition, dataset.graph, self._may_skip
+            task, dataset.definition, dataset.graph, self._may_skip, self._totals
         )
         return self._pipeline.run(self._feed)
 

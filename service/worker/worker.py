@@ -30,6 +30,7 @@ from ..delivery import AnyOutput, CachedOutput, Listener, RoundsOutput, TaskOutp
 from ..errors import ForebayError
 from ..pipelines import PythonRules
 from ..proto import forebay_pb2 as pb
+from ..proto.metrics_pb2 import TaskMetrics
 from ..transport import BlockServer
 from . import misdirected
 from .element_face import ElementFace
@@ -164,6 +165,7 @@ class Worker:
             return True
         delivered = self._drain() if drain else True
         self._stopping.set()
+        metrics = self._metrics()
         self._handle(StopAsked())
         self._streams.cancel()
         self._blocks.stop()
@@ -171,7 +173,7 @@ class Worker:
             try:
                 # Once, over the heartbeats' connection, which follows the leader: a dispatcher that
                 # is away finds out by itself.
-                request = pb.LeaveServiceRequest(worker_id=self._states.worker_id)
+                request = pb.LeaveServiceRequest(worker_id=self._states.worker_id, metrics=metrics)
                 self._beats.call(request, pb.LeaveServiceResponse, timeout_s=2, patience_s=0)
             except ForebayError as error:
                 log.info("could not say goodbye to the dispatcher: %s", error)
@@ -358,9 +360,18 @@ class Worker:
 
     # -- the dispatcher ------------------------------------------------------------------------
 
+    def _metrics(self) -> list[TaskMetrics]:
+        """Of the tasks that are here, those that are only kept included: a dispatcher keeps what it
+        is told in memory, and a new one is to know it as well."""
+        with self._lock:
+            runners = [*self._runners.values()]
+        return [metrics for runner in runners if (metrics := runner.metrics()) is not None]
+
     def _beat(self, patience_s: float | None = None) -> pb.WorkerHeartbeatResponse:
+        request = pb.WorkerHeartbeatRequest(metrics=self._metrics())
+        request.MergeFrom(self._registration)
         return self._beats.call(
-            self._registration,
+            request,
             pb.WorkerHeartbeatResponse,
             timeout_s=self._registration.wait_ms / 1000 + 5,
             patience_s=patience_s,

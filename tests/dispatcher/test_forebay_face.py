@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import random
@@ -22,7 +23,9 @@ from forebay.service.errors import (
     Unavailable,
     Unimplemented,
 )
+from forebay.service.metrics import counter
 from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.proto import metrics_pb2
 from forebay.storage import open_storage
 
 from ..standbys import wait_until
@@ -166,6 +169,52 @@ def test_a_split_is_skipped_once_however_often_that_is_asked(client: DispatcherC
     assert found["skips"] == [told]
     with pytest.raises(NotFound, match="Task 4711 not found"):
         client.call(pb.SkipSplitRequest(task_id=4711), pb.SkipSplitResponse)
+
+
+def test_what_user_code_counted_is_added_up_over_tasks_and_told(client: DispatcherClient) -> None:
+    """However often a task's totals come, and in which order; of a worker that begins a task anew,
+    both; and nothing that is of another journal, or of an iteration that is not there."""
+    dataset_id = register(client, sources=[ev.SplitSource(count=10)])
+    job_id = job(client, dataset_id, job_name="counts")
+    client.call(pb.JoinIterationRequest(job_id=job_id), pb.JoinIterationResponse)
+    worker = pb.WorkerHeartbeatRequest(address="counts:1", uid=3)
+    task = client.call(worker, pb.WorkerHeartbeatResponse).tasks[-1]
+
+    def told(task_id: int, run: int, bundles: int, iteration_id: int) -> metrics_pb2.TaskMetrics:
+        totals = metrics_pb2.Metrics(metrics=[counter("n", "c", 10 * bundles)], bundles=bundles)
+        ids = {"iteration_id": iteration_id, "task_id": task_id, "run": run}
+        return metrics_pb2.TaskMetrics(totals=totals, **ids)
+
+    def shown() -> list[int]:
+        status = json.loads(client.call(pb.GetStatusRequest(), pb.GetStatusResponse).status)
+        ((found,),) = (each["iterations"] for each in status["jobs"] if each["name"] == "counts")
+        if found["metrics"] is None:
+            return []
+        return [value["counter"] for value in found["metrics"]["values"]]
+
+    mine, others = task.iteration_id, 4711
+    assert shown() == []
+    for metrics, counted in [
+        ([told(1, 1, 2, mine)], 20),
+        ([told(1, 1, 2, mine), told(2, 1, 1, mine)], 30),
+        ([told(1, 1, 1, mine)], 30),  # which the others have overtaken
+        ([told(1, 1, 4, mine), told(1, 2, 1, others)], 50),
+        ([told(1, 2, 1, mine)], 60),
+    ]:
+        del worker.metrics[:]
+        worker.metrics.extend(metrics)
+        client.call(worker, pb.WorkerHeartbeatResponse)
+        assert shown() == [counted]
+    stranger = DispatcherClient(client.addresses[0], known=pb.JournalPosition(journal_id="other"))
+    with contextlib.closing(stranger):
+        worker.metrics.append(told(3, 1, 1, mine))
+        stranger.call(worker, pb.WorkerHeartbeatResponse)
+    assert shown() == [60]
+    complete = pb.CompleteTaskRequest(task_id=task.task_id, metrics=told(1, 2, 2, mine))
+    client.call(complete, pb.CompleteTaskResponse)
+    leave = pb.LeaveServiceRequest(worker_id=4711, metrics=[told(2, 1, 2, mine)])
+    client.call(leave, pb.LeaveServiceResponse)
+    assert shown() == [80]
 
 
 def test_who_joins_is_told_how_far_the_journal_is(client: DispatcherClient) -> None:

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from apache_beam import pvalue
+from apache_beam.metrics import Metrics
 
 from forebay import service
 from forebay.service.errors import InvalidArgument, PipelineError
 
+from .. import forks
 from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
 
@@ -47,6 +49,9 @@ def workers(dispatcher: DispatcherProcess) -> Iterator[None]:
         yield
 
 
+SEEN = Metrics.counter("parse", "records [/seen]")
+
+
 class Parse(beam.DoFn):  # type: ignore[misc]
     """Counts what it sees in a file that its life cycle opens and closes."""
 
@@ -58,6 +63,7 @@ class Parse(beam.DoFn):  # type: ignore[misc]
 
     def process(self, record: bytes) -> Iterator[dict[str, Any]]:
         self._seen += 1
+        SEEN.inc()
         number = int(record)
         yield {"number": number, "pixels": np.full((2, 2), number % 256, np.uint8)}
 
@@ -68,6 +74,12 @@ class Parse(beam.DoFn):  # type: ignore[misc]
 def torn_down(folder: pathlib.Path) -> int:
     """How many records the processes of which this is known have seen."""
     return sum(int(log.read_text() or 0) for log in folder.iterdir())
+
+
+def status(dispatcher: DispatcherProcess) -> list[str]:
+    ended = forks.run(["-m", "forebay.service.cli", "status", dispatcher.target])
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.splitlines()
 
 
 def numbers(elements: Any) -> list[int]:
@@ -88,13 +100,16 @@ def test_a_pcollection_is_read_in_every_way(
         | beam.FlatMap(lambda e: [e, e])
     )
     dataset_id = service.register_dataset(dispatcher.target, examples)
-    read = service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC)
+    read = service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC, job_name="all")
     expected = dict.fromkeys(range(700), 2)
     assert collections.Counter(numbers(read)) == expected
     here = int((tmp_path / f"{os.getpid()}").read_text())  # to know what an element is
     while torn_down(tmp_path) < here + FILES * RECORDS:  # for each process, soon
         time.sleep(0.05)
     assert torn_down(tmp_path) == here + FILES * RECORDS
+    shown = ["all", "1", "parse", "records", "[/seen]", str(FILES * RECORDS)]
+    while shown not in [line.replace("│", " ").split() for line in status(dispatcher)]:
+        time.sleep(0.05)  # the reader has ended, and each task is about to
     dataset = service.from_dataset_id(OFF, dispatcher.target, dataset_id)
     assert dataset.element_spec["pixels"] == tf.TensorSpec([2, 2], tf.uint8)
     assert collections.Counter(numbers(dataset)) == dict.fromkeys(range(700), 4)

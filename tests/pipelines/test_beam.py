@@ -6,12 +6,14 @@ import bz2
 import contextlib
 import functools
 import gzip
+import io
 import os
 import pathlib
 import pickle
 import random
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -41,13 +43,17 @@ from forebay.service.client.functions import (
     request_of,
 )
 from forebay.service.errors import InvalidArgument, PipelineError
+from forebay.service.metrics import MAX_METRICS, Totals, counter, distribution, shown
 from forebay.service.pipelines import Pipeline
-from forebay.service.pipelines.beam import internals
+from forebay.service.pipelines.beam import internals, tfrecords
 from forebay.service.pipelines.beam.chain import Chain
 from forebay.service.pipelines.beam.translation import Translated, translate, values
+from forebay.service.pipelines.python.pipeline import PythonPipeline
+from forebay.service.proto import metrics_pb2 as pb
+from forebay.storage.tfrecord import frame
 
 from .contract import SPLITS, Step
-from .functions import FunctionContract, numbers, pipeline_of, read, structure_of
+from .functions import INT, FunctionContract, numbers, pipeline_of, read, structure_of
 from .test_python import _done
 
 ROW = {"type": "record", "name": "row", "fields": [{"name": "n", "type": "long"}]}
@@ -245,6 +251,16 @@ PIPELINES: dict[str, Callable[[str], Build]] = {
     "splittable": lambda d: lambda p: p | beam.Create([3, 4, 0]) | beam.ParDo(Count()),
     "splittable twice": lambda d: lambda p: p | beam.Create([3, 4]) | beam.ParDo(Count())
     | beam.Map(max) | "again" >> beam.ParDo(Count()),
+    "flattened": lambda d: lambda p: (
+        (p | "text" >> beam.io.ReadFromText(f"{d}/*.txt") | "lines" >> beam.Map(len),
+         (p | "made" >> beam.Create([3, 4]) | "reshuffled" >> beam.Reshuffle(),
+          p | "records" >> beam.io.ReadFromTFRecord(f"{d}/*.tfrecord") | "ints" >> beam.Map(int))
+         | "inner" >> beam.Flatten() | "counted" >> beam.ParDo(Count()) | beam.Map(sum))
+        | "outer" >> beam.Flatten() | "behind" >> beam.Map(lambda n: n + 1)
+    ),
+    "flattened with itself": lambda d: lambda p: (lambda one: (one, one) | beam.Flatten())(
+        p | beam.Create([1, 2])
+    ),
     "main output": lambda d: lambda p: signs(p).positive,
     "tagged output": lambda d: lambda p: signs(p).negative | beam.Map(lambda n: n * 10),
     "unnamed outputs": lambda d: lambda p: (
@@ -454,6 +470,149 @@ def test_the_life_cycle_is_beams(logged: Chain) -> None:
     assert log == ours
 
 
+def test_of_one_branch_at_a_time_the_dofns_are_set_up() -> None:
+    """The one that a split is of, in whatever order they come."""
+    p = beam.Pipeline()
+    several = [
+        p | f"{n}" >> beam.Create([n]) | f"logged {n}" >> beam.ParDo(Logged()) for n in (1, 2)
+    ]
+    translated = translate(several | beam.Flatten())
+    chain = pickle.loads(cloudpickle.dumps(translated.chain))
+    log.clear()
+    got: list[int] = []
+    one, two = translated.splits
+    for each in (one, one, two, one):
+        chain.run_bundle(each, got.append)
+    assert got == [1, 1, 2, 1] and log[-1:] != ["teardown"]
+    chain.teardown()
+    bundles = ["start 1 finish start 1 finish", "start 2 finish", "start 1 finish"]
+    assert " ".join(log) == " ".join(f"setup {bundle} teardown" for bundle in bundles)
+
+
+class Measured(beam.DoFn):  # type: ignore[misc]
+    def __init__(self) -> None:
+        self._sizes = Metrics.distribution("sizes", "of/all")
+
+    def process(self, element: int) -> Iterator[int]:
+        Metrics.counter("test", "elements").inc()
+        Metrics.counter(Measured, "elements").inc(2)
+        self._sizes.update(element)
+        Metrics.gauge("test", "last").set(7)
+        Metrics.string_set("test", "no number").add("a")
+        yield element
+
+    def finish_bundle(self) -> None:
+        Metrics.counter("test", "lost").dec(0)
+
+
+def measured(begin: Any) -> Any:
+    """Of which the last step counts what the first one does, too."""
+
+    def again(element: int) -> int:
+        Metrics.counter("test", "elements").dec(3)
+        return element
+
+    return begin | beam.Create([*range(-5, 20)]) | beam.ParDo(Measured()) | beam.Map(again)
+
+
+def test_what_user_code_counts_is_what_beams_runner_counts() -> None:
+    pipeline = beam.Pipeline(runner=FnApiRunner())
+    measured(pipeline)
+    result = pipeline.run()
+    result.wait_until_finish()
+    counted = result.metrics().query()
+    theirs: dict[tuple[str, str], Any] = {}
+    for each in counted["counters"]:
+        name = (each.key.metric.namespace, each.key.metric.name)
+        theirs[name] = theirs.get(name, 0) + each.committed
+    for each in counted["distributions"]:
+        found = each.committed
+        theirs[each.key.metric.namespace, each.key.metric.name] = {
+            "count": found.count, "sum": found.sum, "min": found.min, "max": found.max
+        }  # fmt: skip
+    for each in counted["gauges"]:
+        theirs[each.key.metric.namespace, each.key.metric.name] = each.committed.value
+    chain, splits = translate(measured(beam.Pipeline()))
+    parts = [chain.run_bundle(split, lambda _: None) for split in splits]
+    chain.teardown()
+    told = shown(Totals(part for part in parts if part is not None).told())
+    assert told["bundles"] == len(splits) > 1
+    ours = {
+        (value["namespace"], value["name"]): value.get("counter", value.get("distribution"))
+        or value["gauge"]["value"]
+        for value in told["values"]
+        if value.get("counter") != 0
+    }
+    assert ours == {name: value for name, value in theirs.items() if value}
+    assert ours["test", "elements"] == 25 - 3 * 25
+
+
+class CountsAndFails(beam.DoFn):  # type: ignore[misc]
+    """A split's elements; the first time it raises, or ends its process, behind the third one."""
+
+    def __init__(self, folder: pathlib.Path, how: str) -> None:
+        self._folder, self._how = folder, how
+
+    def process(self, element: int) -> Iterator[int]:
+        Metrics.counter("test", "splits").inc()
+        for each in range(element):
+            Metrics.counter("test", "elements").inc()
+            yield each
+            if each == 2 and not (self._folder / f"{element}").exists():
+                (self._folder / f"{element}").touch()
+                if self._how == "raises":
+                    raise RuntimeError("the first time")
+                if self._how == "dies":
+                    os._exit(1)
+                if self._how == "waits":
+                    time.sleep(0.1)  # while what was made before is sent
+
+
+@pytest.mark.parametrize("how", ["raises", "dies", "waits"])
+def test_what_a_split_counts_counts_once(tmp_path: pathlib.Path, how: str) -> None:
+    """However often it was run, and whether or not it has elements."""
+    sizes = [0, 4, 0, 0, 6, 2, 0]
+    made = beam.Pipeline() | beam.Create(sizes) | beam.ParDo(CountsAndFails(tmp_path, how))
+    dataset = beam_dataset(made, on_error="retry")
+    request = request_of(dataset, dataset.splits, INT)
+    totals = Totals()
+    with contextlib.closing(
+        PythonPipeline(request.python, request.sources, INT, totals=totals)
+    ) as pipeline:
+        assert len(numbers(pipeline.run(None).blocks())) == sum(sizes)
+    told = shown(totals.told())
+    assert told["bundles"] == len(sizes)
+    assert {v["name"]: v["counter"] for v in told["values"]} == {"splits": 7, "elements": 12}
+
+
+def test_of_many_metrics_the_first_ones_are_whole() -> None:
+    """Whichever of them a part has, and in which order they are counted."""
+    names = [f"{number:04}" for number in range(3 * MAX_METRICS)]
+    total = Totals()
+    for part in range(6):
+        drawn = random.Random(part).sample(names, 2 * MAX_METRICS)
+        total.add(Totals([pb.Metrics(metrics=[counter("n", d, 1) for d in drawn])]).told())
+        total.add(pb.Metrics(metrics=[counter("n", name, 1) for name in names], bundles=1))
+    found = shown(total.told())
+    assert found["more"] and found["bundles"] == 6
+    expected = [
+        6 + sum(n in random.Random(part).sample(names, 2 * MAX_METRICS) for part in range(6))
+        for n in names[:MAX_METRICS]
+    ]
+    assert [value["name"] for value in found["values"]] == names[:MAX_METRICS]
+    assert [value["counter"] for value in found["values"]] == expected
+
+
+def test_numbers_and_names_that_no_message_holds() -> None:
+    """Are cut: the worker's signs of life must not fail for them."""
+    huge = [counter("n" * 500, "\udcff", 2**63 - 1), distribution("d", "d", 1, -(2**70), 0, 2**70)]
+    told = Totals([pb.Metrics(metrics=huge)] * 2).told()
+    (of, many) = sorted(shown(pb.Metrics.FromString(told.SerializeToString()))["values"], key=str)
+    assert of["distribution"]["sum"] == -(2**63)
+    assert (of["name"], many["name"], len(many["namespace"])) == ("d", "\\udcff", 100)
+    assert many["counter"] == 2**63 - 1
+
+
 def test_what_fails_is_torn_down_and_set_up_anew(logged: Chain) -> None:
     with pytest.raises(RuntimeError, match=r"a negative one \[while running 'ParDo\(Logged\)'\]"):
         logged.run_bundle(split(1, -1, 2), lambda _: None)
@@ -567,6 +726,10 @@ def pairs(p: beam.Pipeline) -> beam.PCollection:
     return p | beam.Create([("a", 1), ("b", 2)])
 
 
+def pairs_grouped(p: beam.Pipeline) -> beam.PCollection:
+    return p | "other" >> beam.Create([("a", 1)]) | "g" >> beam.GroupByKey()
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -576,7 +739,8 @@ def pairs(p: beam.Pipeline) -> beam.PCollection:
         (lambda p: {"x": pairs(p)} | "both" >> beam.CoGroupByKey(), "'both' (groups|flattens)"),
         (lambda p: pairs(p) | beam.ParDo(Stateful()), r"'ParDo\(Stateful\)' keeps state by key"),
         (lambda p: pairs(p) | "w" >> beam.WindowInto(FixedWindows(3)), "'w' has windows"),
-        (lambda p: (pairs(p), p | "x" >> beam.Create([1])) | "f" >> beam.Flatten(), "'f' flattens"),
+        (lambda p: () | "f" >> beam.Flatten(pipeline=p), "'f' flattens nothing"),
+        (lambda p: (pairs(p), pairs_grouped(p)) | beam.Flatten(), "'g' groups, which"),
         (lambda p: p | "i" >> beam.Impulse(), "an Impulse alone"),
         (signs, r"several outputs.*register one"),
         (lambda p: p, "is no PCollection"),
@@ -656,11 +820,48 @@ def test_what_of_beam_is_not_public(files: pathlib.Path) -> None:
         "all text": [False, True, False],
         "splittable": [False, False, True],
     }
+    assert internals.tfrecord_file(bundle.source) is None
+    assert internals.read_tfrecord(io.BytesIO(frame(b"data"))) == b"data"
+    numbers = beam.io.ReadFromTFRecord(f"{files}/0.tfrecord", beam.coders.StrUtf8Coder())._source
+    (bundle,) = numbers.split(1 << 30)
+    found = internals.tfrecord_file(bundle.source)
+    assert found is not None and found[1] == f"{files}/0.tfrecord"
+    assert internals.tfrecord_decoder(found[0])(b"7") == "7"
     assert [*map(internals.has_batches, [Count(), BatchesOnly()])] == [False, True]
     words = beam.Pipeline() | beam.Create([(1, "one")])
     assert internals.view_options(pvalue.AsSingleton(words, 7))["default"] == 7
     with pytest.raises(internals.PassedOn, match=r"^as it is$"):
         values(words | beam.Map(passed_on))
+
+
+@pytest.mark.parametrize("chunk_bytes", [5, 40, 1 << 20])
+def test_tfrecords_are_read_as_beam_reads_them(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    """Wherever the file is cut, or broken; the same records, and then the same error."""
+    monkeypatch.setattr(tfrecords, "_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(tfrecords, "_MAX_KNOWN", 2)
+    whole = b"".join(map(frame, [b"one", b"", b"and two", b"six", b"f" * 50, b"one"]))
+    broken = [bytes([*whole[:at], whole[at] ^ 4, *whole[at + 1 :]]) for at in range(len(whole))]
+    packed = gzip.compress(whole)
+    for content in (whole, packed, *broken, *(whole[:at] for at in range(1, len(whole)))):
+        path = tmp_path / ("file.gz" if content is packed else "file")
+        path.write_bytes(content)
+        (bundle,) = beam.io.ReadFromTFRecord(str(path))._source.split(1 << 30)
+        found = internals.tfrecord_file(bundle.source)
+        assert found is not None
+        theirs = outcome(bundle.source.read(bundle.source.get_range_tracker(None, None)))
+        assert outcome(tfrecords.records(*found)) == theirs
+
+
+def outcome(records: Iterator[bytes]) -> list[object]:
+    """What they are, and what reading them ends with."""
+    found: list[object] = []
+    try:
+        found.extend(records)
+    except Exception as error:  # noqa: BLE001 - it is compared
+        found.append(repr(error))
+    return found
 
 
 class BatchesOnly(beam.DoFn):  # type: ignore[misc]

@@ -16,6 +16,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.block_limits import cost
 from forebay.service.blocks import Block, Component
 from forebay.service.errors import ForebayError, PipelineError
+from forebay.service.metrics import Totals
 from forebay.service.pipelines import MaySkip, SkipReport, SplitFeed, SplitRange, definitions
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import graph_pb2
@@ -145,7 +146,12 @@ class Computation(Pipelines):
     def load(self, op_libraries: Sequence[str]) -> None: ...
 
     def open(
-        self, task: pb.Task, definition: ev.DatasetDefinition, graph: bytes, may_skip: MaySkip
+        self,
+        task: pb.Task,
+        definition: ev.DatasetDefinition,
+        graph: bytes,
+        may_skip: MaySkip,
+        totals: Totals,
     ) -> Any:
         if graph != (PYTHON if self._pipeline.python else SANITIZED):
             kernel().fail("a worker got another graph than was registered")

@@ -139,7 +139,7 @@ class Skipping(Pipelines):
     def open(self, *arguments: Any) -> Any:
         def blocks() -> Iterator[Block]:
             yield Block(3, (Component(np.arange(3)),))
-            if not arguments[-1](SkipReport(3, 0, "why", 1)):
+            if not arguments[3](SkipReport(3, 0, "why", 1)):
                 raise PipelineError("UNKNOWN", "why")
             yield Block(2, (Component(np.arange(2)),))
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 from apache_beam.io import fileio, filesystem, filesystems
-from apache_beam.metrics.execution import MetricsContainer
+from apache_beam.metrics.execution import MetricKey, MetricsContainer
 from apache_beam.runners import common
 from apache_beam.runners.worker import statesampler
 from apache_beam.transforms import core
@@ -25,9 +25,10 @@ from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.counters import CounterFactory
 from apache_beam.utils.windowed_value import WindowedValue
 
-from ... import pickles
+from ... import metrics, pickles
 from ...errors import InvalidArgument
-from . import internals
+from ...proto import metrics_pb2 as pb
+from . import internals, tfrecords
 
 log = logging.getLogger(__name__)
 
@@ -115,12 +116,13 @@ class Chain:
         self._unused = cloudpickle.loads(pickled)  # at once: a module may not be there
         self._running = None
 
-    def run_bundle(self, split: bytes, emit: Emit) -> None:
+    def run_bundle(self, split: bytes, emit: Emit) -> pb.Metrics | None:
         """As `run_windowed`, but `emit` is called with the elements alone."""
-        self.run_windowed(split, lambda windowed: emit(windowed.value))
+        return self.run_windowed(split, lambda windowed: emit(windowed.value))
 
-    def run_windowed(self, split: bytes, emit: Emit) -> None:
-        """Run a bundle, and call `emit` with each windowed value that the last step gives.
+    def run_windowed(self, split: bytes, emit: Emit) -> pb.Metrics | None:
+        """Run a bundle, and call `emit` with each windowed value that the last step gives; what
+        its steps have counted, if they have.
 
         The first bundle sets the DoFns up. After an exception they are torn down, as Beam does it,
         and set up anew by the next bundle.
@@ -130,7 +132,7 @@ class Chain:
             self._running = _Running(unused or cloudpickle.loads(self._pickled))
         running, inputs = self._running, cloudpickle.loads(split)
         try:
-            running.bundle(inputs, emit)
+            return running.bundle(inputs, emit)
         except BaseException as error:
             self.teardown()
             if (file := _file(running.input)) is not None:
@@ -155,6 +157,30 @@ class Chain:
         running, self._running = self._running, None
         if running is not None:
             running.teardown()
+
+
+class Branches(Chain):
+    """Chains whose elements are together a PCollection's: a split says which one it is for. Of one
+    at a time the DoFns are set up."""
+
+    def __init__(self, chains: Sequence[Chain]) -> None:
+        self._chains = chains
+        self._last: Chain | None = None
+
+    def __reduce__(self) -> tuple[type[Branches], tuple[Sequence[Chain]]]:
+        return Branches, (self._chains,)
+
+    def run_windowed(self, split: bytes, emit: Emit) -> pb.Metrics | None:
+        number, inner = cloudpickle.loads(split)
+        if self._last is not self._chains[number]:
+            self.teardown()
+            self._last = self._chains[number]
+        return self._last.run_windowed(inner, emit)
+
+    def teardown(self) -> None:
+        last, self._last = self._last, None
+        if last is not None:
+            last.teardown()
 
 
 def _pickled(steps: Sequence[Step]) -> bytes:
@@ -212,7 +238,10 @@ class _Read(core.DoFn):  # type: ignore[misc]
 
     def process(self, read: tuple[Any, Any]) -> Any:
         _, restriction = read
-        return restriction.source().read(restriction.range_tracker())
+        source = restriction.source()
+        if (found := internals.tfrecord_file(source)) is not None:
+            return tfrecords.records(*found)
+        return source.read(restriction.range_tracker())
 
 
 class _Metrics:
@@ -224,11 +253,31 @@ class _Metrics:
     def __init__(self) -> None:
         self.metrics_container = MetricsContainer("chain")
 
+    def take(self) -> pb.Metrics | None:
+        """What was counted since it was taken last: in a bundle, which has ended."""
+        if not self.metrics_container.metrics:
+            return None
+        found = self.metrics_container.get_cumulative()
+        self.metrics_container = MetricsContainer("chain")
+        told = pb.Metrics(bundles=1)
+        for key, count in found.counters.items():
+            told.metrics.append(metrics.counter(*_name(key), count))
+        for key, of in found.distributions.items():
+            values = (of.count, of.sum, of.min, of.max)
+            told.metrics.append(metrics.distribution(*_name(key), *values))
+        for key, last in found.gauges.items():
+            told.metrics.append(metrics.gauge(*_name(key), last.value, last.timestamp))
+        return metrics.Totals([told]).told()
+
     def update_metric(self, name: Any, value: Any) -> None:
         self.metrics_container.get_metric_cell(name).update(value)
 
     def current_state(self) -> _Metrics:
         return self
+
+
+def _name(key: MetricKey) -> tuple[str, str]:
+    return key.metric.namespace, key.metric.name
 
 
 class _Running:
@@ -238,25 +287,25 @@ class _Running:
         self.metrics = _Metrics()
         self.input: WindowedValue | None = None  # that is being read, or nobody knows which
         self._steps = steps
-        self._emit: Emit = _nobody
         self._runners: list[common.DoFnRunner] = []  # the last step's first
-        self._begin: Callable[[WindowedValue], object] = self._end
-        take: Callable[[Any], object] = self._end
+        self._end = _Next(_nobody)
+        self._begin: Callable[[WindowedValue], object] = self._pass_on
+        receiver = self._end
         statesampler.set_current_tracker(self.metrics)
         try:
             for step in reversed(steps):
-                runner = _runner(step, take)
+                runner = _runner(step, receiver)
                 runner.setup()
                 self._runners.append(runner)
                 self._begin = _begin_of(step, runner)
-                take = _split(step, self._begin) if step.is_splittable else self._begin
+                receiver = _Next(_split(step, self._begin) if step.is_splittable else self._begin)
         except BaseException:
             self.teardown()
             raise
 
-    def bundle(self, split: Sequence[Any], emit: Emit) -> None:
+    def bundle(self, split: Sequence[Any], emit: Emit) -> pb.Metrics | None:
         statesampler.set_current_tracker(self.metrics)  # of this thread
-        self._emit = emit
+        self._end.receive = emit
         self.input = None
         for runner in self._runners:
             runner.start()
@@ -270,6 +319,7 @@ class _Running:
             runner.finish()
         for runner in self._runners:
             runner.finalize()
+        return self.metrics.take()
 
     def teardown(self) -> None:
         """All of them. What one raises is logged: it would hide why there is an end."""
@@ -280,17 +330,18 @@ class _Running:
             except Exception:
                 log.exception("the teardown of %r raised", step.label)
 
-    def _end(self, windowed: WindowedValue) -> None:
-        self._emit(windowed)
+    def _pass_on(self, windowed: WindowedValue) -> None:
+        """Of no step."""
+        self._end.receive(windowed)
 
 
 def _nobody(_: Any) -> None:
     raise AssertionError("an element of no bundle")
 
 
-def _runner(step: Step, take: Callable[[WindowedValue], object]) -> common.DoFnRunner:
+def _runner(step: Step, receiver: _Next) -> common.DoFnRunner:
     # Nobody knows windows here: every element is in the one that has no end.
-    receivers = _Receivers({None: _DROPPED, step.output: _Next(take)})
+    receivers = _Receivers({None: _DROPPED, step.output: receiver})
     sides = [
         SideInputMap(view, options, [GlobalWindows.windowed_value(value) for value in values])
         for view, options, values in step.sides

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import IO, Any, TypeAlias
 
-from apache_beam.io import filebasedsource, iobase
+from apache_beam.io import filebasedsource, iobase, tfrecordio
 from apache_beam.pvalue import AsSideInput
 from apache_beam.transforms.core import DoFn
 
@@ -27,6 +27,28 @@ def file_read(source: iobase.BoundedSource) -> str | None:
     if isinstance(source, filebasedsource._SingleFileSource):
         return str(source._file_name)
     return None
+
+
+TFRecordSource: TypeAlias = tfrecordio._TFRecordSource
+"""A source of TFRecord files."""
+
+read_tfrecord: Callable[[IO[bytes]], bytes | None] = tfrecordio._TFRecordUtil.read_record
+"""The next record of a file; None at its end. Raises ValueError for what is none."""
+
+
+def tfrecord_file(source: iobase.BoundedSource) -> tuple[TFRecordSource, str] | None:
+    """If it is one file of a source of TFRecord files, and not of one that was derived of it."""
+    if isinstance(source, filebasedsource._SingleFileSource):
+        whole = source._file_based_source
+        if type(whole) is TFRecordSource:
+            return whole, str(source._file_name)
+    return None
+
+
+def tfrecord_decoder(source: TFRecordSource) -> Callable[[bytes], Any]:
+    """What makes elements of its records."""
+    decode: Callable[[bytes], Any] = source._coder.decode
+    return decode
 
 
 def has_batches(fn: DoFn) -> bool:

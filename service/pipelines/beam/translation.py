@@ -1,4 +1,5 @@
-"""A PCollection that was built and not run, as a chain of steps and what each bundle begins with.
+"""A PCollection that was built and not run, as a chain of steps and what each bundle begins with;
+or as several, if it is flattened.
 
 All that Beam applies is made of a few primitives: composites, reads among them, are looked through.
 What leads to the first read, and its own splitting, runs here, once. Where nothing reads, the
@@ -26,14 +27,15 @@ from apache_beam.utils.windowed_value import WindowedValue
 from ... import pickles
 from ...errors import InvalidArgument
 from . import internals
-from .chain import Chain, Side, Step
+from .chain import Branches, Chain, Side, Step
 
 MAX_SPLITS = 1000
 """Of what was created: so many elements are a split each. If some step sees where bundles begin and
 end, as one that makes batches does, there are about as many splits as elements in each."""
 
 _ADVICE = (
-    "write its result to files, by Beam on a runner that shuffles, and register a read of these"
+    "write its result to files, by Beam on a runner that shuffles (materialize_pcollection does "
+    "it), and register these"
 )
 
 
@@ -53,10 +55,21 @@ def translate(pcollection: beam.PCollection, split_bytes: int | None = None) -> 
       split_bytes: of how many bytes the splits of a bounded source should be; by default, as Beam
         chooses it.
 
+    What is flattened of several is a branch for each of them, with all that is behind: what
+    several have in common is read, and run, for each.
+
     Raises InvalidArgument, with the transform's label, for what is no chain behind one bounded
     read, and for what needs a shuffle or windows.
     """
-    return _translate(_applied(pcollection), split_bytes)
+    found = [_translate(applied, split_bytes) for applied in _paths(pcollection)]
+    if not found:
+        raise InvalidArgument(f"{_label(pcollection.producer)} flattens nothing: register a read")
+    if len(found) == 1:
+        return found[0]
+    splits = [
+        pickles.dumps((number, split)) for number, each in enumerate(found) for split in each.splits
+    ]
+    return Translated(Branches([each.chain for each in found]), splits)
 
 
 def values(pcollection: beam.PCollection) -> list[Any]:
@@ -79,15 +92,16 @@ class _Applied(NamedTuple):
     is_reshuffled: bool = False  # what it is given, by the user
 
 
-def _applied(pcollection: Any) -> list[_Applied]:
-    """The ParDos that make a PCollection, from the first one behind the impulse on."""
+def _paths(pcollection: Any, behind: Sequence[_Applied] = ()) -> list[list[_Applied]]:
+    """The ParDos that make a PCollection, from the first one behind an impulse on; for each impulse
+    that something comes from. `behind` are those behind it, the last one first."""
     if isinstance(pcollection, pvalue.DoOutputsTuple):
         raise InvalidArgument(
             f"these are several outputs, {pcollection!r}; register one: outputs.name, outputs[tag]"
         )
     if not isinstance(pcollection, pvalue.PCollection):
         raise InvalidArgument(f"{pcollection!r} is no PCollection, but {type(pcollection)}")
-    found: list[_Applied] = []
+    found = [*behind]
     while True:
         node = pcollection.producer
         if (redistributing := _inside(node, util.Reshuffle, util.ReshufflePerKey)) is not None:
@@ -96,7 +110,9 @@ def _applied(pcollection: Any) -> list[_Applied]:
             (pcollection,) = redistributing.inputs
             continue
         if isinstance(node.transform, core.Impulse):
-            return found[::-1]
+            return [found[::-1]]
+        if isinstance(node.transform, core.Flatten):
+            return [path for each in node.inputs for path in _paths(each, found)]
         _check(node, pcollection)
         found.append(_Applied(node, pcollection.tag))
         (pcollection,) = node.inputs
@@ -118,10 +134,6 @@ def _check(node: AppliedPTransform, pcollection: beam.PCollection) -> None:
     transform = node.transform
     if isinstance(transform, core.GroupByKey):
         raise InvalidArgument(f"{_label(node)} groups, which needs a shuffle; {_ADVICE}")
-    if isinstance(transform, core.Flatten):
-        raise InvalidArgument(
-            f"{_label(node)} flattens several PCollections; register each, or {_ADVICE}"
-        )
     if not pcollection.is_bounded:
         raise InvalidArgument(f"{_label(node)} is unbounded; only bounded reads have splits")
     if not isinstance(transform, core.ParDo):
@@ -206,14 +218,15 @@ def _begin(
     if not first.is_splittable:
         yield windowed
         return
-    # Splitting, a source of files keeps all of them: each split has one that was never asked.
-    unused = windowed.with_value(pickle.loads(cloudpickle.dumps(element)))
+    # All that is read of a source is in its restrictions, and splitting changes it: a source of
+    # files keeps all of them.
+    unused = None if first.reads_source else pickle.loads(cloudpickle.dumps(element))
     if split_bytes is None or not isinstance(element, iobase.BoundedSource):
         restrictions = first.restrictions(element)
     else:
         restrictions = map(internals.SourceRestriction, element.split(split_bytes))
     for restriction in restrictions:
-        yield unused.with_value((unused.value, restriction))
+        yield windowed.with_value((unused, restriction))
 
 
 def _step(applied: _Applied) -> Step:

@@ -13,8 +13,11 @@ It has a socket to the worker, which sends
 
 and to which it sends
 
-    ["block", count, bytes, header, slab, at]    elements in a slab, or, if that is None, in a file
-                                             of their own; and the split and element behind them
+    ["block", count, bytes, header, slab, at, metrics]
+                                             elements in a slab, or, if that is None, in a file
+                                             of their own; the split and element behind them; and
+                                             what was counted in splits that end with them, perhaps
+    ["counted", at, metrics]                 that, of splits that end without elements
     ["end"]                                  of what was to be run
     ["failed", code, split, element, text]   instead of that
 
@@ -42,6 +45,8 @@ from numpy import random as numpys_random
 
 from ...blocks import BLOCK_BYTES
 from ...errors import PipelineError
+from ...metrics import Totals
+from ...proto import metrics_pb2 as pb
 from ...shared import Lender, new_slab
 from .columns import Column, Field, Misfit, column_of, columns_of, fields_of, iterated, write
 
@@ -61,6 +66,9 @@ SLOW_S = 0.002
 IMMUTABLE = (int, float, complex, bytes, str, np.generic)
 """What a function cannot change once it has yielded it; anything else is copied at once."""
 
+_UNCHANGING = {int, float, bytes, str, bool}
+"""Of these, those that most elements are of."""
+
 MAX_ROWS = 1 << 16
 MAX_TEXT = 20_000
 MESSAGE_BYTES = 192 << 10
@@ -74,6 +82,10 @@ _CODES: dict[type[BaseException], str] = {
     ValueError: "INVALID_ARGUMENT",
 }
 """As TensorFlow calls what a py_function raises; anything else is UNKNOWN."""
+
+
+Counted = Sequence[tuple[int, pb.Metrics]]
+"""By split."""
 
 
 class Failed(Exception):
@@ -220,7 +232,7 @@ class Child:
 
     def _run_splits(self, first: int, count: int, start: int, seed: str | None) -> None:
         for split in range(first, first + count):
-            had = self._run_split(split, start)
+            had, counted = self._run_split(split, start)
             if seed is not None:
                 start -= had
             elif had < start:
@@ -233,7 +245,12 @@ class Child:
             else:
                 start = 0
             with self._lock:
+                if counted is not None:
+                    self._counted.append((split, counted))
                 if not self._rows:
+                    if self._counted:
+                        self._send(["counted", (split + 1, 0), _totals(self._counted)])
+                        self._counted.clear()
                     self._at[2] = split + 1
         self._flush()
 
@@ -250,24 +267,30 @@ class Child:
         except BaseException as error:  # noqa: BLE001 - whatever it raises, this goes on
             raise Failed(_code(error), _traceback(error), 0, self._at[1]) from None
 
-    def _run_split(self, split: int, start: int) -> int:
-        """All of it but the first `start` elements; how many it has."""
+    def _run_split(self, split: int, start: int) -> tuple[int, pb.Metrics | None]:
+        """All of it but the first `start` elements; how many it has, and what it has counted."""
         assert self._splits is not None
         with self._lock:
             self._at[0], self._at[1] = split, 0
         element = 0
+        counted: pb.Metrics | None = None
         last_s = time.monotonic()
         failed: Failed | None = None
 
+        # Its own names, as it is called for each element.
+        lock, process, pid_of, now = self._lock, self._process, os.getpid, time.monotonic
+
         def take(value: Any) -> None:
             nonlocal element, last_s, failed
-            self._require_process()  # before it waits for a thread that a fork has not
-            with self._lock:
+            if pid_of() != process:  # before it waits for a thread that a fork has not
+                self._require_process()
+            with lock:
                 if element >= start:
                     try:
-                        self._raise_broken()
+                        if self._broken is not None:
+                            self._raise_broken()
                         self._add(value, split, element)
-                        now_s = time.monotonic()
+                        now_s = now()
                         slow = now_s - last_s >= SLOW_S or now_s - self._began_s >= LINGER_S
                         if slow or self._at_once or self._rows >= MAX_ROWS:
                             self._flush()
@@ -282,7 +305,7 @@ class Child:
 
         try:
             if (run := getattr(self._function, "run_bundle", None)) is not None:
-                run(self._splits[split], take)
+                counted = run(self._splits[split], take)
             else:
                 try:
                     found = iterated(self._function(self._splits[split]))
@@ -297,13 +320,15 @@ class Child:
                 raise failed from None
             self._flush()
             raise self._failed(split, element, _traceback(error), _code(error)) from None
-        return element
+        return element, counted
 
     def _add(self, value: Any, split: int, element: int) -> None:
         leaves: list[Any] = []
         try:
             self._flatten(value, leaves)
-            leaves = [*map(_copied, self._fields, leaves)]
+            for at, leaf in enumerate(leaves):
+                if type(leaf) not in _UNCHANGING:
+                    leaves[at] = _copied(self._fields[at], leaf)
         except Misfit as misfit:
             self._flush()
             raise self._failed(split, element, str(misfit)) from None
@@ -316,8 +341,8 @@ class Child:
             self._began_s = time.monotonic()
         if not self._places or self._places[-1][1] != split:
             self._places.append((self._rows, split, element))
-        for column, leaf in zip(self._columns, leaves, strict=True):
-            column.append(leaf)
+        for at, leaf in enumerate(leaves):
+            self._columns[at].append(leaf)
         self._rows += 1
         self._bytes += size
 
@@ -325,6 +350,8 @@ class Child:
         self._columns: list[list[Any]] = [[] for _ in self._fields]
         self._rows = self._bytes = 0
         self._places: list[tuple[int, int, int]] = []  # where a split begins: row, split, element
+        # Of splits that have ended, and of which some elements are still here.
+        self._counted: list[tuple[int, pb.Metrics]] = []
         self._began_s = 0.0
 
     def _flush(self) -> None:
@@ -353,30 +380,39 @@ class Child:
 
     def _flush_block(self) -> None:
         count, columns, places = self._rows, self._columns, self._places
-        self._begin_block()
         if not count:
             return
+        counted = self._counted
+        self._begin_block()
 
         def place(row: int) -> tuple[int, int]:
             begins, split, element = places[bisect.bisect([r for r, _, _ in places], row) - 1]
             return split, element + row - begins
 
         split, element = place(count - 1)
+        behind = (split, element + 1)
+        if counted and counted[-1][0] >= split:
+            behind = (counted[-1][0] + 1, 0)  # it has ended, and counts once
         try:
-            self._send_block(count, columns, (split, element + 1))
+            self._send_block(count, columns, behind, counted)
             self._at[2] = self._at[0]
         except Misfit as misfit:
             split, element = place(misfit.row)
             if misfit.row:
                 before = [column[: misfit.row] for column in columns]
-                self._send_block(misfit.row, before, (split, element))
+                counted = [each for each in counted if each[0] < split]
+                self._send_block(misfit.row, before, (split, element), counted)
             raise self._failed(split, element, str(misfit)) from None
 
-    def _send_block(self, count: int, values: list[list[Any]], behind: tuple[int, int]) -> None:
+    def _send_block(
+        self, count: int, values: list[list[Any]], behind: tuple[int, int], counted: Counted
+    ) -> None:
         columns = [column_of(f, column) for f, column in zip(self._fields, values, strict=True)]
-        self._send_columns(count, columns, behind)
+        self._send_columns(count, columns, behind, counted)
 
-    def _send_columns(self, count: int, columns: list[Column], behind: tuple[int, int]) -> None:
+    def _send_columns(
+        self, count: int, columns: list[Column], behind: tuple[int, int], counted: Counted = ()
+    ) -> None:
         size = max(1, sum(column.size for column in columns))
         self._require_process()  # before it takes or writes what is the other one's
         self._wait_for_credit()
@@ -388,7 +424,7 @@ class Child:
         else:
             descriptor, payload = new_slab(size)
         header = write(columns, payload)
-        self._send(["block", count, size, header, slab, behind], descriptor)
+        self._send(["block", count, size, header, slab, behind, _totals(counted)], descriptor)
         if descriptor is not None:
             os.close(descriptor)
 
@@ -402,6 +438,10 @@ class Child:
 
 
 def _nothing() -> None: ...
+
+
+def _totals(counted: Counted) -> bytes:
+    return Totals(part for _, part in counted).told().SerializeToString()
 
 
 def _copied(field: Field, leaf: Any) -> Any:

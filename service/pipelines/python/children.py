@@ -17,6 +17,7 @@ import numpy as np
 
 from ...blocks import Array, Block
 from ...errors import PipelineError
+from ...proto import metrics_pb2 as pb
 from ...shared import Borrower, new_slab
 from .child import MESSAGE_BYTES, PROGRESS_BYTES
 from .columns import read
@@ -33,10 +34,18 @@ class Place(NamedTuple):
 
 
 class Received(NamedTuple):
-    """Elements, and the place behind them."""
+    """Elements, the place behind them, and what was counted in splits that end with them."""
 
     block: Block
     behind: Place
+    metrics: pb.Metrics
+
+
+class Counted(NamedTuple):
+    """What was, up to this place, in splits that end without elements."""
+
+    behind: Place
+    metrics: pb.Metrics
 
 
 class Ended(NamedTuple):
@@ -60,7 +69,7 @@ class Died(NamedTuple):
     sent: Place
 
 
-Event = Received | Ended | Failed | Died
+Event = Received | Counted | Ended | Failed | Died
 
 
 class PythonChild:
@@ -128,9 +137,11 @@ class PythonChild:
             received = socket.recv_fds(self._connection, MESSAGE_BYTES, 1)
         data, descriptors, *_ = received
         match msgspec.msgpack.decode(data) if data else None:
-            case ["block", count, size, header, slab, behind]:
+            case ["block", count, size, header, slab, behind, metrics]:
                 block = read(count, header, self._payload(size, slab, descriptors))
-                return Received(block, Place(*behind))
+                return Received(block, Place(*behind), pb.Metrics.FromString(metrics))
+            case ["counted", behind, metrics]:
+                return Counted(Place(*behind), pb.Metrics.FromString(metrics))
             case ["end"]:
                 return Ended()
             case ["failed", code, text, split, element]:

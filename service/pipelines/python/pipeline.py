@@ -10,6 +10,7 @@ from importlib import metadata
 from ....journal.proto import events_pb2 as ev
 from ....journal.splits import source_size
 from ...errors import FailedPrecondition, Unimplemented
+from ...metrics import Totals
 from ...proto.python_pb2 import SKIP, PythonDataset
 from ..splits import PARTS, MaySkip, SplitFeed, SplitRange
 from .children import Children
@@ -61,15 +62,18 @@ class PythonPipeline:
         processes: int = 1,
         where: str = "?",
         may_skip: MaySkip | None = None,
+        totals: Totals | None = None,
         nurseries: Nurseries = HERE,
     ) -> None:
-        """By default, a run skips as many splits as were registered. Raises FailedPrecondition."""
+        """By default, a run skips as many splits as were registered. What the function counts in
+        long runs is added to `totals`. Raises FailedPrecondition."""
         dataset = PythonDataset.FromString(stored)
         require_versions(dataset)
         self._is_built = not dataset.splits
         self._size = 1 if self._is_built else source_size(sources[0])
         self._processes = 1 if self._is_built else processes
         self._may_skip = may_skip
+        self._totals = totals
         self._policy = Policy(dataset.on_error, dataset.limit, dataset.timeout_s, where)
         nursery = nurseries.of(dataset.packages, self._is_built)
         self._children = Children(nursery, stored, structure, self._processes)
@@ -82,7 +86,10 @@ class PythonPipeline:
             return next(ranges, None) if feed is None else feed.next_range(0, 0, False)
 
         may_skip = self._may_skip or _counted()
-        return PythonRun(self._children, self._policy, next_range, may_skip, self._processes)
+        return PythonRun(
+            self._children, self._policy, next_range, may_skip, self._processes,
+            totals=self._totals,
+        )  # fmt: skip
 
     def bundle(self, splits: SplitRange, *, number: int, seed: int, start: int = 0) -> PythonRun:
         """What `random` and `numpy.random` draw follows from seed and number.

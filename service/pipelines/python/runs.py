@@ -17,8 +17,9 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
 from ...blocks import Block
+from ...metrics import Totals
 from ..splits import MaySkip, SkipReport, SplitRange
-from .children import Children, Died, Ended, Failed, PythonChild, Received
+from .children import Children, Counted, Died, Ended, Failed, PythonChild, Received
 from .run_states import (
     Answered,
     Ask,
@@ -53,11 +54,14 @@ class PythonRun:
         may_skip: MaySkip,
         width: int,
         *,
+        totals: Totals | None = None,
         bundle: int | None = None,
         seed: str | None = None,
         start: int = 0,
     ) -> None:
+        """What the function counts is added to `totals`: of each split that ends, once."""
         self._children = children
+        self._totals = totals or Totals()
         self._bundle = bundle
         self._seed = seed
         self._index = start
@@ -95,7 +99,8 @@ class PythonRun:
             for slot in self._ready():
                 child = self._busy[slot]
                 match child.receive():
-                    case Received(block, behind):
+                    case Received(block, behind, metrics):
+                        self._totals.add(metrics)
                         self._handle(Came(slot, block.count, behind))
                         given_s = time.monotonic()
                         yield self._placed(block)
@@ -103,6 +108,9 @@ class PythonRun:
                             return
                         child.take()
                         self._handle(Waited(time.monotonic() - given_s))
+                    case Counted(behind, metrics):
+                        self._totals.add(metrics)
+                        self._handle(Came(slot, 0, behind))
                     case Ended():
                         self._idle.append(self._busy.pop(slot))
                         self._handle(Done(slot))

@@ -1,0 +1,33 @@
+"""A shard that is being written, under another name until it is whole."""
+
+from __future__ import annotations
+
+import google_crc32c
+
+from . import files
+from .layout import Plan
+
+
+class NewShard:
+    """Who does not come to publish it, discards it."""
+
+    def __init__(self, directory: str, owner: str, plan: Plan, number: int) -> None:
+        """What is left of it begins with its owner's name. Raises Unavailable."""
+        self._file = files.NewFile(directory, owner)
+        self._plan = plan
+        self._number = number
+        self._bytes = self._checksum = 0
+
+    def write(self, data: bytes) -> None:
+        """Raises Unavailable."""
+        self._file.write(data)
+        self._bytes += len(data)
+        self._checksum = google_crc32c.extend(self._checksum, data)
+
+    def publish(self, elements: int) -> None:
+        """It is complete, and has so many. Raises Unavailable."""
+        name = self._plan.shard_name(self._number, elements, self._bytes, self._checksum)
+        self._file.publish(name, replace=False)
+
+    def discard(self) -> None:
+        self._file.discard()

@@ -1,0 +1,184 @@
+"""`materialize_pcollection`: what a Beam pipeline computes with shuffles, into files.
+
+The user's own pipeline goes on with a grouping of its elements' records by shard, and a ParDo that
+writes each shard. A record's shard, and its place there, follow from the record alone, so that the
+order in which a runner groups makes no difference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+
+from ...storage.tfrecord import frame
+from .. import structure
+from ..errors import FailedPrecondition, InvalidArgument
+from ..pipelines.python.columns import Flatten, Misfit, column_of, fields_of, read, write
+from . import files
+from .layout import INDEX, PLAN, ComponentSpec, Plan, encode_index, shards_among
+from .new_shard import NewShard
+from .records import Records, elements_of, names_of
+from .run import Materialized, checked_shards, require_all, run_to_its_end
+
+DEFAULT_SHARDS = 16
+
+
+def materialize_pcollection(
+    pcollection: beam.PCollection,
+    output: str | os.PathLike[str],
+    *,
+    element_spec: Any,
+    shards: int = DEFAULT_SHARDS,
+) -> Materialized:
+    """Run a Beam pipeline that was built and not run, and write its elements to TFRecord files,
+    which `register_dataset` registers as it does what `materialize` wrote.
+
+    For what a Beam dataset on workers cannot have: whatever needs a shuffle, such as GroupByKey,
+    CoGroupByKey and combiners. All of it runs by the runner, and with the options, that its
+    pipeline was made with. Nothing is kept of a run that was killed.
+
+    Args:
+      pcollection: the last one of its pipeline. A part of the pipeline that a runner runs again
+        has to give the same elements.
+      output: a directory that is empty, or not there: here, or in a store that Beam knows. This
+        process and the runner's workers see it under this name.
+      element_spec: of each element, as of a `tf.data.Dataset`: dense tensors of a known rank.
+      shards: how many files. An element's place follows from its contents. Each file's elements
+        have to fit into the memory of one of the runner's workers.
+
+    Raises InvalidArgument for arguments that make no sense, FailedPrecondition if there is
+    something in the directory, PipelineError with what the runner says, Unavailable.
+    """
+    directory = files.checked(output)
+    checked_shards(shards)
+    if not isinstance(pcollection, beam.PCollection):
+        raise InvalidArgument(f"{pcollection!r} is no PCollection, but {type(pcollection)}")
+    plan = _plan(element_spec, shards)
+    if files.listed(directory):
+        raise FailedPrecondition(
+            f"there is something in {directory}: what a pipeline computes with shuffles is written "
+            "as a whole; delete the directory, if it is of a run that was killed, or give another"
+        )
+    files.make(directory)
+    files.write(f"{directory}/{PLAN}", plan.encode(), replace=False)
+    writing = WriteShards(directory, plan)
+    _ = pcollection | "forebay" >> writing
+    run_to_its_end(pcollection.pipeline, "nothing is kept: delete the directory, and run it again")
+    found, _ = shards_among(files.listed(directory), plan)
+    there = {shard.number: shard for shard in reversed(found)}
+    require_all(directory, plan, there, "Delete the directory, and run it again")
+    files.write(f"{directory}/{INDEX}", encode_index(plan, there.values()))
+    kept = {shard.file for shard in there.values()}
+    superseded = [shard.file for shard in found if shard.file not in kept]
+    left_over = files.listed(directory, f"{files.TEMPORARY}{writing.name}")
+    files.delete(f"{directory}/{name}" for name in (*superseded, *left_over))
+    elements = sum(shard.elements for shard in there.values())
+    size = sum(shard.bytes for shard in there.values())
+    return Materialized(directory, elements, size, shards, shards)
+
+
+def _plan(element_spec: Any, shards: int) -> Plan:
+    """One of its own: no other run's shards are taken for this one's. Raises InvalidArgument."""
+    from ..pipelines.tf_data.element_specs import component_specs, encode_element_spec
+
+    try:
+        encoded = structure.encode(element_spec)
+        fields_of(encoded)
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(
+            f"element_spec={element_spec!r} must be of dense tensors of a known rank, in dicts and "
+            f"tuples: {error}"
+        ) from error
+    return Plan(
+        dataset_id="",
+        fingerprint=uuid.uuid4().hex,
+        format="tfrecord",
+        splits=shards,
+        shards=shards,
+        seed=0,
+        structure=encoded,
+        element_spec=encode_element_spec(element_spec),
+        components=[
+            ComponentSpec(name, component.dtype.name, component.shape.as_list())
+            for name, component in zip(
+                names_of(encoded), component_specs(element_spec), strict=True
+            )
+        ],
+    )
+
+
+class WriteShards(beam.PTransform):  # type: ignore[misc]
+    """Elements to a plan's shards. There are such without elements, too."""
+
+    def __init__(self, directory: str, plan: Plan) -> None:
+        super().__init__()
+        self._directory = directory
+        self._plan = plan
+        self.name = uuid.uuid4().hex[:8]  # what is not published begins with it
+
+    def expand(self, elements: beam.PCollection) -> beam.PCollection:
+        numbers = elements.pipeline | "shards" >> beam.Create([*range(self._plan.shards)])
+        grouped = {
+            "records": elements | "records" >> beam.ParDo(_Encode(self._plan)),
+            "shards": numbers | "all shards" >> beam.Map(lambda number: (number, None)),
+        } | "by shard" >> beam.CoGroupByKey()
+        return grouped | "write" >> beam.ParDo(_Write(self._directory, self._plan, self.name))
+
+
+class _Encode(beam.DoFn):  # type: ignore[misc]
+    """An element to the number of its shard, and its record."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._flatten: Flatten | None = None
+
+    def process(self, element: Any) -> Iterator[tuple[int, bytes]]:
+        if self._flatten is None:
+            self._fields, self._flatten = fields_of(self._plan.structure)
+            self._records = Records(self._plan.components)
+        leaves: list[Any] = []
+        try:
+            self._flatten(element, leaves)
+            columns = [column_of(f, [leaf]) for f, leaf in zip(self._fields, leaves, strict=True)]
+        except Misfit as misfit:
+            raise ValueError(f"an element is not of element_spec: {misfit}") from None
+        payload = np.empty(sum(column.size for column in columns), np.uint8)
+        block = read(1, write(columns, payload), payload)
+        (leaves,) = map(list, elements_of(block))
+        record = self._records.encode(tuple(leaves))
+        number = int.from_bytes(_digest(record)[:8], "little") % self._plan.shards
+        yield number, record
+
+
+class _Write(beam.DoFn):  # type: ignore[misc]
+    def __init__(self, directory: str, plan: Plan, name: str) -> None:
+        self._directory = directory
+        self._plan = plan
+        self._name = name
+
+    def process(self, shard: tuple[int, Mapping[str, Iterable[Any]]]) -> None:
+        number, grouped = shard
+        there, _ = shards_among(
+            files.listed(self._directory, self._plan.prefix(number)), self._plan
+        )
+        if there:  # of an attempt before
+            return
+        records = sorted(grouped["records"], key=lambda record: (_digest(record)[8:], record))
+        new = NewShard(self._directory, self._name, self._plan, number)
+        try:
+            for record in records:
+                new.write(frame(record))
+            new.publish(len(records))
+        except BaseException:
+            new.discard()
+            raise
+
+
+def _digest(record: bytes) -> bytes:
+    return hashlib.sha256(record).digest()
