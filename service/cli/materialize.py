@@ -37,6 +37,7 @@ def materialize(
     from .. import pipelines
     from ..materialized.run import materialize as run
 
+    pipelines.own_process()
     pipelines.load()  # before TensorFlow is imported in any other way
 
     done = run(

@@ -106,7 +106,9 @@ def read_dataset(directory: str, plan: Plan) -> pb.GetDatasetResponse:
 def _opened(directory: str, plan: Plan, own_process: bool) -> Pipeline:
     dataset = read_dataset(directory, plan)
     if dataset.definition.HasField("tf_data_graph"):
-        pipelines.load(own_process=own_process)
+        if own_process:
+            pipelines.own_process()
+        pipelines.load()
     rules = pipelines.PythonRules(processes=1, where=os.uname().nodename)
     return pipelines.open_pipeline(dataset.definition, dataset.graph, python=rules)
 
