@@ -233,6 +233,34 @@ def daemon() -> int:
     return int(os.read(told, 20))
 
 
+def test_what_a_function_leaves_behind_is_reaped_and_what_it_waits_for_is_not() -> None:
+    def function(split: int) -> Iterator[int]:
+        told, tells = os.pipe()
+        if (fork := os.fork()) == 0:
+            if (orphan := os.fork()) == 0:
+                os._exit(0)
+            os.write(tells, str(orphan).encode())
+            os._exit(0)
+        its_own = subprocess.Popen(["sh", "-c", "exit 7"])
+        orphan = int(os.read(told, 20))
+        os.waitpid(fork, 0)
+        while os.path.exists(f"/proc/{orphan}"):
+            time.sleep(0.01)
+        yield its_own.wait()
+
+    assert read(function, range(3), timeout_s=30) == [7] * 3
+
+
+def test_children_end_though_a_nursery_is_killed(nursery: Nursery) -> None:
+    connection, control = asked(nursery)
+    assert nursery._process is not None
+    nursery._process.kill()
+    assert ended(control) == "with the worker's nursery"
+    assert connection.recv(1) == b""
+    connection.close()
+    control.close()
+
+
 STARTED: dict[str, Callable[[], int]] = {
     "a process": lambda: subprocess.Popen(["sleep", "1000"]).pid,
     "a session": lambda: subprocess.Popen(["sleep", "1000"], start_new_session=True).pid,
