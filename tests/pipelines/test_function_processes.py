@@ -30,7 +30,7 @@ import pytest
 from forebay.service.errors import PipelineError, Unavailable
 from forebay.service.pipelines import Run, SplitRange
 from forebay.service.pipelines.python import children, run_states
-from forebay.service.pipelines.python.child import MESSAGE_BYTES, SLABS
+from forebay.service.pipelines.python.child import LINGER_S, MESSAGE_BYTES, SLABS
 from forebay.service.pipelines.python.nursery import Nursery, ended
 from forebay.service.shared import new_slab
 
@@ -367,7 +367,7 @@ def test_a_split_that_is_run_again_must_yield_the_same(tmp_path: pathlib.Path) -
             file.write("x")
         if os.path.getsize(path) == 1:
             for i in range(3):
-                time.sleep(0.01)  # so slow that none waits for company
+                time.sleep(LINGER_S)  # so slow that none waits for company
                 yield i
             os._exit(7)
         yield from (10 * split, 10 * split + 1)
@@ -651,8 +651,8 @@ def test_blocks_that_are_held_cost_a_bounded_number_of_descriptors() -> None:
     """However many of them wait for their trainers."""
 
     def function(split: int) -> Iterator[int]:
-        for number in range(40):
-            time.sleep(0.003)  # so slow that none waits for company
+        for number in range(15):
+            time.sleep(LINGER_S)  # so slow that none waits for company
             yield number
 
     pipeline = pipeline_of(function, range(2))
@@ -662,5 +662,5 @@ def test_blocks_that_are_held_cost_a_bounded_number_of_descriptors() -> None:
     held += blocks
     assert len(held) > 20
     assert len(os.listdir("/proc/self/fd")) < before + SLABS
-    assert numbers(iter(held)) == [*range(40)] * 2
+    assert numbers(iter(held)) == [*range(15)] * 2
     pipeline.close()
