@@ -1,4 +1,5 @@
-"""Row `python`: Python datasets into NumPy, whose functions run in one or two processes.
+"""Row `python`: Python datasets into NumPy, whose functions run in one or two processes, or build
+the dataset there.
 
 The trainer is a process of its own, which is asked for elements/s, a line of JSON at a time:
 
@@ -45,6 +46,14 @@ def arrays(split: int) -> Iterator[Any]:
         yield pixels + np.uint8(number)
 
 
+def built() -> Any:
+    """A tf.data.Dataset of what `arrays` yields."""
+    import tensorflow as tf
+
+    pixels = tf.constant(np.random.default_rng(0).integers(0, 256, (224, 224, 3), np.uint8))
+    return tf.data.Dataset.range(10**9).map(lambda number: pixels + tf.cast(number, tf.uint8))
+
+
 FUNCTIONS: dict[str, Callable[[int], Iterator[Any]]] = {
     "trivial": trivial,
     "busy": busy,
@@ -75,6 +84,8 @@ def python(setting: Setting) -> list[Finding]:
             "busy one": measured("busy", 1),
             "busy two": measured("busy", 2),
             "arrays": measured("arrays", 2),
+            "built": measured("built", 1),
+            "graph": measured("graph", 1),
         }
         if loader:
             sides["torch"] = measured("arrays", 2, torch=True)
@@ -85,6 +96,8 @@ def python(setting: Setting) -> list[Finding]:
         ("a CPU-bound one, two processes; peer: one", "busy two", "busy one", {"ratio": 1.8}),
         (f"150 KB uint8 images, two processes{beside}", "arrays", "torch" if loader else "",
          {"ratio": 2} if loader else {}),
+        ("150 KB uint8 images of a tf.data.Dataset that a function builds; peer: it is registered",
+         "built", "graph", {"ratio": 0.95}),
     ]  # fmt: skip
     return [
         Result(
@@ -109,6 +122,9 @@ def _ask(trainer: Responder, question: dict[str, Any]) -> float:
 def _elements(address: str, function: str) -> contextlib.AbstractContextManager[Iterator[Any]]:
     from ..service import read, register_dataset
 
+    if function in ("built", "graph"):
+        dataset_id = register_dataset(address, built if function == "built" else built())
+        return read(address, dataset_id, processing_mode="parallel_epochs")
     dataset_id = register_dataset(address, FUNCTIONS[function], splits=SPLITS)
     return read(address, dataset_id, processing_mode="distributed_epoch")
 

@@ -35,8 +35,11 @@ def children() -> set[str]:
     return {pid for pid in listed if pathlib.Path(f"/proc/{pid}/cmdline").exists()}
 
 
-def test_start_read_stop_and_nothing_is_left() -> None:
+def test_start_read_stop_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "TF_CPP_MIN_LOG_LEVEL"):
+        monkeypatch.delenv(name)  # this process may have to train on a GPU
     before, children_before = set(threading.enumerate()), children()
+    environment = dict(os.environ)
     with service.DispatchServer() as dispatcher:
         assert dispatcher.target == f"grpc://{dispatcher.address}"
         assert dispatcher.address.startswith("localhost:")  # as of tf.data service's own
@@ -48,9 +51,15 @@ def test_start_read_stop_and_nothing_is_left() -> None:
                 service.distribute(DYNAMIC, dispatcher.target)
             )
             assert sorted(int(x) for x in dataset) == list(range(100))
+            python_id = service.register_dataset(
+                dispatcher.target, lambda split: [os.environ["CUDA_VISIBLE_DEVICES"]], splits=[0],
+                element_spec=tf.TensorSpec([], tf.string),
+            )  # fmt: skip
+            assert list(service.read(dispatcher.target, python_id)) == [b"-1"]  # it is ours
             worker.stop()
         worker.stop()
     dispatcher.stop()
+    assert dict(os.environ) == environment
     left = {t.name for t in set(threading.enumerate()) - before if "forebay" in t.name}
     assert not left
     assert children() <= children_before

@@ -2,9 +2,9 @@
 
 Element i is its own split, of which there is one in each of the pipeline's PASSES passes; a crowd's
 dataset has one pass, as has what it saves, another one of crowds no end, and one of crowds is a
-Python dataset. It holds its id, and a payload of nothing but its id, so that a damaged one shows.
-Making it takes a worker `seconds`, asleep: processors are scarce where a whole cluster runs on one
-machine.
+Python dataset, whose splits have several elements. It holds its id, and a payload of nothing but
+its id, so that a damaged one shows. Making it takes a worker `seconds`, asleep: processors are
+scarce where a whole cluster runs on one machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main(service: str, elements: int, seconds: float, answer: pathlib.Path) -> N
 
     from ..client.api import register_dataset
     from ..client.saves import save_request
-    from .function import RETRIES
+    from .function import RETRIES, SPLIT_ELEMENTS
     from .function import elements as elements_of
 
     sleep = testing.sleep(int(seconds * 1e6))
@@ -52,8 +52,8 @@ def main(service: str, elements: int, seconds: float, answer: pathlib.Path) -> N
         "payload": tf.TensorSpec([PAYLOAD_LENGTH], tf.int64),
     }
     python = register_dataset(  # it is not called here, where it would kill us
-        service, elements_of, splits=range(crowd.ELEMENTS), element_spec=spec,
-        on_error="retry", limit=RETRIES,
+        service, elements_of, splits=range(crowd.ELEMENTS // SPLIT_ELEMENTS),
+        element_spec=spec, on_error="retry", limit=RETRIES,
     )  # fmt: skip
     answer.write_text(" ".join([*ids, python]))
 

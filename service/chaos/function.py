@@ -17,13 +17,18 @@ KILLED = 0.2
 """Of its calls."""
 
 ELEMENT_S = 0.004
+SPLIT_ELEMENTS = 5
+"""So that a process is killed in the midst of a split as well, and the next one goes on there."""
+
 RETRIES = 1_000
 
 
 def elements(split: int) -> Iterator[dict[str, object]]:
-    """Of the number `split`, as of all datasets of chaos."""
+    """Of the numbers that are the split's, as of all datasets of chaos."""
     if random.random() < KILLED:
-        within_s = random.uniform(0, 2 * ELEMENT_S)  # perhaps in the next split, or behind the last
+        # Perhaps in the next split, or behind the last.
+        within_s = random.uniform(0, 2 * SPLIT_ELEMENTS * ELEMENT_S)
         threading.Timer(within_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    time.sleep(ELEMENT_S)
-    yield {"id": split, "payload": np.full(PAYLOAD_LENGTH, split)}
+    for number in range(SPLIT_ELEMENTS * split, SPLIT_ELEMENTS * (split + 1)):
+        time.sleep(ELEMENT_S)
+        yield {"id": number, "payload": np.full(PAYLOAD_LENGTH, number)}

@@ -18,7 +18,9 @@ gives a reader each element once; that is held against the tasks that completed.
 
 Anything else is a broken promise. A pipeline passes several times over its source, so an epoch has
 each id several times: once for each lease that was not handed back, from the task that it was
-leased to. This is pure: it knows no process, no storage and no clock.
+leased to. A split may have several elements, of which each is owed by itself: a function's process
+that is killed in the midst of them costs none, and none comes twice. This is pure: it knows no
+process, no storage and no clock.
 """
 
 from __future__ import annotations
@@ -107,12 +109,14 @@ def check_crowd(
     lives: Mapping[str, Life],
     *,
     elements: int,
+    of_a_split: Mapping[str, int] = {},
     wall_s: float = 0.0,
 ) -> Verdict:
     """Find every promise that was broken to a crowd.
 
     `readers` are the records of each, by their job: a job's readers share its elements, and one
-    that is alone in its job reads all of them, unsharded. For the rest, see `check`.
+    that is alone in its job reads all of them, unsharded. `of_a_split` says of a job how many
+    elements a split has, one if it says nothing. For the rest, see `check`.
     """
     verdict = Verdict([])
     for job, of_job in readers.items():
@@ -122,7 +126,7 @@ def check_crowd(
             ledger.check_end(number, records)
         for number, epoch in ledger.enter_epochs(job):
             if len(of_job) > 1:
-                ledger.check_epoch(number, epoch, elements, passes=1)
+                ledger.check_epoch(number, epoch, elements, 1, of_a_split.get(job, 1))
             else:
                 ledger.check_unsharded(number, epoch, elements)
         ledger.check_strays()
@@ -185,10 +189,18 @@ class _Ledger:
         self.verdict.epochs += len(epochs)
         return epochs
 
-    def check_epoch(self, number: int, epoch: Epoch, elements: int, passes: int) -> None:
+    def check_epoch(
+        self, number: int, epoch: Epoch, elements: int, passes: int, of_a_split: int = 1
+    ) -> None:
+        """A split has this many elements, from `of_a_split` times its number on."""
         got = self._got.pop(number, Counter())
+        lease_of = {
+            (in_pass, i): lease
+            for (in_pass, split), lease in epoch.lease_of.items()
+            for i in range(of_a_split * split, of_a_split * (split + 1))
+        }
         leases: defaultdict[tuple[int, int], list[Lease]] = defaultdict(list)  # by task and id
-        for (_, i), lease in epoch.lease_of.items():
+        for (_, i), lease in lease_of.items():
             leases[lease.task_id, i].append(lease)
         excess = {key: times - len(leases.get(key, ())) for key, times in got.items()}
         if twice := sorted({i for (task, i), n in excess.items() if n > 0 and (task, i) in leases}):
@@ -200,7 +212,7 @@ class _Ledger:
                 f"epoch {number}: {listed(unleased)} delivered by a task that had no lease of them"
             )
         self.verdict.twice += sum(n for key, n in excess.items() if n > 0 and key in leases)
-        outside = [i for in_pass, i in epoch.lease_of if in_pass >= passes or i >= elements]
+        outside = [i for in_pass, i in lease_of if in_pass >= passes or i >= elements]
         if outside:
             self._broken(f"epoch {number}: {listed(outside)} leased that it does not have")
         # Of several leases of an id to one task, nobody knows which one's element is missing.
@@ -209,7 +221,7 @@ class _Ledger:
             for (task, i), held in leases.items()
             for lease in sorted(held, key=lambda lease: -lease.at_ms)[got[task, i] :]
         ]
-        leased = Counter(i for _, i in epoch.lease_of)
+        leased = Counter(i for _, i in lease_of)
         never = [i for i in range(elements) for _ in range(passes - leased[i])]
         if self._was_left(number):
             self._excused(EPOCH_LEFT, len(missing) + len(never))

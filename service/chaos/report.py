@@ -13,8 +13,9 @@ from ...journal import decode, verify
 from ...storage import open_storage
 from .cluster import LOST_WITH_A_TRAINER, Cluster, Done, Options
 from .crowd import ELEMENTS as CROWD_ELEMENTS
-from .crowd import PYTHON_READERS, READERS
+from .crowd import PYTHON_READERS, READERS, job_of
 from .dataset import PASSES
+from .function import SPLIT_ELEMENTS
 from .history import History, read_history
 from .ledger import Verdict, check, check_crowd
 from .modes import EACH, MODES
@@ -81,7 +82,14 @@ def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) ->
         wall_s=wall_s,
     )
     crowds = {
-        name: check_crowd(history, readers, lives, elements=CROWD_ELEMENTS, wall_s=wall_s)
+        name: check_crowd(
+            history,
+            readers,
+            lives,
+            elements=CROWD_ELEMENTS,
+            of_a_split={job_of(name, READERS): SPLIT_ELEMENTS},
+            wall_s=wall_s,
+        )
         for name, readers in cluster.crowds().items()
     }
     modes = {

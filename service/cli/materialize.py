@@ -24,6 +24,12 @@ def materialize(
     runner: str = typer.Option(
         "FnApiRunner", help="One of Beam's, by its name.", envvar="FOREBAY_RUNNER"
     ),
+    load_op_library: str = typer.Option(
+        "",
+        help="Libraries of custom ops that the dataset uses, comma-separated: paths where the "
+        "runner's workers are.",
+        envvar="FOREBAY_LOAD_OP_LIBRARY",
+    ),
     verify: bool = typer.Option(
         False,
         help="Read what is there first, and write again what is damaged.",
@@ -37,11 +43,13 @@ def materialize(
     from .. import pipelines
     from ..materialized.run import materialize as run
 
+    pipelines.own_process()
     pipelines.load()  # before TensorFlow is imported in any other way
 
     done = run(
         service, dataset_id, output, format=file_format, shards=shards or None, seed=seed,
         runner=runner, options=context.args, verify=verify,
+        load_op_library=load_op_library,
     )  # fmt: skip
     print(
         f"{done.directory}: {done.elements:,} elements, {done.bytes:,} bytes in {done.shards} "

@@ -58,8 +58,9 @@ def worker(options: WorkerOptions) -> None:
     been begun. If they do not take it within the drain timeout, it is dropped, the log says what,
     and the exit code is 3.
     """
-    from .. import malloc
+    from .. import malloc, pipelines
 
+    pipelines.own_process()
     malloc.manage_large_tensors()
     from ..worker.worker import Worker
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -69,8 +70,9 @@ _lock = threading.Lock()
 _open_pipelines: dict[_Key, OpenPipeline] = {}
 
 
-def enter(directory: str, *, own_process: bool) -> OpenPipeline:
-    """`own_process`, if this process is the runner's; else it is the user's.
+def enter(directory: str, op_libraries: Sequence[str], *, own_process: bool) -> OpenPipeline:
+    """A graph's custom ops are in `op_libraries`. `own_process`, if this process is the runner's;
+    else it is the user's.
 
     Raises FailedPrecondition if there is nothing to be done, Corrupt, and what opening it does.
     """
@@ -83,7 +85,8 @@ def enter(directory: str, *, own_process: bool) -> OpenPipeline:
     key = _Key(directory, plan.encode())
     with _lock:
         if key not in _open_pipelines:
-            _open_pipelines[key] = OpenPipeline(key, plan, _opened(directory, plan, own_process))
+            pipeline = _opened(directory, plan, op_libraries, own_process)
+            _open_pipelines[key] = OpenPipeline(key, plan, pipeline)
         _open_pipelines[key].enter()
         return _open_pipelines[key]
 
@@ -103,10 +106,12 @@ def read_dataset(directory: str, plan: Plan) -> pb.GetDatasetResponse:
     )
 
 
-def _opened(directory: str, plan: Plan, own_process: bool) -> Pipeline:
+def _opened(directory: str, plan: Plan, op_libraries: Sequence[str], own_process: bool) -> Pipeline:
     dataset = read_dataset(directory, plan)
     if dataset.definition.HasField("tf_data_graph"):
-        pipelines.load(own_process=own_process)
+        if own_process:
+            pipelines.own_process()
+        pipelines.load(op_libraries)
     rules = pipelines.PythonRules(processes=1, where=os.uname().nodename)
     return pipelines.open_pipeline(dataset.definition, dataset.graph, python=rules)
 

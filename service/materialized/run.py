@@ -11,7 +11,7 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners.portability.portable_runner import PortableRunner
+from apache_beam.runners.portability.portable_runner import JobServiceHandle, PortableRunner
 from apache_beam.runners.runner import PipelineState
 
 from ...journal.splits import ENDLESS, source_size
@@ -26,6 +26,7 @@ from ..errors import (
     PipelineError,
     Unimplemented,
 )
+from ..options import paths
 from ..pipelines.definitions import (
     fingerprint,
     metadata_of,
@@ -89,6 +90,7 @@ def materialize(
     seed: int = 0,
     runner: str = "FnApiRunner",
     options: Sequence[str] = (),
+    load_op_library: str | Sequence[str] = (),
     verify: bool = False,
 ) -> Materialized:
     """Write the elements of a registered dataset to files, to be registered in its place.
@@ -107,6 +109,8 @@ def materialize(
       seed: of what the dataset draws, shuffles included.
       runner: one of Beam's, by its name.
       options: Beam's, as on a command line: "--direct_num_workers=4".
+      load_op_library: libraries of custom ops that the dataset's graph uses, by their paths where
+        the runner's workers are; comma-separated, or in a list.
       verify: read all shards that are there first, and write damaged ones again.
 
     A graph runs on this process's devices only with a runner that runs it here; no environment
@@ -117,6 +121,7 @@ def materialize(
     directory has something else, PipelineError with what the runner says, Unavailable.
     """
     directory = files.checked(output)
+    op_libraries = paths(load_op_library)
     flags = _flags(runner, options)
     _check(format, shards, seed)
     pipeline = _pipeline(flags)
@@ -134,7 +139,7 @@ def materialize(
     if missing:
         log.info("%d of %d shards are to be written", len(missing), plan.shards)
         try:
-            write = WriteShard(directory)
+            write = WriteShard(directory, op_libraries)
             _run(pipeline, write, missing)
         finally:
             close_idle()
@@ -340,6 +345,10 @@ def _shards(directory: str, plan: Plan) -> tuple[list[Shard], list[str]]:
     return shards_among(files.listed(directory, SHARD), plan)
 
 
+class _UnknownOption(InvalidArgument):
+    """Told apart from what a DoFn raises, of which runners raise the like."""
+
+
 def _pipeline(flags: list[str]) -> beam.Pipeline:
     """Raises InvalidArgument."""
     options = PipelineOptions(flags)
@@ -347,15 +356,44 @@ def _pipeline(flags: list[str]) -> beam.Pipeline:
         pipeline = beam.Pipeline(options=options)  # which imports the runner's own options
     except (ValueError, ImportError) as error:
         raise InvalidArgument(f"the runner of {flags} cannot be used: {error}") from error
-    if isinstance(pipeline.runner, PortableRunner):  # a job server has options that it alone knows
+    if isinstance(pipeline.runner, PortableRunner):
+        _refuse_what_its_server_does_not_know(pipeline.runner)
         return pipeline
-    known, given = (options.get_all_options(retain_unknown_options=keep) for keep in (False, True))
-    if unknown := sorted(given.keys() - known.keys()):
-        raise InvalidArgument(
-            f"neither Forebay nor Beam, for {flags[0]}, knows the option --{unknown[0]}: see "
+    known = options.get_all_options(retain_unknown_options=False)
+    _require_known(options, {*known}, flags[0])
+    return pipeline
+
+
+def _refuse_what_its_server_does_not_know(runner: PortableRunner) -> None:
+    """Once it says which options it has, which a runner may have to start it for. What it does not
+    know, Beam leaves out, unless it hands on everything."""
+    make_handle = runner.create_job_service_handle
+
+    def create_job_service_handle(job_service: Any, options: PipelineOptions) -> JobServiceHandle:
+        handle = make_handle(job_service, options)
+        get_options = handle.get_pipeline_options
+
+        def get_pipeline_options() -> Any:
+            told = get_options()
+            if not handle._retain_unknown_options:
+                known = {name.split(":")[2] for name in told.fields}
+                _require_known(options, known, "the job server")
+            return told
+
+        handle.get_pipeline_options = get_pipeline_options
+        return handle
+
+    runner.create_job_service_handle = create_job_service_handle
+
+
+def _require_known(options: PipelineOptions, known: set[str], who: str) -> None:
+    """Raises _UnknownOption."""
+    given = options.get_all_options(retain_unknown_options=True)
+    if unknown := sorted(n for n, value in given.items() if value is not None and n not in known):
+        raise _UnknownOption(
+            f"neither Forebay nor Beam, for {who}, knows the option --{unknown[0]}: see "
             "forebay materialize --help, and what Beam says of the runner"
         )
-    return pipeline
 
 
 def _run(pipeline: beam.Pipeline, write: WriteShard, numbers: list[int]) -> None:
@@ -372,6 +410,8 @@ def run_to_its_end(pipeline: beam.Pipeline, advice: str) -> None:
         result = pipeline.run()
         client = getattr(result, "client", None)  # Dask's, which would look for its cluster yet
         state = result.wait_until_finish()
+    except _UnknownOption:
+        raise
     except Exception as error:
         _, mark, said = str(error).rpartition(FAILED)
         last = (str(error).strip() or repr(error)).splitlines()[-1].strip()
@@ -392,14 +432,15 @@ def run_to_its_end(pipeline: beam.Pipeline, advice: str) -> None:
 class WriteShard(beam.DoFn):  # type: ignore[misc]
     """Bundles' numbers to shards in a directory, which has all that is to be known of them."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, op_libraries: Sequence[str] = ()) -> None:
         self._directory = directory
+        self._op_libraries = op_libraries
         self._caller = _this_process()
         self.name = uuid.uuid4().hex[:8]  # what this run has not published begins with it
 
     def setup(self) -> None:
         own_process = self._caller != _this_process()
-        self._entered = enter(self._directory, own_process=own_process)
+        self._entered = enter(self._directory, self._op_libraries, own_process=own_process)
 
     def process(self, number: int) -> None:
         plan = self._entered.plan

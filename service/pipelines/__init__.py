@@ -37,6 +37,7 @@ __all__ = [
     "nurseries",
     "open_pipeline",
     "open_saved",
+    "own_process",
     "response_maker",
 ]
 
@@ -123,15 +124,19 @@ class Chunk(Protocol):
         ...
 
 
-def load(op_libraries: Iterable[str] = (), *, own_process: bool = True) -> None:
+def own_process() -> None:
+    """Say that this process is none of the user's: GPUs are hidden from it, as pipelines compute on
+    the CPU. To be called before `load`."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+
+def load(op_libraries: Iterable[str] = ()) -> None:
     """Import what pipelines need, so that the first task does not wait for it; and what their
-    custom ops are in. Unless the process is the user's, GPUs are hidden from it.
+    custom ops are in. The process may be the user's: its environment stays as it is.
 
     Raises InvalidArgument for a library that cannot be loaded.
     """
-    if own_process:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # a worker computes on the CPU
     from .tf_data import op_libraries as libraries
     from .tf_data import pipeline, stock_elements  # noqa: F401
 

@@ -406,6 +406,42 @@ def of_crowd(*got: tuple[int, list[int]], ended: bool = True) -> list[Record]:
 ALL = list(range(ELEMENTS))
 
 
+class TestSplitsOfSeveralElements:
+    """Five of them in each of two splits, of which each worker has one."""
+
+    def verdict(self, run: Run, *trainers: list[Record]) -> Verdict:
+        run.lease(0, 0, 1)
+        run.lease(1, 1, 1)
+        run.finish()
+        records = [(n, term, event) for n, (term, event) in enumerate(run.events, 1)]
+        history, readers = read_history(records), {"chaos": trainers}
+        return check_crowd(history, readers, run.lives, elements=ELEMENTS, of_a_split={"chaos": 5})
+
+    @pytest.fixture
+    def run(self) -> Run:
+        run = Run()
+        for lease_id in run.leases:
+            run.give_back(lease_id, 5)
+        return run
+
+    def test_all_is_well(self, run: Run) -> None:
+        verdict = self.verdict(run, reader(0, 0, 2, 4, 6, 8), reader(1, 1, 3, 5, 7, 9))
+        assert verdict == Verdict([], 1, 10, 0, 0, {}, 0)
+
+    def test_begun_again_too_early(self, run: Run) -> None:
+        verdict = self.verdict(run, reader(0, *ALL), reader(1, 3))
+        assert "1 elements (3) delivered more often" in broken(verdict)
+
+    def test_begun_again_too_late(self, run: Run) -> None:
+        verdict = self.verdict(run, reader(0, *(i for i in ALL if i != 3)), reader(1))
+        assert "1 elements (3) lost: worker0.1 had them" in broken(verdict)
+
+    def test_a_killed_worker_excuses_what_is_left_of_its_own(self, run: Run) -> None:
+        run.lives["worker0.1"].killed_s = 10.0
+        verdict = self.verdict(run, reader(0, 0, 1), reader(1, 5, 6, 7, 8, 9))
+        assert verdict == Verdict([], 1, 7, 0, 0, {WORKER_KILLED: 3}, 0)
+
+
 class TestCrowds:
     TOGETHER = (of_crowd((TASKS[0], ALL[:5])), of_crowd((TASKS[1], ALL[5:])))
     ALONE = of_crowd((22, ALL), (23, ALL))

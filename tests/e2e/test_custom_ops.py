@@ -16,12 +16,14 @@ from forebay import service
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.server import serve
 from forebay.service.errors import InvalidArgument, PipelineError
+from forebay.service.materialized.registered import opened
 from forebay.service.pipelines.definitions import evaluate_in_subprocess
 from forebay.service.pipelines.tf_data.graphs import InvalidGraph
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 from forebay.service.proto import graph_pb2
 
 from ..cluster import WorkerProcess
+from ..forks import Fork
 from ..stock import DispatcherProcess
 
 # By TensorFlow's interface in C, which compiles in a fraction of a second.
@@ -89,6 +91,12 @@ def test_workers_and_the_dispatcher_know_custom_ops(
             mode = client.ShardingPolicy.DYNAMIC
             got = dataset.apply(client.distribute(mode, dispatcher.target))
             assert sorted(int(x) for x in got) == list(range(1000, 2005))
+        dataset_id = service.register_dataset(dispatcher.target, dataset)
+        output = str(tmp_path / "output")
+        command = ["-m", "forebay.service.cli", "materialize", dispatcher.target, dataset_id]
+        writing = Fork([*command, "--output", output, "--load-op-library", str(library)])
+        assert writing.finish() == 0
+        assert len(opened(output).paths) == 128
 
 
 def test_a_library_that_cannot_be_loaded(tmp_path: pathlib.Path) -> None:

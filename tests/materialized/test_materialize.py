@@ -249,7 +249,21 @@ def test_errors_say_what_to_do(dispatcher: DispatcherProcess, tmp_path: pathlib.
     fails(InvalidArgument, "is no directory", output="")
     fails(InvalidArgument, "NoRunner", runner="NoRunner")
     fails(InvalidArgument, "FnApiRunner, knows the option --sed", options=["--sed=5"])
+    fails(InvalidArgument, "'/a.so,' has a path that is empty", load_op_library="/a.so,")
     assert not output.exists()
+    fails(
+        InvalidArgument,
+        "the job server, knows the option --environmet_type",
+        runner="PortableRunner",
+        options=["--job_endpoint=embed", "--environmet_type=LOOPBACK"],
+        output=tmp_path / "portable",
+    )
+    fails(
+        PipelineError,
+        "nothing.so' cannot be loaded: .*--load-op-library",
+        load_op_library=["/nothing.so"],
+        output=tmp_path / "ops",
+    )
     fails(NotFound, "nobody", dataset_id="nobody")
     fails(
         PipelineError,

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -42,7 +43,7 @@ class Gated:
         self._begun, self._gate = begun, gate
 
         def numbers(split: int) -> Iterator[dict[str, Any]]:
-            (begun / f"{split}").touch()
+            (begun / f"{split} {os.getpid()}").touch()
             while len(os.listdir(begun)) > held and not gate.exists():
                 time.sleep(0.01)
             for number in range(5 * split, 5 * (split + 1)):
@@ -63,6 +64,16 @@ class Gated:
     def wait_until_begun(self, splits: int, running: Fork) -> None:
         until(f"{splits} splits begun", lambda: len(os.listdir(self._begun)) >= splits, running)
 
+    def workers(self) -> set[int]:
+        """The processes of Beam's workers that are in a split."""
+        found = set()
+        for path in self._begun.iterdir():
+            process = int(path.name.split()[1])
+            while b"sdk_worker_main" not in pathlib.Path(f"/proc/{process}/cmdline").read_bytes():
+                process = int(stat(process)[1])
+            found.add(process)
+        return found
+
     def open(self) -> None:
         self._gate.touch()
 
@@ -76,6 +87,18 @@ class Gated:
             for folder in (self.output, other)
         )
         assert written == wanted
+
+    def lose_a_worker(self, workers: int, runner: str, *options: str) -> None:
+        """A run of which one of the runner's workers is killed in its split. Beam waits for that
+        for ever, until the run is killed as well."""
+        running = self.command(runner, *options)
+        with killed_at_last(running):
+            self.wait_until_begun(workers, running)
+            killed, *others = self.workers()
+            os.kill(killed, signal.SIGKILL)
+            until("its end", lambda: has_ended(killed))
+        self.open()
+        until("the end of the others", lambda: all(map(has_ended, others)))
 
 
 @contextlib.contextmanager
@@ -123,15 +146,18 @@ SUBPROCESS = (
 def test_a_portable_runner(
     dispatcher: DispatcherProcess, tmp_path: pathlib.Path, environment: tuple[str, ...]
 ) -> None:
-    gated = Gated(dispatcher.target, tmp_path, held=6)
+    gated = Gated(dispatcher.target, tmp_path, held=0)
     file = tmp_path / "port"
     server = Fork(
         ["-m", "apache_beam.runners.portability.local_job_service_main", "--port_file", str(file)]
     )
     with killed_at_last(server):
         until("the server's port", lambda: file.exists() and is_json(file), server)
-        endpoint = f"--job_endpoint=127.0.0.1:{file.read_text()}"
-        running = gated.command("PortableRunner", endpoint, *environment)
+        how = ("PortableRunner", f"--job_endpoint=127.0.0.1:{file.read_text()}", *environment)
+        if environment == SUBPROCESS:  # else it is the command that its workers are in
+            gated.lose_a_worker(1, *how)
+        gated.open()
+        running = gated.command(*how)
         with killed_at_last(running):
             assert running.wait(100) == 0
     gated.require_equal()
@@ -140,15 +166,25 @@ def test_a_portable_runner(
 def test_several_processes_of_one_machine(
     dispatcher: DispatcherProcess, tmp_path: pathlib.Path
 ) -> None:
-    gated = Gated(dispatcher.target, tmp_path, held=1)
-    running = gated.command(
-        "FnApiRunner", "--direct_running_mode=multi_processing", "--direct_num_workers=2"
-    )
+    gated = Gated(dispatcher.target, tmp_path, held=0)
+    how = ("FnApiRunner", "--direct_running_mode=multi_processing", "--direct_num_workers=2")
+    gated.lose_a_worker(2, *how)  # both of them are in a split
+    running = gated.command(*how)
     with killed_at_last(running):
-        gated.wait_until_begun(2, running)  # at the same time
-        gated.open()
         assert running.wait(100) == 0
     gated.require_equal()
+
+
+def stat(process: int) -> list[str]:
+    """From its state on."""
+    return pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+
+
+def has_ended(process: int) -> bool:
+    try:
+        return stat(process)[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def is_json(file: pathlib.Path) -> bool:

@@ -30,7 +30,7 @@ import pytest
 from forebay.service.errors import PipelineError, Unavailable
 from forebay.service.pipelines import Run, SplitRange
 from forebay.service.pipelines.python import children, run_states
-from forebay.service.pipelines.python.child import MESSAGE_BYTES, SLABS
+from forebay.service.pipelines.python.child import LINGER_S, MESSAGE_BYTES, SLABS
 from forebay.service.pipelines.python.nursery import Nursery, ended
 from forebay.service.shared import new_slab
 
@@ -233,6 +233,34 @@ def daemon() -> int:
     return int(os.read(told, 20))
 
 
+def test_what_a_function_leaves_behind_is_reaped_and_what_it_waits_for_is_not() -> None:
+    def function(split: int) -> Iterator[int]:
+        told, tells = os.pipe()
+        if (fork := os.fork()) == 0:
+            if (orphan := os.fork()) == 0:
+                os._exit(0)
+            os.write(tells, str(orphan).encode())
+            os._exit(0)
+        its_own = subprocess.Popen(["sh", "-c", "exit 7"])
+        orphan = int(os.read(told, 20))
+        os.waitpid(fork, 0)
+        while os.path.exists(f"/proc/{orphan}"):
+            time.sleep(0.01)
+        yield its_own.wait()
+
+    assert read(function, range(3), timeout_s=30) == [7] * 3
+
+
+def test_children_end_though_a_nursery_is_killed(nursery: Nursery) -> None:
+    connection, control = asked(nursery)
+    assert nursery._process is not None
+    nursery._process.kill()
+    assert ended(control) == "with the worker's nursery"
+    assert connection.recv(1) == b""
+    connection.close()
+    control.close()
+
+
 STARTED: dict[str, Callable[[], int]] = {
     "a process": lambda: subprocess.Popen(["sleep", "1000"]).pid,
     "a session": lambda: subprocess.Popen(["sleep", "1000"], start_new_session=True).pid,
@@ -339,7 +367,7 @@ def test_a_split_that_is_run_again_must_yield_the_same(tmp_path: pathlib.Path) -
             file.write("x")
         if os.path.getsize(path) == 1:
             for i in range(3):
-                time.sleep(0.01)  # so slow that none waits for company
+                time.sleep(LINGER_S)  # so slow that none waits for company
                 yield i
             os._exit(7)
         yield from (10 * split, 10 * split + 1)
@@ -623,8 +651,8 @@ def test_blocks_that_are_held_cost_a_bounded_number_of_descriptors() -> None:
     """However many of them wait for their trainers."""
 
     def function(split: int) -> Iterator[int]:
-        for number in range(40):
-            time.sleep(0.003)  # so slow that none waits for company
+        for number in range(15):
+            time.sleep(LINGER_S)  # so slow that none waits for company
             yield number
 
     pipeline = pipeline_of(function, range(2))
@@ -634,5 +662,5 @@ def test_blocks_that_are_held_cost_a_bounded_number_of_descriptors() -> None:
     held += blocks
     assert len(held) > 20
     assert len(os.listdir("/proc/self/fd")) < before + SLABS
-    assert numbers(iter(held)) == [*range(40)] * 2
+    assert numbers(iter(held)) == [*range(15)] * 2
     pipeline.close()

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import bisect
 import copy
+import math
 import mmap
 import os
 import random
@@ -58,10 +59,9 @@ SLABS = 8
 them are held by somebody is copied there."""
 
 LINGER_S = 0.025
-"""How long an element waits for company, about, and twice that at most."""
-
-SLOW_S = 0.002
-"""An element that took so long to make waits for none."""
+"""How long a block is made, about, and twice that at most; an element that took so long to make
+waits for no company. For the worker and its consumer a block costs some 0.3 ms, whatever is in it:
+what is sent more often keeps other processes from their work."""
 
 IMMUTABLE = (int, float, complex, bytes, str, np.generic)
 """What a function cannot change once it has yielded it; anything else is copied at once."""
@@ -108,6 +108,7 @@ class Child:
         self._making = threading.Event()  # within a request
         self._broken: BaseException | None = None  # of what was sent behind the function's back
         self._credit = CREDIT
+        self._ended_s = -math.inf  # the request before
         message, (definition, progress), _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 2)
         _, told, size = msgspec.msgpack.decode(message)
         with mmap.mmap(definition, told + size, prot=mmap.PROT_READ) as stored:
@@ -222,12 +223,14 @@ class Child:
         with self._lock:
             self._begin_block()
             self._broken = None
-        self._at_once = True  # somebody waits for the first element
+        # Somebody waits for the first element, unless there were some a moment ago.
+        self._at_once = time.monotonic() - self._ended_s >= LINGER_S
         self._making.set()
         try:
             self._run_splits(first, count, start, seed)
         finally:
             self._making.clear()
+            self._ended_s = time.monotonic()
         return None
 
     def _run_splits(self, first: int, count: int, start: int, seed: str | None) -> None:
@@ -289,14 +292,13 @@ class Child:
                     try:
                         if self._broken is not None:
                             self._raise_broken()
-                        self._add(value, split, element)
-                        now_s = now()
-                        slow = now_s - last_s >= SLOW_S or now_s - self._began_s >= LINGER_S
-                        if slow or self._at_once or self._rows >= MAX_ROWS:
+                        self._add(value, split, element, last_s)
+                        last_s = now()
+                        due = last_s - self._began_s >= LINGER_S
+                        if due or self._at_once or self._rows >= MAX_ROWS:
                             self._flush()
                             self._at_once = False
-                            now_s = time.monotonic()
-                        last_s = now_s
+                            last_s = now()
                     except Failed as error:
                         failed = error  # whatever the function makes of it
                         raise
@@ -322,7 +324,7 @@ class Child:
             raise self._failed(split, element, _traceback(error), _code(error)) from None
         return element, counted
 
-    def _add(self, value: Any, split: int, element: int) -> None:
+    def _add(self, value: Any, split: int, element: int, began_s: float) -> None:
         leaves: list[Any] = []
         try:
             self._flatten(value, leaves)
@@ -338,7 +340,7 @@ class Child:
         if self._rows and self._bytes + size > BLOCK_BYTES:
             self._flush()
         if not self._rows:
-            self._began_s = time.monotonic()
+            self._began_s = began_s
         if not self._places or self._places[-1][1] != split:
             self._places.append((self._rows, split, element))
         for at, leaf in enumerate(leaves):
@@ -352,7 +354,7 @@ class Child:
         self._places: list[tuple[int, int, int]] = []  # where a split begins: row, split, element
         # Of splits that have ended, and of which some elements are still here.
         self._counted: list[tuple[int, pb.Metrics]] = []
-        self._began_s = 0.0
+        self._began_s = 0.0  # to be made
 
     def _flush(self) -> None:
         """Send what is there; if one does not fit, what is before it. Raises Failed, and then, too,

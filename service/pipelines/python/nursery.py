@@ -4,16 +4,17 @@ It is started when it is first needed, imports, and forks for each request; it r
 user's. So a child is there within milliseconds, and after a crash as well. It ends with the worker,
 and the kernel ends the children with it.
 
-A request comes with two sockets: one is the child's (child.py), and over the other the nursery
-says the child's exit code. When that one is closed or written to, the child is killed. What it has
-started ends with it, however it ends: its process group, and what has left that, which becomes the
-nursery's own (PR_SET_CHILD_SUBREAPER in prctl(2)) once the child, whose own it was, is gone.
+A request comes with two sockets: one is the child's (child.py), and over the other its *init*, a
+process between nursery and child, says the child's exit code. When that one is closed or written
+to, the child is killed. What the child has started and left behind becomes the init's
+(PR_SET_CHILD_SUBREAPER in prctl(2)), which reaps it, and ends it when the child has ended, however
+it did. So all children that a child has are its function's own, to be waited for by that.
 
 A fork has one thread, whatever others of the nursery held: so what a nursery imports starts none,
 but OpenBLAS's, which prepare for forks themselves. Beam imports gRPC, which starts its threads with
 the first channel, and Arrow, one of whose allocators, jemalloc, is told to do without.
 
-SIGTERM ends neither, as it may come to all processes of a worker at once, which drains then.
+SIGTERM ends none of them, as it may come to all processes of a worker at once, which drains then.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from typing import NoReturn
 
 from ...processes import EXIT_WITH_PARENT, Child, forebay
@@ -157,42 +158,20 @@ HERE = Nurseries()
 
 
 def _serve(requests: socket.socket) -> socket.socket:
-    """Fork for each request, until the worker has gone. Returns in the forks only."""
-    prctl = ctypes.CDLL(None).prctl
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-    ended, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    running: dict[int, socket.socket] = {}  # by process
-    killed: set[int] = set()  # of these, to whom nobody listens any more
-    parent = [0, requests.fileno()]
+    """Fork for each request, until the worker has gone. Returns in the children only."""
+    _adopt()
+    ended = _wakened_by_ends()
+    inits: set[int] = set()
+    parent = [0]
     with contextlib.suppress(AttributeError, OSError):  # another system, or an old kernel
         parent.append(os.pidfd_open(os.getppid()))
     while True:
-        polled = select.poll()
-        for end in (*parent, ended, *_listened(running, killed)):
-            polled.register(end, select.POLLIN)
-        ready = {descriptor for descriptor, _ in polled.poll()}
+        ready = _readable(*parent, requests.fileno(), ended)
         if ended in ready:
             os.read(ended, 4096)
-            for process in [*running]:
-                if os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                    continue
-                _kill(process)  # what is left of its group, while that has its number
-                _, status = os.waitpid(process, 0)
-                killed.discard(process)
-                with contextlib.suppress(OSError), running.pop(process) as control:
-                    _kill_others(running)
-                    control.send(b"%d" % os.waitstatus_to_exitcode(status))
-            _kill_others(running)  # what those had started, or had been killed before
-        for process, control in running.items():
-            if control.fileno() in ready and process not in killed:
-                _kill(process)
-                killed.add(process)
-                with contextlib.suppress(OSError):
-                    control.recv(64)  # unread, it would make the exit code an error
-        if ready & {*parent[:1], *parent[2:]}:
+            inits -= {process for process, _ in _reaped()}
+            _kill(_children() - inits)  # of an init that was killed; their end wakes us again
+        if not ready.isdisjoint(parent):
             _exit()
         if requests.fileno() not in ready:
             continue
@@ -203,39 +182,98 @@ def _serve(requests: socket.socket) -> socket.socket:
                 _exit()
             if len(ends) < 2:
                 raise OSError(errno.EMFILE, "too few descriptors came")
-            process = os.fork()
+            nursery, process = os.getpid(), os.fork()
         except OSError as error:  # who asked reads that its child has ended
             print(f"no process is forked for a Python dataset: {error}", file=sys.stderr)
             for end in ends:
                 os.close(end)
             continue
         connection, control = (socket.socket(fileno=end) for end in ends)
-        if process:
-            connection.close()
-            with contextlib.suppress(OSError):  # whoever of both comes first
-                os.setpgid(process, process)
-            running[process] = control
-            continue
-        signal.set_wakeup_fd(-1)
+        if not process:
+            for descriptor in (requests.detach(), ended, *parent[1:]):
+                os.close(descriptor)
+            _fork_child(connection, control, nursery)
+            return connection
+        connection.close()
+        control.close()
+        inits.add(process)
+
+
+def _fork_child(connection: socket.socket, control: socket.socket, nursery: int) -> None:
+    """Returns in the child only; this process is its init."""
+    _adopt()
+    os.close(signal.set_wakeup_fd(-1))  # the nursery's
+    ended = _wakened_by_ends()
+    _prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)  # which wakes us as well
+    init, child = os.getpid(), os.fork()
+    if not child:
+        os.close(signal.set_wakeup_fd(-1))
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.register_at_fork(after_in_child=_end_by_sigterm)
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        prctl(PR_SET_CHILD_SUBREAPER, 1)  # that of others ends with them, and not with us
-        for other in (requests, control, *running.values()):
-            other.close()
-        for descriptor in (ended, wake, *parent[2:]):
-            os.close(descriptor)
-        with contextlib.suppress(OSError):
-            os.setpgid(0, 0)
-        return connection
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != init:
+            os._exit(0)  # it ended before that
+        control.close()
+        os.close(ended)
+        os.setpgid(0, 0)  # what it sends to its group is not for us
+        return
+    connection.close()
+    told = [control.fileno()]
+    while True:
+        for process, status in _reaped():
+            if process == child:
+                _kill(_children())
+                with contextlib.suppress(OSError):
+                    control.send(b"%d" % os.waitstatus_to_exitcode(status))
+                _exit()
+        if os.getppid() != nursery:
+            told.clear()
+            control.close()  # of what it is killed for nobody is told
+        if not told:
+            _kill({child})
+        ready = _readable(ended, *told)
+        if ended in ready:
+            os.read(ended, 4096)
+        if not ready.isdisjoint(told):
+            told.clear()
+            with contextlib.suppress(OSError):
+                control.recv(64)  # unread, it would make the exit code an error
 
 
-def _listened(running: dict[int, socket.socket], killed: set[int]) -> list[int]:
-    return [control.fileno() for process, control in running.items() if process not in killed]
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value)
+
+
+def _adopt() -> None:
+    """Orphans among those that we have forked, and they in turn, become our children."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _wakened_by_ends() -> int:
+    """A descriptor that is readable when children have ended."""
+    ended, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return ended
+
+
+def _readable(*descriptors: int) -> set[int]:
+    polled = select.poll()
+    for descriptor in descriptors:
+        polled.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in polled.poll()}
+
+
+def _reaped() -> Iterator[tuple[int, int]]:
+    """Children that have ended, and their statuses."""
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            yield found
 
 
 def _go_on(*_: object) -> None:
-    """What a signal does to the nursery and its children. Programs that they start do not inherit
+    """What a signal does to a nursery, inits and children. Programs that they start do not inherit
     it, as they would SIG_IGN."""
 
 
@@ -245,19 +283,8 @@ def _end_by_sigterm() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _kill(process: int) -> None:
-    """With its group, though it may have left that."""
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(process, signal.SIGKILL)
-
-
-def _kill_others(running: Collection[int]) -> None:
-    """What children that are gone have started: whatever else is ours. Its end wakes us again."""
-    for process in _children().difference(running):
-        with contextlib.suppress(ChildProcessError):
-            if os.waitpid(process, os.WNOHANG)[0]:
-                continue
+def _kill(processes: Iterable[int]) -> None:
+    for process in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process, signal.SIGKILL)
 
@@ -272,11 +299,11 @@ def _children() -> set[int]:
 
 
 def _exit() -> NoReturn:
+    """With all that is ours, and becomes ours when that has ended."""
     with contextlib.suppress(ChildProcessError):
         while True:
-            for process in _children():
-                _kill(process)
-            os.waitpid(-1, 0)  # what it has started is ours now
+            _kill(_children())
+            os.waitpid(-1, 0)
     os._exit(0)
 
 
