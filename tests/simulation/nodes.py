@@ -11,7 +11,7 @@ from forebay.service.client.datasets import remove_dataset
 from forebay.service.client.options import ShardingPolicy
 from forebay.service.client.reader import Reader
 from forebay.service.connections.dispatcher_client import DispatcherClient
-from forebay.service.errors import FailedPrecondition, NotFound, Unavailable
+from forebay.service.errors import FailedPrecondition, NotFound, PipelineError, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import WorkerOptions
 from forebay.service.worker.observer import Observer, Undelivered
@@ -191,6 +191,11 @@ class Trainer(Node):
                 enough = self._read(reader)
             except NotFound:
                 return  # it was given up: it begins again
+            except PipelineError as error:
+                if not self.kernel.oracle.failed:
+                    self.kernel.fail(f"{self.name} failed without a reason: {error!r}")
+                self.kernel.oracle.excused_consumers += 1  # what is on its way to it
+                enough = True
             if self.job.pipeline.endless and not enough:
                 self.kernel.fail(f"{self.name} came to the end of a pipeline that has none")
             self.reading = False

@@ -114,6 +114,7 @@ class Oracle:
         self.not_handed_back: set[int] = set()  # tasks whose drained worker could not
         self.heard: set[int] = set()  # leases of which their workers know
         self.unread: set[int] = set()  # tasks that nobody read yet as their worker was drained
+        self.failed: set[int] = set()  # tasks of which a split was not to be skipped
         self.dropped: set[int] = set()  # tasks of which a worker says that it dropped something
         self.excused_consumers = 0  # that were killed, or given up, with elements on their way
         self.runs: list[Run] = []
@@ -354,6 +355,9 @@ class Oracle:
             case "SkipSplit" if response.skipped:
                 skipped = (request.task_id, request.split)
                 yield f"the skip of {skipped}", skipped in books.skipped
+            case "SkipSplit":
+                iteration, _ = books.tasks[request.task_id]
+                yield "that no more may be skipped", books.skips[iteration] >= SKIPPED_MOST
 
     def _same_answer(self, name: str, request: Any, response: Any) -> None:
         if "request" not in request.DESCRIPTOR.fields_by_name or not request.request.number:
@@ -477,12 +481,13 @@ class Oracle:
     def _died(self, task_id: int) -> bool:
         """Whether the task's worker was killed, was cut off from a consumer as the dispatcher gave
         it up, could not reach it to hand back what it had leased, was drained before anybody read
-        the task, or was silent for so long that its readers let it go, with all else read. That it
+        the task, failed in it, or was silent for so long that its readers let it go, with all
+        else read. That it
         was given up is no excuse: it comes back, and goes on.
         """
         if task_id in self.not_handed_back and self.hand_back_may_fail:
             return True
-        if task_id in self.unread & self.dropped:
+        if task_id in self.unread & self.dropped or task_id in self.failed:
             return True
         worker_id = self.books.tasks[task_id][1]
         uid = self.books.workers[worker_id]

@@ -27,8 +27,9 @@ from .oracle import SKIPPED_MOST, Element
 from .threads import Event
 
 PYTHON = b"a function and its splits"
-FAIL = 0.1
-"""The chance of a Python dataset's split. Behind SKIPPED_MOST of them, others go on."""
+FAILING = 3
+"""Splits that fail of a Python dataset's task that has all of them, on average. Once SKIPPED_MOST
+of an iteration have, the next one ends its task."""
 
 
 @dataclass(frozen=True)
@@ -86,14 +87,20 @@ class Computed:
                 if len(waiting) >= rng.randint(1, pipeline.block_elements):
                     yield self._made(waiting)
                     waiting = []
-                if pipeline.python and random.Random(f"{element}").random() < FAIL:
-                    self._may_skip(SkipReport(element.split, 1, "why", SKIPPED_MOST))
+                if pipeline.python and self._fails(element):
+                    report = SkipReport(element.split, 1, "why", SKIPPED_MOST)
+                    if not self._may_skip(report):
+                        kernel().oracle.failed.add(self._task_id)
+                        raise PipelineError("ABORTED", "no more splits are skipped")
         except ForebayError as error:  # as TensorFlow passes on what a feed raises
             if pipeline.python:
                 raise
             raise PipelineError("UNKNOWN", str(error)) from error
         if waiting:
             yield self._made(waiting)
+
+    def _fails(self, element: Element) -> bool:
+        return random.Random(f"{element}").random() * self._pipeline.splits < FAILING
 
     def _made(self, elements: list[Element]) -> Block:
         block = block_of(elements)
