@@ -33,6 +33,9 @@ Service = str | tuple[str, str]
 
 LOOK_AGAIN_S = 0.5
 
+IN_STEP = 16
+"""How many elements a task may have to come, lest the first one takes what others wait for."""
+
 
 @plain
 @raising_tensorflows()
@@ -45,7 +48,7 @@ def distribute_across(
     processing_mode: ShardingPolicy | str = ShardingPolicy.DYNAMIC,
     compression: str | None = "AUTO",
     cross_trainer_cache: bool = False,
-    max_outstanding_requests: int | None = None,
+    max_outstanding_requests: int | None = IN_STEP,
     data_transfer_protocol: str | None = None,
     target_workers: str = "AUTO",
     initial_epoch: int = 0,
@@ -73,8 +76,11 @@ def distribute_across(
       job_name: of this run of the training, the same in all tasks. A task that is started again
         gives it again; another run, or another dataset, gives another one. Each hyperparameter
         trial is a run of its own, unless they share the cache.
-      processing_mode, compression, max_outstanding_requests, data_transfer_protocol,
-        target_workers: as in `register_dataset` and `from_dataset_id`.
+      processing_mode, compression, data_transfer_protocol, target_workers: as in
+        `register_dataset` and `from_dataset_id`.
+      max_outstanding_requests: as in `from_dataset_id`. Few, by default, as tasks that train in
+        step need equally many batches: one whose elements have come to an end trains on none while
+        others have some. None: only their bytes are bounded.
       cross_trainer_cache: hyperparameter trials share one run: what is produced is for all, and
         the trial is the `CrossTrainerCache`'s trainer_id. The dataset must be infinite, and the
         same whatever the trial's parameters.
