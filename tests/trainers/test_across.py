@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,13 +19,6 @@ from .clusters import said, start, tf_config
 WORKER = TaskContext(role=Role.WORKER, index=0, rank=1, num_consumers=2)
 CHIEF = TaskContext(num_consumers=2)
 EVALUATOR = TaskContext(role=Role.EVALUATOR, rank=None, num_consumers=2)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    directory = tmp_path_factory.mktemp("journal")
-    with DispatcherProcess(directory) as dispatcher, WorkerProcess(dispatcher.address):
-        yield dispatcher.target
 
 
 TASK = """

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from forebay.service.processes import free_port
 
-from ..cluster import WorkerProcess
 from ..forks import Fork
-from ..stock import DispatcherProcess
 from .clusters import start
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    directory = tmp_path_factory.mktemp("journal")
-    with DispatcherProcess(directory) as dispatcher, WorkerProcess(dispatcher.address):
-        yield dispatcher.target
-
 
 BEGINS = """
 import json
