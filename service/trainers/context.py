@@ -130,7 +130,10 @@ class _Spec:
     def context(self) -> dict[str, Any]:
         """The arguments of a TaskContext."""
         trial = self._task.get("trial")
-        found = {"trial": None if trial in (None, "") else str(trial), "cluster": self._cluster}
+        found: dict[str, Any] = {
+            "trial": None if trial in (None, "") else str(trial),
+            "cluster": self._cluster,
+        }
         kind, index = self._read_task()
         first = len(self._cluster.get("chief", ()))
         workers = len(self._cluster.get("worker", ()))

@@ -114,12 +114,13 @@ def test_what_makes_no_sense_is_said(target: str) -> None:
 def test_trials_are_runs_of_their_own(target: str) -> None:
     """Their parameters may be the dataset's, such as the size of batches."""
     for trial in (1, 2):
+
+        def batches(_: Any, size: int = trial) -> Any:
+            return tf.data.Dataset.range(10).batch(size)
+
         chief = TaskContext(trial=str(trial))
-        batches = service.distribute_across(
-            lambda _, size=trial: tf.data.Dataset.range(10).batch(size),
-            target, chief, job_name="tuned",
-        )  # fmt: skip
-        assert [len(batch) for batch in batches] == [trial] * (10 // trial)
+        read = service.distribute_across(batches, target, chief, job_name="tuned")
+        assert [len(batch) for batch in read] == [trial] * (10 // trial)
 
 
 def test_trials_that_share_the_cache_get_the_same(target: str) -> None:
