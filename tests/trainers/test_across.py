@@ -153,3 +153,16 @@ def test_a_strategy_says_how_many_replicas_there_are(target: str) -> None:
     distributed = strategy.distribute_datasets_from_function(lambda _: dataset)
     assert [batch.numpy().tolist() for batch in distributed] == [[*range(6)], [*range(6, 12)]]
     assert sizes == [6]
+
+
+def test_sharding_what_is_shared_is_warned_of(
+    target: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = service.distribute_across(numbers, target, TaskContext(), job_name="warned")
+    policies = tf.data.experimental.AutoShardPolicy
+    for policy, doubles in (("AUTO", False), ("OFF", False), ("FILE", True), ("DATA", True)):
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = policies[policy]
+        found = dataset.with_options(options).options().experimental_distribute.auto_shard_policy
+        assert (found != policies.OFF) == doubles, "TensorFlow takes AUTO for nothing said"
+        assert (f"auto_shard_policy is {policy} for" in caplog.text) == doubles

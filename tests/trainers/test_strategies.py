@@ -39,11 +39,10 @@ for elements, replicas, expected in (
     (8, 3, [[2, 2, 0], [2, 2, 0]]),
 ):
     strategy = mirrored(replicas)
-    for job_name in (None, f"of {replicas}"):
-        dataset = read(tf.data.Dataset.range(elements).batch(4), job_name)
-        batches = [*strategy.experimental_distribute_dataset(dataset)]
-        assert [sizes(strategy, batch) for batch in batches] == expected, batches
-        assert sorted(x for b in batches for x in values(strategy, b)) == [*range(elements)]
+    dataset = read(tf.data.Dataset.range(elements).batch(4), f"of {replicas}")
+    batches = [*strategy.experimental_distribute_dataset(dataset)]
+    assert [sizes(strategy, batch) for batch in batches] == expected, batches
+    assert sorted(x for b in batches for x in values(strategy, b)) == [*range(elements)]
 
 strategy = mirrored(2)
 distributed = strategy.experimental_distribute_dataset(read(tf.data.Dataset.range(6).batch(4)))
@@ -112,6 +111,16 @@ for distribute, size in (
     )
     batches = [*distribute(dataset)]
     assert [sizes(strategy, batch) for batch in batches] == [[2, 2], [2, 2]]
+
+# Keras, which takes one batch of one iteration to build the model.
+with strategy.scope():
+    model = tf.keras.Sequential([tf.keras.Input([1]), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+pairs = tf.data.Dataset.range(8).map(lambda i: (tf.fill([1], tf.cast(i, tf.float32)), 0.0)).batch(4)
+taken = []
+ends = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: taken.append(batch))
+model.fit(read(pairs, "of Keras"), epochs=2, shuffle=False, verbose=0, callbacks=[ends])
+assert taken == [0, 1, 0, 1], taken
 
 # One device.
 strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
