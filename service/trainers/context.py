@@ -184,12 +184,12 @@ class _Spec:
         there = len(self._cluster.get(known, ()))
         if known == "evaluator" and not there:
             return known, index  # it is no part of the training cluster
-        if not self._cluster:
+        if not self._cluster and known in TRAINING:
             there = 1  # alone
         if not there:
             raise self._wrong(
                 f"says that this is a task of type {kind!r}, of which its cluster has none; there "
-                f"are {', '.join(self._cluster)}"
+                f"are {', '.join(self._cluster) or 'no tasks at all'}"
             )
         if index >= there:
             raise self._wrong(

@@ -136,6 +136,7 @@ def test_by_default_it_is_this_process_s_environment(monkeypatch: pytest.MonkeyP
         (tf_config(WITHOUT_CHIEF), ["3 tasks that train", '"type" and "index"']),
         (tf_config(WITHOUT_CHIEF, "chief"), ["of type 'chief', of which its cluster has none"]),
         (tf_config(WITHOUT_CHIEF, "ps"), ["of type 'ps', of which its cluster has none"]),
+        (tf_config({}, "ps"), ["its cluster has none; there are no tasks at all"]),
         (
             tf_config(WITHOUT_CHIEF, "trainer"),
             ["'trainer' as this task's type", "expected chief, master"],
