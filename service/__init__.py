@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .materialized.run import Materialized, materialize
     from .materialized.shuffled import materialize_pcollection
     from .servers import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
+    from .trainers.across import distribute_across
+    from .trainers.context import Role, TaskContext
 
 __all__ = [
     "SHARD_HINT",
@@ -34,10 +36,13 @@ __all__ = [
     "ForebayError",
     "Materialized",
     "PythonDataset",
+    "Role",
     "ShardingPolicy",
+    "TaskContext",
     "WorkerConfig",
     "WorkerServer",
     "distribute",
+    "distribute_across",
     "distributed_save",
     "from_dataset_id",
     "list_datasets",
@@ -62,6 +67,8 @@ _HOMES = {
     ".materialized.run": ("Materialized", "materialize"),
     ".materialized.shuffled": ("materialize_pcollection",),
     ".servers": ("DispatchServer", "DispatcherConfig", "WorkerConfig", "WorkerServer"),
+    ".trainers.across": ("distribute_across",),
+    ".trainers.context": ("Role", "TaskContext"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

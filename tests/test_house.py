@@ -59,6 +59,10 @@ LAYERS: dict[str, set[str]] = {
         *("service.pipelines", "service.delivery", "service.transport"),
         *("service.connections", "service.materialized", LOOSE, *WORDS),
     },
+    "service.trainers": {
+        *("service.client", "service.pipelines.tf_data.element_specs", LOOSE, *WORDS)
+    },
+    "service.trainers.context": {LOOSE, *WORDS},  # for any framework
     "service.servers": {
         *("service.dispatcher.options", "service.worker", "service.connections", LOOSE, *WORDS)
     },
@@ -114,6 +118,7 @@ BANNED: dict[str, set[str]] = {  # not even lazily
     "service.connections": HEAVY,
     "service.dispatcher": HEAVY,
     "service.delivery": HEAVY | {"grpc"},
+    "service.trainers.context": HEAVY | {"grpc"},
     "service.transport": HEAVY | {"grpc"},
 }
 
@@ -355,6 +360,7 @@ def test_an_escape_is_found(code: str, wrong: str) -> None:
         ("forebay.service.transport", HEAVY | {"grpc"}),
         ("forebay.service.client", {"forebay.service.core", "forebay.service.dispatcher"}),
         ("forebay.service.worker", {"forebay.service.core", "forebay.service.dispatcher"}),
+        ("forebay.service.trainers.context", HEAVY | {"grpc"}),
         ("forebay.service.cli", HEAVY),
     ],
 )

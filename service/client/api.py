@@ -42,6 +42,7 @@ from .functions import PythonDataset, python_dataset
 from .options import (
     CrossTrainerCache,
     ShardingPolicy,
+    check_initial_epoch,
     check_job_name,
     reading,
     sharding_policy,
@@ -295,6 +296,8 @@ def from_dataset_id(
     data_transfer_protocol: str | None = None,
     cross_trainer_cache: CrossTrainerCache | None = None,
     target_workers: str = "AUTO",
+    *,
+    initial_epoch: int = 0,
 ) -> Dataset:
     """A `tf.data.Dataset` that reads a registered dataset through the service.
 
@@ -333,6 +336,8 @@ def from_dataset_id(
         all but those that are tagged COLOCATED and in another process, and static shards like
         "LOCAL" if the dispatcher's deployment_mode is COLOCATED. Each worker that a job has needs
         a reader. Who shares a job must give the same.
+      initial_epoch: how many epochs of a named job are over, for trainers that begin again from a
+        checkpoint. The first iteration is the next one, or what is left of it.
 
     Its cardinality is infinite or zero where the registered dataset's is, else unknown: others
     may share the job, and several workers may each produce the whole dataset.
@@ -361,13 +366,20 @@ def from_dataset_id(
         cross_trainer_cache=cross_trainer_cache,
         target_workers=target_workers,
     )
+    check_initial_epoch(initial_epoch, job_name)
     if parameter_servers.are_there():
+        if initial_epoch:
+            raise InvalidArgument(
+                f"initial_epoch={initial_epoch}: beside parameter servers TensorFlow's own "
+                "operations read, which begin with epoch 0; give each start a job_name of its own"
+            )
         return parameter_servers.from_dataset_id(
             service, dataset_id, element_spec, policy, job_name, how
         )
 
     def reader(dataset_id: str) -> Reader:
-        return Reader(service, dataset_id, policy, name_of_job(dataset_id, job_name), how)
+        name = name_of_job(dataset_id, job_name)
+        return Reader(service, dataset_id, policy, name, how, first_epoch=initial_epoch + 1)
 
     return _read_as_dataset(reader, dataset_id, element_spec, policy, shared=job_name is not None)
 

@@ -102,6 +102,17 @@ def check_job_name(job_name: str | None) -> None:
         raise InvalidArgument("`job_name` must not be empty")
 
 
+def check_initial_epoch(initial_epoch: int, job_name: str | None) -> None:
+    """Raises ValueError for what is no number of epochs, or those of a job that has no name."""
+    if isinstance(initial_epoch, bool) or not isinstance(initial_epoch, int) or initial_epoch < 0:
+        raise InvalidArgument(f"initial_epoch={initial_epoch!r} must be an integer from 0 on")
+    if initial_epoch and job_name is None:
+        raise InvalidArgument(
+            f"initial_epoch={initial_epoch} needs a job_name: without one, each iteration is a job "
+            "of its own, which has no epochs before it"
+        )
+
+
 class TargetWorkers(enum.IntEnum):
     """Which workers are read from; the values are TensorFlow's."""
 

@@ -14,7 +14,6 @@ from tensorflow.python.distribute import input_ops
 
 from forebay import service
 
-from .. import forks
 from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
 
@@ -199,33 +198,14 @@ def test_options_are_known_to_a_trace(dispatcher: DispatcherProcess) -> None:
     assert int(trace()) == 1
 
 
-ON_TWO_CPUS = """
-import sys
-import tensorflow as tf
-from forebay import service
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
-assert strategy.num_replicas_in_sync == 2
-dynamic = service.ShardingPolicy.DYNAMIC
-dataset = service.from_dataset_id(dynamic, *sys.argv[1:], job_name="of one")
-for batch in strategy.experimental_distribute_dataset(dataset):
-    print(*[int(e) for own in strategy.experimental_local_results(batch) for e in own])
-"""
-
-
 @pytest.mark.usefixtures("workers")
 def test_trainers_of_a_strategy_get_all_of_a_shared_job(dispatcher: DispatcherProcess) -> None:
+    """What each of two processes does under MultiWorkerMirroredStrategy."""
     dataset_id = service.register_dataset(dispatcher.target, count(40).batch(4))
 
     def shared(job_name: str) -> Any:
         return service.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id, job_name=job_name)
 
-    # In a process of its own: it must say how many devices there are before anything is computed.
-    one = forks.run(["-c", ON_TWO_CPUS, dispatcher.target, dataset_id], timeout_s=100)
-    assert sorted(map(int, one.stdout.split())) == list(range(40)), one.stderr
-
-    # What each of two processes does under MultiWorkerMirroredStrategy.
     trainers = [input_ops.auto_shard_dataset(shared("of two"), 2, i, 2) for i in range(2)]
     with ThreadPoolExecutor(2) as pool:
         got = pool.map(lambda trainer: [int(e) for batch in trainer for e in batch], trainers)

@@ -1,4 +1,4 @@
-"""What trainers do with what they read: Keras, graphs, NumPy, other libraries, and leaving."""
+"""What trainers do with what they read: graphs, NumPy, other libraries, and leaving."""
 
 from __future__ import annotations
 
@@ -28,22 +28,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("journal")
     with DispatcherProcess(directory) as dispatcher, WorkerProcess(dispatcher.address):
         yield f"grpc://{dispatcher.address}"
-
-
-# Which Keras says of every dataset whose length it does not know.
-@pytest.mark.filterwarnings("ignore:Your input ran out of data")
-def test_model_fit(target: str) -> None:
-    def example(i: Any) -> tuple[Any, Any]:
-        x = tf.one_hot(i % 8, 8)
-        return x, tf.reduce_sum(x * tf.range(8.0))
-
-    dataset = tf.data.Dataset.range(4000).map(example).batch(50, drop_remainder=True)
-    model = tf.keras.Sequential([tf.keras.Input([8]), tf.keras.layers.Dense(1, use_bias=False)])
-    model.compile(tf.keras.optimizers.Adam(0.5), "mse")
-    read = dataset.apply(service.distribute(DYNAMIC, target))
-    history = model.fit(read, epochs=4, shuffle=False, verbose=0)
-    assert len(history.history["loss"]) == 4
-    np.testing.assert_allclose(model.get_weights()[0].ravel(), np.arange(8.0), atol=0.2)
 
 
 def test_a_loop_inside_a_function(target: str) -> None:

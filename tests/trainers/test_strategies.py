@@ -1,0 +1,137 @@
+"""Datasets of a service under strategies of one process: `tf.distribute`'s guide on input."""
+
+from __future__ import annotations
+
+import pathlib
+
+from .. import forks
+
+REPLICAS = """
+import sys
+import tensorflow as tf
+from forebay import service
+
+target = sys.argv[1]
+(cpu,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 5)
+
+
+def mirrored(replicas):
+    return tf.distribute.MirroredStrategy([f"/cpu:{i}" for i in range(replicas)])
+
+
+def read(dataset, job_name=None):
+    return dataset.apply(service.distribute("distributed_epoch", target, job_name))
+
+
+def sizes(strategy, batch):
+    return [len(own) for own in strategy.experimental_local_results(batch)]
+
+
+def values(strategy, batch):
+    return [int(x) for own in strategy.experimental_local_results(batch) for x in own]
+
+
+# The guide's table: elements, batch, replicas; what each replica gets in each step.
+for elements, replicas, expected in (
+    (6, 2, [[2, 2], [1, 1]]),
+    (4, 5, [[1, 1, 1, 1, 0]]),
+    (8, 3, [[2, 2, 0], [2, 2, 0]]),
+):
+    strategy = mirrored(replicas)
+    dataset = read(tf.data.Dataset.range(elements).batch(4), f"of {replicas}")
+    batches = [*strategy.experimental_distribute_dataset(dataset)]
+    assert [sizes(strategy, batch) for batch in batches] == expected, batches
+    assert sorted(x for b in batches for x in values(strategy, b)) == [*range(elements)]
+
+strategy = mirrored(2)
+distributed = strategy.experimental_distribute_dataset(read(tf.data.Dataset.range(6).batch(4)))
+spec = distributed.element_spec
+
+
+@tf.function(input_signature=[spec])
+def total(batch):
+    own = strategy.run(lambda x: tf.reduce_sum(x), args=(batch,))
+    return strategy.reduce("SUM", own, axis=None)
+
+
+@tf.function
+def loop(distributed):
+    result = tf.constant(0, tf.int64)
+    for batch in distributed:
+        result += total(batch)
+    return result
+
+
+@tf.function
+def two_steps(iterator):
+    return total(next(iterator)) + total(iterator.get_next())
+
+
+assert sum(int(total(batch)) for batch in distributed) == 15
+assert int(loop(distributed)) == 15
+assert int(two_steps(iter(distributed))) == 15
+iterator = iter(distributed)
+assert sizes(strategy, next(iterator)) == [2, 2] and sizes(strategy, iterator.get_next()) == [1, 1]
+for end in (iterator.get_next, lambda: next(iterator)):
+    try:
+        end()
+    except (tf.errors.OutOfRangeError, StopIteration):
+        continue
+    raise AssertionError("there is an end")
+iterator = iter(distributed)
+found = [iterator.get_next_as_optional() for _ in range(3)]
+assert [bool(x.has_value()) for x in found] == [True, True, False]
+assert [sizes(strategy, x.get_value()) for x in found[:2]] == [[2, 2], [1, 1]]
+
+
+# A function makes what each worker reads, which nothing divides among replicas.
+def from_function(context):
+    assert (context.num_input_pipelines, context.input_pipeline_id) == (1, 0)
+    size = context.get_per_replica_batch_size(4)
+    return read(tf.data.Dataset.range(7).batch(size), "by replicas")
+
+distributed = strategy.distribute_datasets_from_function(from_function)
+batches = [*distributed]
+assert [sizes(strategy, batch) for batch in batches] == [[2, 2], [2, 1]]
+assert sorted(x for b in batches for x in values(strategy, b)) == [*range(7)]
+
+# Values need no dataset, and one can be asked for them.
+iterator = read(tf.data.Dataset.range(2), "values").as_numpy_iterator()
+value = strategy.experimental_distribute_values_from_function(lambda context: next(iterator))
+assert sorted(map(int, strategy.experimental_local_results(value))) == [0, 1]
+
+# One call, for batches of either kind.
+for distribute, size in (
+    (lambda dataset: strategy.experimental_distribute_dataset(dataset), 4),
+    (lambda dataset: strategy.distribute_datasets_from_function(lambda _: dataset), 2),
+):
+    dataset = service.distribute_across(
+        lambda _: tf.data.Dataset.range(8).batch(size), target, strategy, job_name=f"by {size}"
+    )
+    batches = [*distribute(dataset)]
+    assert [sizes(strategy, batch) for batch in batches] == [[2, 2], [2, 2]]
+
+# Keras, which takes one batch of one iteration to build the model.
+with strategy.scope():
+    model = tf.keras.Sequential([tf.keras.Input([1]), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+pairs = tf.data.Dataset.range(8).map(lambda i: (tf.fill([1], tf.cast(i, tf.float32)), 0.0)).batch(4)
+taken = []
+ends = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: taken.append(batch))
+model.fit(read(pairs, "of Keras"), epochs=2, shuffle=False, verbose=0, callbacks=[ends])
+assert taken == [0, 1, 0, 1], taken
+
+# One device.
+strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+distributed = strategy.experimental_distribute_dataset(read(tf.data.Dataset.range(6).batch(4)))
+assert [len(batch) for batch in distributed] == [4, 2]
+print("done")
+"""
+
+
+def test_replicas_in_one_process(target: str, tmp_path: pathlib.Path) -> None:
+    program = tmp_path / "trainer.py"  # whose loops AutoGraph reads
+    program.write_text(REPLICAS)
+    run = forks.run([str(program), target], timeout_s=100)
+    assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
