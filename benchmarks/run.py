@@ -24,6 +24,7 @@ from .first_element import first_element
 from .fleet import fleet
 from .loopback import loopback
 from .machine import describe, filesystem, require
+from .materialize import materialize
 from .memory import memory
 from .python import python
 from .real_files import file_row
@@ -68,6 +69,7 @@ ROWS: dict[str, Row] = {
     "epochs": epochs,
     "python": python,
     "beam": beam,
+    "materialize": materialize,
     "redis": redis,
     "redis_restart": redis_restart,
     "failover": failover,

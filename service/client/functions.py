@@ -242,7 +242,8 @@ def request_of(
     if splits is None:
         request.unsplittable = (
             "it is built by a function on each worker, so that its splits are not known: read it "
-            "with ShardingPolicy.OFF, or register a function of splits"
+            "with ShardingPolicy.OFF, register the dataset itself, if its graph calls no Python "
+            "function, or register a function of splits"
         )
     else:
         request.sources.add(count=len(splits))
