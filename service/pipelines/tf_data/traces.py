@@ -92,7 +92,8 @@ class Trace:
         elif not queued:
             queued.append((tf.bool, []))  # elements without a component still count
         dtypes = tuple(dtype for dtype, _ in queued)
-        shapes = tuple(tuple(shape) for _, shape in queued)
+        first = (1,) if self.alone else ()  # as a stack of one, without a copy or another operation
+        shapes = tuple((*first, *shape) for _, shape in queued)
         capacity = max(1, QUEUE_BLOCKS * block_bytes // max(1, element_bytes))
         # Where sizes differ the bytes in the queue are bounded by a queue of quanta beside it.
         self.quanta = QUEUE_BLOCKS * block_bytes // QUANTUM_BYTES
@@ -145,6 +146,8 @@ class Trace:
             parts.append(tf.add_n([size for _, size in encoded]))
             quanta = tf.minimum(parts[-1] // QUANTUM_BYTES, self.quanta)
             budget[0].enqueue_many([tf.fill(tf.stack([quanta]), False)])
+        if self.alone:
+            parts = [tf.raw_ops.Pack(values=[part]) for part in parts]
         queue.enqueue(parts or [True])
 
     def _drained(
