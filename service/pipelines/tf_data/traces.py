@@ -26,7 +26,7 @@ from .element_specs import component_specs, flatten, options_for
 from .feeds import LoadedGraph, TracedGraph
 from .packs import elements_per_pack
 from .queues import OwnedQueue, Queue, QueueSpec
-from .transformations import call_as_it_is, drained, flat_mapped, mapped, until_stopped
+from .transformations import call_as_it_is, concrete, drained, flat_mapped, mapped, until_stopped
 
 LARGE_BYTES = 4 << 20  # an element of this size travels alone, and is not copied into a block
 MAX_BLOCK_ELEMENTS = 8192
@@ -118,8 +118,8 @@ class Trace:
         with self._places.taken() as place:
             call_as_it_is(function, *inputs, place=place)
 
-    def _trace(self, function: Callable[..., Any], *inputs: Any) -> None:
-        self._function = tf.function(function, autograph=False).get_concrete_function(*inputs)
+    def _trace(self, function: Callable[..., Tensor], *inputs: Any) -> None:
+        self._function = concrete(lambda *own: [function(*own)], inputs)
 
     def _elements(self, variant: Tensor) -> Any:
         """The dataset of the elements as their specs say."""
