@@ -15,6 +15,7 @@ float8_…). Strings are kept as lengths and one run of bytes until somebody wan
 
 from __future__ import annotations
 
+import functools
 import io
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -233,6 +234,7 @@ def buffers(component: Component) -> list[Array]:
     return arrays if component.shapes is None else [*arrays, component.shapes]
 
 
+@functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The dtype of a component's `dtype` field. Raises TypeError for an unknown name."""
     extension = getattr(ml_dtypes, name, None)

@@ -123,7 +123,7 @@ class Borrower:
     def __init__(self, peer: str) -> None:
         self._peer = peer
         self._slabs: dict[int, mmap.mmap] = {}
-        self._borrowed: set[int] = set()
+        self._borrowed: dict[int, weakref.ref[Bytes]] = {}
         self._shared_with_children: set[int] = set()
         # Appended to wherever the last reference to an array happens to die.
         self._released: collections.deque[int] = collections.deque()
@@ -156,21 +156,22 @@ class Borrower:
                 f"{'unknown' if known is None else f'one of {len(known)}'}"
             )
         payload: Bytes = np.frombuffer(known, np.uint8, size)
-        self._borrowed.add(slab)
-        weakref.finalize(payload, self._released.append, slab).atexit = False
+        released = self._released  # and not the Borrower, which has the reference
+        self._borrowed[slab] = weakref.ref(payload, lambda _: released.append(slab))
         return payload
 
     def released(self) -> tuple[list[int], list[int]]:
         """The slabs that are free again since the last call, and those to be abandoned."""
         slabs = {self._released.popleft() for _ in range(len(self._released))}
         abandoned = slabs & self._shared_with_children
-        self._borrowed -= slabs
+        for slab in slabs:
+            del self._borrowed[slab]
         self._shared_with_children -= slabs
         return list(slabs - abandoned), list(abandoned)
 
     def share_with_child(self) -> None:
         """The process is about to fork."""
-        self._shared_with_children |= self._borrowed
+        self._shared_with_children |= self._borrowed.keys()
 
 
 _borrowers: weakref.WeakSet[Borrower] = weakref.WeakSet()

@@ -37,6 +37,7 @@ from ..pipelines.tf_data.element_specs import (
 )
 from ..pipelines.tf_data.transformations import (
     call_as_it_is,
+    concrete,
     flat_mapped,
     mapped,
     nothing_of,
@@ -123,14 +124,13 @@ class _Maker:
     """
 
     def __init__(self, element_spec: Any, compressed: bool, cardinality: int, options: Any) -> None:
-        def make(number: Tensor) -> Tensor:
+        def make(number: Tensor) -> list[Tensor]:
             built = _built(number, element_spec, compressed, cardinality, options)
             self._spec = built.element_spec
-            return built._variant_tensor
+            return [built._variant_tensor]
 
         with _callbacks_kept() as self._callbacks:
-            function = tf.function(make, autograph=False)
-            self._make = function.get_concrete_function(tf.TensorSpec([], tf.int64))
+            self._make = concrete(make, [tf.TensorSpec([], tf.int64)])
 
     def make(self, number: int) -> Any:
         """The dataset of the blocks that are opened under this number."""

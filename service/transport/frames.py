@@ -35,6 +35,7 @@ _LENGTHS = struct.Struct("<4sIQI")
 _CHECKSUM = struct.Struct("<I")
 _PREFIX_BYTES = _LENGTHS.size + _CHECKSUM.size
 _ZEROS = memoryview(bytes(ALIGNMENT))
+_NO_PAYLOAD = np.empty(0, np.uint8)
 _IOV_MAX = 1024
 _READ_AHEAD_BYTES = 64 << 10
 _DEAD_PEER_S = 30
@@ -133,8 +134,10 @@ class FrameReader:
         header = self._take(header_bytes, "header")
         if google_crc32c.value(header) != checksum:
             raise ProtocolError(f"{self.peer} sent a header whose checksum is wrong")
-        payload = self._arena.take(payload_bytes)
-        self._fill(payload.data, "payload")
+        payload = _NO_PAYLOAD
+        if payload_bytes:
+            payload = self._arena.take(payload_bytes)
+            self._fill(payload.data, "payload")
         self._in_frame = False
         return Frame(header, payload)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from forebay.service.pipelines.tf_data.columns import ONE_BY_ONE, column
+from forebay.service.pipelines.tf_data.columns import column
 
 NUMBERS = [tf.bool, tf.bfloat16, tf.half, tf.float64, tf.complex64, tf.complex128]
 NUMBERS += [tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.uint32, tf.int64]
@@ -23,7 +23,7 @@ def through(spec: Any, tensors: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("dtype", NUMBERS, ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("sizes", [(2, 0, 3), (2, 0, 4 * ONE_BY_ONE), (4 * ONE_BY_ONE,)])
+@pytest.mark.parametrize("sizes", [(2, 0, 3), (2, 0, 20_000), (20_000,)])
 def test_values_come_back_whatever_they_are_joined_by(dtype: Any, sizes: tuple[int, ...]) -> None:
     bits = {1: tf.int8, 2: tf.int16, 4: tf.int32}[dtype.size] if dtype.is_quantized else dtype
     drawn = [np.random.default_rng(0).integers(0, 2, size) for size in sizes]

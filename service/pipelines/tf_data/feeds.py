@@ -42,7 +42,7 @@ from .packs import calls_functions
 from .source_walk import CHUNKS, NotSplittable, SourceNode, SourceWalk
 from .split_sources import require_splittable
 from .state import State, state_of
-from .transformations import Traced, call_as_it_is, opened, traced, until_stopped
+from .transformations import Traced, call_as_it_is, concrete, opened, traced, until_stopped
 from .watches import Watch, saves_in
 
 Dataset = Any
@@ -99,9 +99,7 @@ class TracedGraph:
 
         try:
             self._imported.add_functions()
-            self._build = tf.function(build, autograph=False).get_concrete_function(
-                tf.TensorSpec([], tf.int64)
-            )
+            self._build = concrete(build, [tf.TensorSpec([], tf.int64)])
             self._imported.forget()
         except BaseException:
             self.close()

@@ -26,7 +26,7 @@ from .element_specs import component_specs, flatten, options_for
 from .feeds import LoadedGraph, TracedGraph
 from .packs import elements_per_pack
 from .queues import OwnedQueue, Queue, QueueSpec
-from .transformations import call_as_it_is, drained, flat_mapped, mapped, until_stopped
+from .transformations import call_as_it_is, concrete, drained, flat_mapped, mapped, until_stopped
 
 LARGE_BYTES = 4 << 20  # an element of this size travels alone, and is not copied into a block
 MAX_BLOCK_ELEMENTS = 8192
@@ -92,7 +92,8 @@ class Trace:
         elif not queued:
             queued.append((tf.bool, []))  # elements without a component still count
         dtypes = tuple(dtype for dtype, _ in queued)
-        shapes = tuple(tuple(shape) for _, shape in queued)
+        first = (1,) if self.alone else ()  # as a stack of one, without a copy or another operation
+        shapes = tuple((*first, *shape) for _, shape in queued)
         capacity = max(1, QUEUE_BLOCKS * block_bytes // max(1, element_bytes))
         # Where sizes differ the bytes in the queue are bounded by a queue of quanta beside it.
         self.quanta = QUEUE_BLOCKS * block_bytes // QUANTUM_BYTES
@@ -117,8 +118,8 @@ class Trace:
         with self._places.taken() as place:
             call_as_it_is(function, *inputs, place=place)
 
-    def _trace(self, function: Callable[..., Any], *inputs: Any) -> None:
-        self._function = tf.function(function, autograph=False).get_concrete_function(*inputs)
+    def _trace(self, function: Callable[..., Tensor], *inputs: Any) -> None:
+        self._function = concrete(lambda *own: [function(*own)], inputs)
 
     def _elements(self, variant: Tensor) -> Any:
         """The dataset of the elements as their specs say."""
@@ -145,6 +146,8 @@ class Trace:
             parts.append(tf.add_n([size for _, size in encoded]))
             quanta = tf.minimum(parts[-1] // QUANTUM_BYTES, self.quanta)
             budget[0].enqueue_many([tf.fill(tf.stack([quanta]), False)])
+        if self.alone:
+            parts = [tf.raw_ops.Pack(values=[part]) for part in parts]
         queue.enqueue(parts or [True])
 
     def _drained(

@@ -8,26 +8,41 @@ they are, and say so by the attribute that tf.data looks for. A user's functions
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
-from tensorflow.python.data.ops import dataset_ops, structured_function
+
+# TensorFlow imports the others when they are first used, while somebody waits for an element.
+from tensorflow.python.data.ops import (  # noqa: F401
+    concatenate_op,
+    dataset_ops,
+    ignore_errors_op,
+    range_op,
+    take_op,
+)
 from tensorflow.python.data.util import structure
 from tensorflow.python.eager import context, execute
+from tensorflow.python.eager.polymorphic_function import attributes as attributes_lib
+from tensorflow.python.eager.polymorphic_function import concrete_function
+from tensorflow.python.framework import func_graph
 from tensorflow.python.ops import gen_dataset_ops, gen_experimental_dataset_ops
-
-from .element_specs import plain
 
 Dataset = Any
 Tensor = Any
-Traced = Any  # a StructuredFunctionWrapper
 
 _ON_ONE_DEVICE = "experimental_ints_on_device"
 
 
+class Traced(NamedTuple):
+    """A function of elements, to be given to operations of tf.data."""
+
+    function: Any
+    output_structure: Any
+
+
 def traced(function: Callable[..., Any], specs: Any) -> Traced:
-    """A function of elements with these specs, to be given to operations of tf.data."""
+    """A function of elements with these specs."""
     made = _traced(function, specs, {_ON_ONE_DEVICE: True})
     if tf.int32 in structure.get_flat_tensor_types(made.output_structure):
         # With the attribute, tf.data's optimizer would take such a function for a whole dataset.
@@ -36,9 +51,32 @@ def traced(function: Callable[..., Any], specs: Any) -> Traced:
 
 
 def _traced(function: Callable[..., Any], specs: Any, attributes: dict[str, bool]) -> Traced:
-    return structured_function.StructuredFunctionWrapper(
-        plain(function), "forebay()", input_structure=specs, defun_kwargs=attributes
-    )
+    found: list[Any] = []
+
+    def of_tensors(*tensors: Tensor) -> list[Tensor]:
+        element = structure.from_compatible_tensor_list(specs, tensors)
+        made = function(*element) if type(element) is tuple else function(element)
+        made = tuple(made) if isinstance(made, list) else made
+        found.append(structure.type_spec_from_value(made))
+        return list(map(tf.convert_to_tensor, structure.to_tensor_list(found[0], made)))
+
+    attributes = {"_tf_data_function": True, **attributes}
+    return Traced(concrete(of_tensors, structure.get_flat_tensor_specs(specs), attributes), *found)
+
+
+def concrete(
+    function: Callable[..., list[Tensor]],
+    specs: Sequence[Any],
+    attributes: dict[str, bool] | None = None,
+) -> Any:
+    """A function of tensors with these specs, traced as it is, without variables.
+
+    `tf.function` does the same in twice the time, as it makes ready for what is not needed here:
+    variables, gradients, other specs.
+    """
+    graph = func_graph.func_graph_from_py_func("forebay", function, tuple(specs), {})
+    attrs = attributes_lib.parse_func_attrs(attributes or {})
+    return concrete_function.ConcreteFunction.from_func_graph(graph, None, attrs)
 
 
 def mapped(
