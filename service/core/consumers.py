@@ -98,7 +98,7 @@ def join(
         if anew:
             events += let_go(state, iteration)
             iteration = (
-                replace(iteration, tasks=[], consumers=set(), barrier=None)
+                replace(iteration, tasks=[], consumers=set(), barrier=None, begun_indices=set())
                 if iteration.ledgers
                 else None
             )

@@ -113,15 +113,14 @@ def _ended_saves(state: Any) -> Any:
 
 
 def _begun_indices(state: Any) -> Any:
-    """Of those that had begun a coordinated read, it was only known who is there."""
-    consumers = state["consumers"]
+    """Of those that had begun a coordinated read, it was only known who is there: others may have
+    left. So whoever comes begins it anew."""
+    consumers, jobs = state["consumers"], state["jobs"]
     for iteration in state["iterations"].values():
-        there = (consumers[number] for number in iteration["consumers"] if number in consumers)
-        iteration["begun_indices"] = [
-            consumer["index"]
-            for consumer in there
-            if consumer["began"] and consumer["index"] is not None
-        ]
+        there = [consumers[number] for number in iteration["consumers"] if number in consumers]
+        begun = any(each["began"] and each["index"] is not None for each in there)
+        job = jobs[iteration["job_id"]] if begun else {}
+        iteration["begun_indices"] = list(range(job.get("num_consumers") or 0))
     return state
 
 

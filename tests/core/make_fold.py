@@ -228,6 +228,25 @@ def coordinated(cluster: Cluster) -> None:
         cluster.join(again, caller=caller, index=index)
 
 
+def begun_rounds(cluster: Cluster) -> None:
+    """A coordinated read that consumers with indices have begun, and one has left."""
+    cluster.elect(1)
+    definition = ev.DatasetDefinition(
+        sources=[ev.SplitSource(count=100)], metadata=b"m", structure="s"
+    )
+    cluster.do(c.RegisterDataset(dataset_id="plain", definition=definition))
+    one = cluster.worker(1)
+    rounds = cluster.job("plain", "rounds", ev.OFF, num_consumers=2)
+    there = [cluster.join(rounds, caller=f"r{i}", index=i).consumer_id for i in range(2)]
+    for consumer_id in there:
+        cluster.do(c.ReportRound(consumer_id=consumer_id, current_round=0))
+    for number in range(4):  # so that the snapshot, in the midst of all, has them begun
+        cluster.join(cluster.job("plain", f"other {number}"), caller=f"o{number}")
+        cluster.lease(cluster.task(one), 5, 1)
+    cluster.leave(there[1])
+    cluster.elect(2)
+
+
 def rejoined(cluster: Cluster) -> None:
     """Consumers of coordinated reads that come back: before they began, after, and once gone."""
     live(cluster)
@@ -413,6 +432,7 @@ LIVES: dict[str, Callable[[Cluster], None]] = {
     "repaired": repaired,
     "divided": divided,
     "coordinated": coordinated,
+    "begun": begun_rounds,
     "rejoined": rejoined,
     "removed": removed,
     "saved": saved,

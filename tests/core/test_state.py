@@ -146,20 +146,27 @@ def test_what_an_earlier_schema_does_not_allow_is_refused(body: Any) -> None:
         decode_state(msgspec.msgpack.encode(("b2931630d57eaaaf", body)))
 
 
-def test_who_had_begun_a_coordinated_read_is_known_of_an_earlier_schema() -> None:
-    """Of those that are there."""
+@pytest.mark.parametrize("begun", [0, 1, 2])
+def test_whoever_comes_to_a_coordinated_read_of_an_earlier_schema_begins_it_anew(
+    begun: int,
+) -> None:
+    """If any has begun it: one that had left would else come back into its midst."""
     cluster = Cluster()
     LIVES["live"](cluster)
     job = cluster.job("plain", "earlier rounds", num_consumers=3)
     there = [cluster.join(job, caller=f"e{i}", index=i).consumer_id for i in range(3)]
-    for consumer_id in there[1:]:
+    for consumer_id in there[:begun]:
         cluster.do(ReportRound(consumer_id=consumer_id, current_round=0))
+    if begun == 2:
+        cluster.leave(there[0])
     _, state = msgspec.msgpack.decode(encode_state(cluster.state))
-    begun = {i: set(fields.pop("begun_indices")) for i, fields in state["iterations"].items()}
-    earlier = msgspec.msgpack.encode(("8bea72ae9ea39145", state))
-    assert {1, 2} in begun.values()
-    found = decode_state(earlier).iterations
-    assert {i: iteration.begun_indices for i, iteration in found.items()} == begun
+    for fields in state["iterations"].values():
+        del fields["begun_indices"]
+    found = decode_state(msgspec.msgpack.encode(("8bea72ae9ea39145", state)))
+    expected = {0, 1, 2} if begun else set()
+    for iteration_id, iteration in found.iterations.items():
+        of_it = iteration.job_id == job
+        assert iteration.begun_indices == (expected if of_it else set()), iteration_id
 
 
 def test_a_schema_that_is_not_known_is_refused() -> None:
