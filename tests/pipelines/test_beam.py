@@ -261,6 +261,15 @@ PIPELINES: dict[str, Callable[[str], Build]] = {
     "flattened with itself": lambda d: lambda p: (lambda one: (one, one) | beam.Flatten())(
         p | beam.Create([1, 2])
     ),
+    "read by two": lambda d: lambda p: (lambda rows: (
+        rows | "n" >> beam.Map(lambda row: row["n"]), rows | beam.Filter(lambda row: row["n"] % 2)
+    ) | beam.Flatten())(p | beam.io.ReadFromParquet(f"{d}/*.parquet")),
+    "all read by two": lambda d: lambda p: (lambda lines: (
+        lines | "len" >> beam.Map(len), lines) | beam.Flatten()
+    )(p | beam.Create([f"{d}/*.txt"]) | beam.io.ReadAllFromText()),
+    "matched by two": lambda d: lambda p: (lambda found: (
+        found | "lines" >> beam.FlatMap(lines_of), found | beam.Map(lambda file: file.metadata.path)
+    ) | beam.Flatten())(p | fileio.MatchFiles(f"{d}/*.txt") | fileio.ReadMatches()),
     "main output": lambda d: lambda p: signs(p).positive,
     "tagged output": lambda d: lambda p: signs(p).negative | beam.Map(lambda n: n * 10),
     "unnamed outputs": lambda d: lambda p: (
@@ -749,6 +758,50 @@ def pairs_grouped(p: beam.Pipeline) -> beam.PCollection:
 def test_what_is_no_chain_is_refused_by_its_label(build: Build, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         translate(build(beam.Pipeline()))
+
+
+def parts(p: beam.Pipeline) -> Any:
+    """Other ones each time that it is run."""
+    numbers = p | beam.Create(range(100)) | "draw" >> beam.Map(lambda n: (n, random.random()))
+    return numbers | "divide" >> beam.Partition(lambda pair, count: int(pair[1] * count), 2)
+
+
+def drawn(p: beam.Pipeline) -> beam.PCollection:
+    return p | "one" >> beam.Create([None]) | "draw" >> beam.Map(lambda _: random.random())
+
+
+@pytest.mark.parametrize(
+    ("build", "label"),
+    [
+        (lambda p: parts(p) | beam.Flatten(), "divide"),
+        (lambda p: [n | f"{at}" >> beam.Map(str) for at, n in enumerate(parts(p))] | beam.Flatten(),
+         "divide"),
+        (lambda p: (lambda one: (one, one) | beam.Flatten())(drawn(p)), "draw"),
+        (lambda p: (lambda one: (one, one | "s" >> beam.Map(str)) | beam.Flatten())(
+            drawn(p) | beam.Reshuffle()), "draw"),
+        (lambda p: (lambda lines: (lines | "l" >> beam.Map(len), lines) | beam.Flatten())(
+            drawn(p) | beam.Map(str) | "read" >> beam.io.ReadAllFromText()), "Map(str)"),
+        (lambda p: (lambda one, two: one | "not in" >> beam.Filter(
+            lambda pair, others: pair not in others, pvalue.AsList(two)))(*parts(p)), "divide"),
+        (lambda p: p | "one" >> beam.Create([1]) | beam.Map(
+            lambda _, *both: both, *map(pvalue.AsList, parts(p))), "divide"),
+    ],
+    ids=["outputs", "behind", "itself", "reshuffled", "read", "side input", "side inputs"],
+)  # fmt: skip
+def test_a_step_that_would_run_twice_is_refused_by_its_label(build: Build, label: str) -> None:
+    """It may draw something else, and what it counts would count twice."""
+    with pytest.raises(InvalidArgument, match=rf"^'{re.escape(label)}' .* once.*one DoFn"):
+        translate(build(beam.Pipeline()))
+
+
+def test_a_side_input_is_computed_once() -> None:
+    """Whoever asks for it."""
+    p = beam.Pipeline()
+    side = pvalue.AsSingleton(drawn(p))
+    several = [p | f"{n}" >> beam.Create([n]) for n in range(2)]
+    found = several | beam.Flatten() | "a" >> beam.Map(lambda _, drawn: [drawn], side)
+    of_each = values(found | "b" >> beam.Map(lambda found, drawn: [*found, drawn], side))
+    assert len(of_each) == 2 and len({drawn for found in of_each for drawn in found}) == 1
 
 
 def test_what_only_runners_convert_is_refused(files: pathlib.Path) -> None:
