@@ -874,7 +874,6 @@ def test_what_of_beam_is_not_public(files: pathlib.Path) -> None:
         "splittable": [False, False, True],
     }
     assert internals.tfrecord_file(bundle.source) is None
-    assert internals.read_tfrecord(io.BytesIO(frame(b"data"))) == b"data"
     numbers = beam.io.ReadFromTFRecord(f"{files}/0.tfrecord", beam.coders.StrUtf8Coder())._source
     (bundle,) = numbers.split(1 << 30)
     found = internals.tfrecord_file(bundle.source)
@@ -896,15 +895,45 @@ def test_tfrecords_are_read_as_beam_reads_them(
     monkeypatch.setattr(tfrecords, "_MAX_KNOWN", 2)
     whole = b"".join(map(frame, [b"one", b"", b"and two", b"six", b"f" * 50, b"one"]))
     broken = [bytes([*whole[:at], whole[at] ^ 4, *whole[at + 1 :]]) for at in range(len(whole))]
+    cut = [whole[:at] for at in range(1, len(whole))]
     packed = gzip.compress(whole)
-    for content in (whole, packed, *broken, *(whole[:at] for at in range(1, len(whole)))):
-        path = tmp_path / ("file.gz" if content is packed else "file")
+    two = packed + packed
+    damaged = [two[:-3], packed + b"junk" + packed[4:], packed + b"more than a header",
+               two[:-8] + bytes(8), gzip.compress(whole + whole[:9]), gzip.compress(broken[40]),
+               packed + gzip.compress(broken[5])]  # fmt: skip
+    contents = [("file", content) for content in (whole, *broken, *cut)]
+    contents += [("file.gz", content) for content in (packed, two, *damaged)]
+    for name, content in contents:
+        path = tmp_path / name
         path.write_bytes(content)
         (bundle,) = beam.io.ReadFromTFRecord(str(path))._source.split(1 << 30)
         found = internals.tfrecord_file(bundle.source)
         assert found is not None
         theirs = outcome(bundle.source.read(bundle.source.get_range_tracker(None, None)))
         assert outcome(tfrecords.records(*found)) == theirs
+
+
+def test_records_before_a_store_fails_come_first(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many of them as Beam gives, which asks for less at once; then the store's error."""
+    path = tmp_path / "file"
+    path.write_bytes(frame(b"one") + frame(b"two") + frame(b"three"))
+
+    class Fails(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if self.tell() + (size or 0) > 40:
+                raise OSError("the store is away")
+            return super().read(size)
+
+    (bundle,) = beam.io.ReadFromTFRecord(str(path))._source.split(1 << 30)
+    found = internals.tfrecord_file(bundle.source)
+    assert found is not None
+    content = path.read_bytes()
+    monkeypatch.setattr(type(found[0]), "open_file", lambda *_: Fails(content))
+    assert outcome(tfrecords.records(*found)) == [
+        b"one", b"two", repr(OSError("the store is away"))
+    ]  # fmt: skip
 
 
 def outcome(records: Iterator[bytes]) -> list[object]:
