@@ -48,7 +48,7 @@ _GIVES_THE_SAME = (
     parquetio.ReadFromParquet,
     parquetio.ReadAllFromParquet,
 )
-"""As often as it is run: nothing in it is a function of the user's, and of a source Beam asks it."""
+"""As often as it is run: nothing in it is the user's but a source, of which Beam asks it, too."""
 
 _Sides = dict[pvalue.PCollection, list[Any]]
 """What was computed of side inputs."""
