@@ -32,7 +32,7 @@ class UserMetrics:
                 self._forget()
             of_iteration = self._told.setdefault(task.iteration_id, {})
             before = of_iteration.get((task.task_id, task.run))
-            if before is None or before.bundles <= task.totals.bundles:  # or it was overtaken
+            if before is None or before.splits <= task.totals.splits:  # or it was overtaken
                 of_iteration[task.task_id, task.run] = task.totals
 
     def totals(self) -> Mapping[int, metrics_pb2.Metrics]:

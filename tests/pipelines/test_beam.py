@@ -545,7 +545,7 @@ def test_what_user_code_counts_is_what_beams_runner_counts() -> None:
     parts = [chain.run_bundle(split, lambda _: None) for split in splits]
     chain.teardown()
     told = shown(Totals(part for part in parts if part is not None).told())
-    assert told["bundles"] == len(splits) > 1
+    assert told["splits"] == len(splits) > 1
     ours = {
         (value["namespace"], value["name"]): value.get("counter", value.get("distribution"))
         or value["gauge"]["value"]
@@ -590,7 +590,7 @@ def test_what_a_split_counts_counts_once(tmp_path: pathlib.Path, how: str) -> No
     ) as pipeline:
         assert len(numbers(pipeline.run(None).blocks())) == sum(sizes)
     told = shown(totals.told())
-    assert told["bundles"] == len(sizes)
+    assert told["splits"] == len(sizes)
     assert {v["name"]: v["counter"] for v in told["values"]} == {"splits": 7, "elements": 12}
 
 
@@ -601,9 +601,9 @@ def test_of_many_metrics_the_first_ones_are_whole() -> None:
     for part in range(6):
         drawn = random.Random(part).sample(names, 2 * MAX_METRICS)
         total.add(Totals([pb.Metrics(metrics=[counter("n", d, 1) for d in drawn])]).told())
-        total.add(pb.Metrics(metrics=[counter("n", name, 1) for name in names], bundles=1))
+        total.add(pb.Metrics(metrics=[counter("n", name, 1) for name in names], splits=1))
     found = shown(total.told())
-    assert found["more"] and found["bundles"] == 6
+    assert found["more"] and found["splits"] == 6
     expected = [
         6 + sum(n in random.Random(part).sample(names, 2 * MAX_METRICS) for part in range(6))
         for n in names[:MAX_METRICS]
