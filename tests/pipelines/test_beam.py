@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import bz2
+import concurrent.futures
 import contextlib
 import functools
 import gzip
 import io
+import json
 import os
 import pathlib
 import pickle
 import random
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +23,7 @@ from typing import Any
 import apache_beam as beam
 import cloudpickle
 import fastavro
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -43,13 +47,16 @@ from forebay.service.client.functions import (
     request_of,
 )
 from forebay.service.errors import InvalidArgument, PipelineError
-from forebay.service.metrics import MAX_METRICS, Totals, counter, distribution, shown
+from forebay.service.metrics import MAX_METRICS, MAX_NAME, Totals, counter, distribution, shown
 from forebay.service.pipelines import Pipeline
 from forebay.service.pipelines.beam import internals, tfrecords
 from forebay.service.pipelines.beam.chain import Chain
 from forebay.service.pipelines.beam.translation import Translated, translate, values
+from forebay.service.pipelines.python.child import Child
+from forebay.service.pipelines.python.columns import column_of, fields_of
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.proto import metrics_pb2 as pb
+from forebay.service.shared import Lender
 from forebay.storage.tfrecord import frame
 
 from .contract import SPLITS, Step
@@ -592,6 +599,32 @@ def test_what_a_split_counts_counts_once(tmp_path: pathlib.Path, how: str) -> No
     told = shown(totals.told())
     assert told["splits"] == len(sizes)
     assert {v["name"]: v["counter"] for v in told["values"]} == {"splits": 7, "elements": 12}
+
+
+def test_what_was_counted_comes_apart_from_an_element_that_fills_its_message() -> None:
+    """Which would go alone."""
+    shape = [1] * 30
+    structure = json.dumps({"tuple": [{"tensor": "int64", "shape": shape}] * 3900})
+    fields, _ = fields_of(structure)
+    columns = [column_of(field, [np.full(shape, 7)]) for field in fields]
+    names = [f"{number:03}{'é' * MAX_NAME}" for number in range(MAX_METRICS)]
+    counted = pb.Metrics(metrics=[counter("é" * MAX_NAME, name, 1) for name in names], splits=1)
+    mine, workers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    child = Child.__new__(Child)
+    child._connection, child._process, child._fields = mine, os.getpid(), fields
+    child._lender, child._credit, child._at = Lender(0), 1, memoryview(bytearray(24)).cast("q")
+    with mine, workers, concurrent.futures.ThreadPoolExecutor(1) as thread:
+        send = (child._send_columns, 1, columns, (1, 0), [(0, counted)])
+        sent = thread.submit(*send)
+        sent.add_done_callback(lambda _: mine.shutdown(socket.SHUT_WR))
+        messages = []
+        while data := workers.recv(1 << 20):
+            messages.append(msgspec.msgpack.decode(data))
+        sent.result()
+    block, apart = messages
+    assert (block[0], block[1], block[5], block[6]) == ("block", 1, [1, 0], b"")
+    assert apart[:2] == ["counted", [1, 0]]
+    assert len(pb.Metrics.FromString(apart[2]).metrics) == MAX_METRICS
 
 
 def test_of_many_metrics_the_first_ones_are_whole() -> None:
