@@ -614,8 +614,8 @@ def test_what_was_counted_comes_apart_from_an_element_that_fills_its_message() -
     child._connection, child._process, child._fields = mine, os.getpid(), fields
     child._lender, child._credit, child._at = Lender(0), 1, memoryview(bytearray(24)).cast("q")
     with mine, workers, concurrent.futures.ThreadPoolExecutor(1) as thread:
-        send = (child._send_columns, 1, columns, (1, 0), [(0, counted)])
-        sent = thread.submit(*send)
+        send = functools.partial(child._send_columns, 1, columns, (1, 0), [(0, counted)])
+        sent = thread.submit(send)
         sent.add_done_callback(lambda _: mine.shutdown(socket.SHUT_WR))
         messages = []
         while data := workers.recv(1 << 20):
