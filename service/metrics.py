@@ -54,14 +54,14 @@ class Totals:
         self._lock = threading.Lock()
         self._metrics: dict[tuple[str, str, str], pb.Metric] = {}
         self._more = False
-        self._bundles = 0
+        self._splits = 0
         for part in parts:
             self.add(part)
 
     def add(self, part: pb.Metrics) -> None:
         with self._lock:
             self._more |= part.more
-            self._bundles += part.bundles
+            self._splits += part.splits
             for metric in part.metrics:
                 key = (metric.namespace, metric.name, metric.WhichOneof("kind") or "")
                 if (total := self._metrics.get(key)) is None:
@@ -78,7 +78,7 @@ class Totals:
         """In the order of their names."""
         with self._lock:
             metrics = [self._metrics[key] for key in sorted(self._metrics)]
-            return pb.Metrics(metrics=metrics, more=self._more, bundles=self._bundles)
+            return pb.Metrics(metrics=metrics, more=self._more, splits=self._splits)
 
 
 def _add(total: pb.Metric, metric: pb.Metric) -> None:
@@ -96,7 +96,7 @@ def _add(total: pb.Metric, metric: pb.Metric) -> None:
 def shown(metrics: pb.Metrics) -> dict[str, Any]:
     """For JSON."""
     return {
-        "bundles": metrics.bundles,
+        "splits": metrics.splits,
         "more": metrics.more,
         "values": [
             {"namespace": each.namespace, "name": each.name, each.WhichOneof("kind"): _value(each)}

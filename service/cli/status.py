@@ -125,7 +125,7 @@ def render(summary: dict[str, Any]) -> Any:
         parts.append(skips)
     counted = Table(
         "job", "epoch", "namespace", "metric", "value",
-        title="metrics of bundles that have ended", title_justify="left",
+        title="metrics of splits that have ended", title_justify="left",
     )  # fmt: skip
     for job in summary["jobs"]:
         for it in job["iterations"]:

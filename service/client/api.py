@@ -85,8 +85,8 @@ def register_dataset(
         that `splits` are given for, or one that `python_dataset` decorates; or a function without
         arguments that returns a `tf.data.Dataset`, which each worker builds for itself, and in
         which Python functions do work. Or a PCollection of a Beam pipeline that was built and not
-        run: bounded reads, and ParDos behind them. Or the directory of a dataset that `materialize`
-        wrote, as all workers see it.
+        run: bounded reads, and ParDos behind them. Or the directory that `materialize` or
+        `materialize_pcollection` wrote, as all workers see it.
       compression: "AUTO" compresses blocks of elements between hosts where that makes them
         arrive sooner, None never does; "ZSTD" and "LZ4" do it on every connection over TCP or
         gRPC. "SNAPPY" compresses each element, which is for tf.data service's own clients.

@@ -1,7 +1,8 @@
 """What users' code has counted, as workers tell it, for as long as there is the iteration.
 
 It is no state, and journaled nowhere: a dispatcher that has just begun knows what the workers that
-are there tell again, of tasks that they have; not what those have counted that have gone.
+are there tell again, of tasks that they have; not what those have counted that have gone. Nor does
+it hear what a task has counted between its worker's last heartbeat and its being cancelled.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class UserMetrics:
                 self._forget()
             of_iteration = self._told.setdefault(task.iteration_id, {})
             before = of_iteration.get((task.task_id, task.run))
-            if before is None or before.bundles <= task.totals.bundles:  # or it was overtaken
+            if before is None or before.splits <= task.totals.splits:  # or it was overtaken
                 of_iteration[task.task_id, task.run] = task.totals
 
     def totals(self) -> Mapping[int, metrics_pb2.Metrics]:

@@ -40,7 +40,7 @@ class ComponentSpec:
 class Plan:
     """Which dataset is materialized, and how it is divided."""
 
-    dataset_id: str
+    dataset_id: str  # empty: what a pipeline computed that is no dataset
     fingerprint: str
     format: str
     splits: int
@@ -54,6 +54,12 @@ class Plan:
         """The first split of a bundle, and how many it has."""
         first, stop = (self.splits * n // self.shards for n in (number, number + 1))
         return first, stop - first
+
+    def again(self, what: str, how: str = "") -> str:
+        """What to do if the directory is not whole."""
+        if self.dataset_id:
+            return f"run the same `forebay materialize` again{how}, which {what}"
+        return "delete the directory, and run the pipeline again"  # nothing is kept of its run
 
     @property
     def dataset_name(self) -> str:
@@ -162,7 +168,12 @@ def encode_index(plan: Plan, shards: Iterable[Shard]) -> bytes:
     return json.dumps(index, indent=1).encode()
 
 
-_AGAIN = "run the same `forebay materialize` again, which makes it of what is there"
+def _again(directory: str) -> str:
+    """What to do about a damaged index."""
+    plan = read_plan(directory)
+    if plan is None:
+        return f"{PLAN} is missing, too: materialize to a new directory"
+    return plan.again("makes it of what is there")
 
 
 @dataclass(frozen=True)
@@ -203,13 +214,11 @@ def read_index(directory: str) -> Index | None:
         names = Shard.__dataclass_fields__
         shards = tuple(Shard(**{name: row[name] for name in names}) for row in rows)
     except (ValueError, TypeError, KeyError) as error:
-        raise Corrupt(
-            f"{path} is damaged ({error!r}): {_AGAIN}",
-            path,
-        ) from error
+        raise Corrupt(f"{path} is damaged ({error!r}): {_again(directory)}", path) from error
     plan = Plan.decode(json.dumps(fields).encode(), path)
     if [shard.number for shard in shards] != [*range(plan.shards)]:
-        raise Corrupt(f"{path} does not list each of its {plan.shards} shards once: {_AGAIN}", path)
+        why = f"does not list each of its {plan.shards} shards once"
+        raise Corrupt(f"{path} {why}: {_again(directory)}", path)
     return Index(directory, plan, shards)
 
 
@@ -222,14 +231,13 @@ def require_complete(directory: str, *, verify: bool = False) -> Index:
     """
     index = read_index(directory)
     if index is None:
-        if PLAN in files.listed(directory):
+        if (plan := read_plan(directory)) is not None:
             raise FailedPrecondition(
-                f"the dataset in {directory} is not complete: run the same `forebay materialize` "
-                "again, which does what is missing"
+                f"the dataset in {directory} is not complete: {plan.again('does what is missing')}"
             )
         raise NotFound(
             f"there is no materialized dataset in {directory}, as it is seen here: give the "
-            "--output of `forebay materialize`"
+            "--output of `forebay materialize`, or that of `materialize_pcollection`"
         )
     sizes = files.listed(directory)
     for shard in index.shards:
@@ -241,9 +249,7 @@ def require_complete(directory: str, *, verify: bool = False) -> Index:
         elif verify and not is_intact(directory, shard):
             why = "has another checksum than when it was written"
         if why:
-            raise Corrupt(
-                f"shard {directory}/{shard.file} {why}: run the same `forebay materialize` with "
-                "--verify, which writes again what is missing or damaged",
-                f"{directory}/{shard.file}",
-            )
+            path = f"{directory}/{shard.file}"
+            advice = index.plan.again("writes again what is missing or damaged", " with --verify")
+            raise Corrupt(f"shard {path} {why}: {advice}", path)
     return index

@@ -15,13 +15,14 @@ from typing import Any
 
 import apache_beam as beam
 import numpy as np
+from apache_beam.transforms import trigger, window
 
 from ...storage.tfrecord import frame
 from .. import structure
 from ..errors import FailedPrecondition, InvalidArgument
 from ..pipelines.python.columns import Flatten, Misfit, column_of, fields_of, read, write
 from . import files
-from .layout import INDEX, PLAN, ComponentSpec, Plan, encode_index, shards_among
+from .layout import INDEX, PLAN, ComponentSpec, Plan, encode_index, read_plan, shards_among
 from .new_shard import NewShard
 from .records import Records, elements_of, names_of
 from .run import Materialized, checked_shards, require_all, run_to_its_end
@@ -44,34 +45,40 @@ def materialize_pcollection(
     pipeline was made with. Nothing is kept of a run that was killed.
 
     Args:
-      pcollection: the last one of its pipeline. A part of the pipeline that a runner runs again
-        has to give the same elements.
-      output: a directory that is empty, or not there: here, or in a store that Beam knows. This
-        process and the runner's workers see it under this name.
+      pcollection: a bounded one; its whole pipeline runs. A part of the pipeline that a runner
+        runs again has to give the same elements. The elements of all its windows are written,
+        without their windows and times.
+      output: a directory that is empty, or not there, and that no other run writes to: here, or in
+        a store that Beam knows. This process and the runner's workers see it under this name.
       element_spec: of each element, as of a `tf.data.Dataset`: dense tensors of a known rank.
       shards: how many files. An element's place follows from its contents. Each file's elements
         have to fit into the memory of one of the runner's workers.
 
     Raises InvalidArgument for arguments that make no sense, FailedPrecondition if there is
-    something in the directory, PipelineError with what the runner says, Unavailable.
+    something in the directory or another run writes to it, PipelineError with what the runner
+    says, Unavailable.
     """
     directory = files.checked(output)
     checked_shards(shards)
     if not isinstance(pcollection, beam.PCollection):
         raise InvalidArgument(f"{pcollection!r} is no PCollection, but {type(pcollection)}")
+    if not pcollection.is_bounded:
+        raise InvalidArgument(f"{pcollection!r} is unbounded: what is written to files has an end")
     plan = _plan(element_spec, shards)
     if files.listed(directory):
         raise FailedPrecondition(
             f"there is something in {directory}: what a pipeline computes with shuffles is written "
             "as a whole; delete the directory, if it is of a run that was killed, or give another"
         )
+    writing = WriteByContents(directory, plan)
+    _ = pcollection | f"forebay {writing.name}" >> writing
     files.make(directory)
     files.write(f"{directory}/{PLAN}", plan.encode(), replace=False)
-    writing = WriteShards(directory, plan)
-    _ = pcollection | "forebay" >> writing
+    _require_own(directory, plan)
     run_to_its_end(pcollection.pipeline, "nothing is kept: delete the directory, and run it again")
     found, _ = shards_among(files.listed(directory), plan)
     there = {shard.number: shard for shard in reversed(found)}
+    _require_own(directory, plan)  # a store may have let two runs begin at once
     require_all(directory, plan, there, "Delete the directory, and run it again")
     files.write(f"{directory}/{INDEX}", encode_index(plan, there.values()))
     kept = {shard.file for shard in there.values()}
@@ -81,6 +88,16 @@ def materialize_pcollection(
     elements = sum(shard.elements for shard in there.values())
     size = sum(shard.bytes for shard in there.values())
     return Materialized(directory, elements, size, shards, shards)
+
+
+def _require_own(directory: str, plan: Plan) -> None:
+    """Raises FailedPrecondition if another run's plan is in the directory."""
+    there = read_plan(directory)
+    if there is None or there.fingerprint != plan.fingerprint:
+        raise FailedPrecondition(
+            f"another run writes to {directory}, or has deleted it: give each a directory of its "
+            "own"
+        )
 
 
 def _plan(element_spec: Any, shards: int) -> Plan:
@@ -113,7 +130,7 @@ def _plan(element_spec: Any, shards: int) -> Plan:
     )
 
 
-class WriteShards(beam.PTransform):  # type: ignore[misc]
+class WriteByContents(beam.PTransform):  # type: ignore[misc]
     """Elements to a plan's shards. There are such without elements, too."""
 
     def __init__(self, directory: str, plan: Plan) -> None:
@@ -124,6 +141,11 @@ class WriteShards(beam.PTransform):  # type: ignore[misc]
 
     def expand(self, elements: beam.PCollection) -> beam.PCollection:
         numbers = elements.pipeline | "shards" >> beam.Create([*range(self._plan.shards)])
+        elements |= "without windows" >> beam.WindowInto(
+            window.GlobalWindows(),
+            trigger=trigger.DefaultTrigger(),
+            accumulation_mode=trigger.AccumulationMode.DISCARDING,
+        )
         grouped = {
             "records": elements | "records" >> beam.ParDo(_Encode(self._plan)),
             "shards": numbers | "all shards" >> beam.Map(lambda number: (number, None)),
@@ -161,9 +183,19 @@ class _Write(beam.DoFn):  # type: ignore[misc]
         self._directory = directory
         self._plan = plan
         self._name = name
+        self._written: set[int] = set()  # in this bundle
+
+    def start_bundle(self) -> None:
+        self._written.clear()
 
     def process(self, shard: tuple[int, Mapping[str, Iterable[Any]]]) -> None:
         number, grouped = shard
+        if number in self._written:
+            raise ValueError(
+                f"the runner groups the elements of shard {number} more than once, of which all "
+                "but the first would be lost: report it, with the runner and its options"
+            )
+        self._written.add(number)
         there, _ = shards_among(
             files.listed(self._directory, self._plan.prefix(number)), self._plan
         )

@@ -41,14 +41,14 @@ class Gauge(_message.Message):
     def __init__(self, value: _Optional[int] = ..., time_ms: _Optional[int] = ...) -> None: ...
 
 class Metrics(_message.Message):
-    __slots__ = ("metrics", "more", "bundles")
+    __slots__ = ("metrics", "more", "splits")
     METRICS_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
-    BUNDLES_FIELD_NUMBER: _ClassVar[int]
+    SPLITS_FIELD_NUMBER: _ClassVar[int]
     metrics: _containers.RepeatedCompositeFieldContainer[Metric]
     more: bool
-    bundles: int
-    def __init__(self, metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., more: bool = ..., bundles: _Optional[int] = ...) -> None: ...
+    splits: int
+    def __init__(self, metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., more: bool = ..., splits: _Optional[int] = ...) -> None: ...
 
 class TaskMetrics(_message.Message):
     __slots__ = ("iteration_id", "task_id", "run", "totals")

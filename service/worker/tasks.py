@@ -168,7 +168,7 @@ class TaskRunner:
     def metrics(self) -> TaskMetrics | None:
         """What the dataset's code has counted; None if it has counted nothing."""
         totals = self._totals.told()
-        if not totals.bundles:
+        if not totals.splits:
             return None
         iteration_id, task_id = self.task.iteration_id, self.task.task_id
         return TaskMetrics(

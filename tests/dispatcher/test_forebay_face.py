@@ -180,8 +180,8 @@ def test_what_user_code_counted_is_added_up_over_tasks_and_told(client: Dispatch
     worker = pb.WorkerHeartbeatRequest(address="counts:1", uid=3)
     task = client.call(worker, pb.WorkerHeartbeatResponse).tasks[-1]
 
-    def told(task_id: int, run: int, bundles: int, iteration_id: int) -> metrics_pb2.TaskMetrics:
-        totals = metrics_pb2.Metrics(metrics=[counter("n", "c", 10 * bundles)], bundles=bundles)
+    def told(task_id: int, run: int, splits: int, iteration_id: int) -> metrics_pb2.TaskMetrics:
+        totals = metrics_pb2.Metrics(metrics=[counter("n", "c", 10 * splits)], splits=splits)
         ids = {"iteration_id": iteration_id, "task_id": task_id, "run": run}
         return metrics_pb2.TaskMetrics(totals=totals, **ids)
 

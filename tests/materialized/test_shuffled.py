@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import pathlib
+import threading
 from typing import Any
 
 import apache_beam as beam
 import numpy as np
 import pytest
 import tensorflow as tf
+from apache_beam.transforms import trigger, window
+from apache_beam.transforms.periodicsequence import PeriodicImpulse
 
 from forebay import service
 from forebay.service.errors import FailedPrecondition, InvalidArgument, PipelineError
-from forebay.service.materialized import shuffled
+from forebay.service.materialized import files, shuffled
 from forebay.service.materialized.registered import opened
+from forebay.storage.errors import Corrupt
 from forebay.storage.tfrecord import frame
 
 SPEC = {
@@ -62,19 +67,112 @@ def test_a_join_is_written_and_equal_runs_write_equal_bytes(tmp_path: pathlib.Pa
     assert found["3"]["half"].numpy().tolist() == [[sum(expected["3"]) / 2] * 2]
 
 
+def frames(data: bytes) -> list[bytes]:
+    """Of records of one byte each."""
+    size = len(frame(b"b"))
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
 def test_of_two_attempts_at_a_shard_the_first_one_stays(tmp_path: pathlib.Path) -> None:
     """Equal ones are alike, whatever their order."""
     plan = shuffled._plan(tf.TensorSpec([], tf.int64), 1)
     write = shuffled._Write(str(tmp_path), plan, "owner")
     write.process((0, {"records": [b"b", b"a", b"b"]}))
     (first,) = contents(tmp_path)
-    assert sorted(data for data in (b"a", b"b", b"b") if frame(data) in first) == [b"a", b"b", b"b"]
+    assert sorted([frame(b"a"), frame(b"b"), frame(b"b")]) == sorted(frames(first))
+    with pytest.raises(ValueError, match="shard 0 more than once"):
+        write.process((0, {"records": [b"c"]}))
+    write.start_bundle()
     write.process((0, {"records": [b"c"]}))
     assert contents(tmp_path) == [first]
     (only,) = tmp_path.iterdir()
     only.unlink()
+    write.start_bundle()
     write.process((0, {"records": [b"a", b"b", b"b"]}))
     assert (contents(tmp_path), [*tmp_path.iterdir()]) == ([first], [only])
+
+
+RUNNERS = ["FnApiRunner", "BundleBasedDirectRunner"]
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_every_element_of_every_window_is_written(tmp_path: pathlib.Path, runner: str) -> None:
+    """Equal ones too; whatever triggers there were."""
+    pipeline = beam.Pipeline(runner=runner)
+    numbers = pipeline | beam.Create([*range(20), 3, 3])
+    timed = numbers | beam.Map(lambda n: window.TimestampedValue(np.int64(n), n))
+    windows = timed | beam.WindowInto(
+        window.FixedWindows(5),
+        trigger=trigger.Repeatedly(trigger.AfterCount(1)),
+        accumulation_mode=trigger.AccumulationMode.ACCUMULATING,
+    )
+    done = write(windows, tmp_path / "out")
+    assert done.elements == 22
+    assert read(tmp_path / "out") == sorted([*range(20), 3, 3])
+
+
+def test_of_two_runs_into_one_directory_one_is_refused(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have seen that there is nothing in it."""
+    make, both = files.make, threading.Barrier(2)
+
+    def make_when_both_do(directory: str) -> None:
+        both.wait(60)
+        make(directory)
+
+    monkeypatch.setattr(files, "make", make_when_both_do)
+    contents = [[1, 2, 3], [10, 20, 30, 40]]
+
+    def run(numbers: list[int]) -> Any:
+        created = beam.Pipeline() | beam.Create([*map(np.int64, numbers)])
+        try:
+            return write(created, tmp_path / "out").elements
+        except FailedPrecondition as error:
+            return str(error)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        done = [*threads.map(run, contents)]
+    (won,) = [at for at, each in enumerate(done) if not isinstance(each, str)]
+    assert done[won] == len(contents[won])
+    assert "another run writes to" in done[1 - won]
+    assert read(tmp_path / "out") == contents[won]
+
+
+def test_a_pipeline_that_grew_behind_what_was_written_is_written_again(
+    tmp_path: pathlib.Path,
+) -> None:
+    created = beam.Pipeline() | beam.Create([*map(np.int64, range(3))])
+    assert write(created, tmp_path / "one").elements == 3
+    assert write(created | beam.Map(lambda n: 2 * n), tmp_path / "two").elements == 3
+    assert [read(tmp_path / name) for name in ("one", "two")] == [[0, 1, 2], [0, 2, 4]]
+
+
+def test_what_to_do_with_a_directory_that_is_not_whole(tmp_path: pathlib.Path) -> None:
+    """No command writes what is missing."""
+    created = beam.Pipeline() | beam.Create([*map(np.int64, range(3))])
+    write(created, tmp_path)
+    advice = "delete the directory, and run the pipeline again"
+    index = (tmp_path / "index.json").read_bytes()
+    (tmp_path / "index.json").write_bytes(index[:-9])
+    with pytest.raises(Corrupt, match=advice):
+        opened(tmp_path)
+    (tmp_path / "index.json").unlink()
+    with pytest.raises(FailedPrecondition, match=advice):
+        opened(tmp_path)
+    (tmp_path / "index.json").write_bytes(index)
+    next(tmp_path.glob("shard-*")).unlink()
+    with pytest.raises(Corrupt, match=rf"is missing: {advice}"):
+        opened(tmp_path)
+
+
+def write(elements: beam.PCollection, folder: pathlib.Path) -> Any:
+    spec = tf.TensorSpec([], tf.int64)
+    return service.materialize_pcollection(elements, folder, element_spec=spec, shards=2)
+
+
+def read(folder: pathlib.Path) -> list[int]:
+    return sorted(int(n) for n in opened(folder).dataset)
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: pathlib.Path) -> None:
@@ -93,6 +191,9 @@ def test_what_cannot_be_written_is_refused(tmp_path: pathlib.Path) -> None:
         write(shards=0)
     with pytest.raises(InvalidArgument, match="dense tensors of a known rank"):
         write(element_spec=tf.RaggedTensorSpec([None], tf.int64))
+    with pytest.raises(InvalidArgument, match="unbounded"):
+        write(beam.Pipeline() | PeriodicImpulse(0, 3, 1))
+    assert [*tmp_path.iterdir()] == []
     with pytest.raises(PipelineError, match=r"nothing is kept.*(?s:.)*element is 1.*string"):
         write(element_spec=tf.TensorSpec([], tf.string))
     with pytest.raises(FailedPrecondition, match=r"there is something in .*out: .* delete"):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import bz2
+import concurrent.futures
 import contextlib
 import functools
 import gzip
 import io
+import json
 import os
 import pathlib
 import pickle
 import random
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +23,7 @@ from typing import Any
 import apache_beam as beam
 import cloudpickle
 import fastavro
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -43,13 +47,16 @@ from forebay.service.client.functions import (
     request_of,
 )
 from forebay.service.errors import InvalidArgument, PipelineError
-from forebay.service.metrics import MAX_METRICS, Totals, counter, distribution, shown
+from forebay.service.metrics import MAX_METRICS, MAX_NAME, Totals, counter, distribution, shown
 from forebay.service.pipelines import Pipeline
 from forebay.service.pipelines.beam import internals, tfrecords
 from forebay.service.pipelines.beam.chain import Chain
 from forebay.service.pipelines.beam.translation import Translated, translate, values
+from forebay.service.pipelines.python.child import Child
+from forebay.service.pipelines.python.columns import column_of, fields_of
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.proto import metrics_pb2 as pb
+from forebay.service.shared import Lender
 from forebay.storage.tfrecord import frame
 
 from .contract import SPLITS, Step
@@ -261,6 +268,15 @@ PIPELINES: dict[str, Callable[[str], Build]] = {
     "flattened with itself": lambda d: lambda p: (lambda one: (one, one) | beam.Flatten())(
         p | beam.Create([1, 2])
     ),
+    "read by two": lambda d: lambda p: (lambda rows: (
+        rows | "n" >> beam.Map(lambda row: row["n"]), rows | beam.Filter(lambda row: row["n"] % 2)
+    ) | beam.Flatten())(p | beam.io.ReadFromParquet(f"{d}/*.parquet")),
+    "all read by two": lambda d: lambda p: (lambda lines: (
+        lines | "len" >> beam.Map(len), lines) | beam.Flatten()
+    )(p | beam.Create([f"{d}/*.txt"]) | beam.io.ReadAllFromText()),
+    "matched by two": lambda d: lambda p: (lambda found: (
+        found | "lines" >> beam.FlatMap(lines_of), found | beam.Map(lambda file: file.metadata.path)
+    ) | beam.Flatten())(p | fileio.MatchFiles(f"{d}/*.txt") | fileio.ReadMatches()),
     "main output": lambda d: lambda p: signs(p).positive,
     "tagged output": lambda d: lambda p: signs(p).negative | beam.Map(lambda n: n * 10),
     "unnamed outputs": lambda d: lambda p: (
@@ -536,7 +552,7 @@ def test_what_user_code_counts_is_what_beams_runner_counts() -> None:
     parts = [chain.run_bundle(split, lambda _: None) for split in splits]
     chain.teardown()
     told = shown(Totals(part for part in parts if part is not None).told())
-    assert told["bundles"] == len(splits) > 1
+    assert told["splits"] == len(splits) > 1
     ours = {
         (value["namespace"], value["name"]): value.get("counter", value.get("distribution"))
         or value["gauge"]["value"]
@@ -581,8 +597,34 @@ def test_what_a_split_counts_counts_once(tmp_path: pathlib.Path, how: str) -> No
     ) as pipeline:
         assert len(numbers(pipeline.run(None).blocks())) == sum(sizes)
     told = shown(totals.told())
-    assert told["bundles"] == len(sizes)
+    assert told["splits"] == len(sizes)
     assert {v["name"]: v["counter"] for v in told["values"]} == {"splits": 7, "elements": 12}
+
+
+def test_what_was_counted_comes_apart_from_an_element_that_fills_its_message() -> None:
+    """Which would go alone."""
+    shape = [1] * 30
+    structure = json.dumps({"tuple": [{"tensor": "int64", "shape": shape}] * 3900})
+    fields, _ = fields_of(structure)
+    columns = [column_of(field, [np.full(shape, 7)]) for field in fields]
+    names = [f"{number:03}{'é' * MAX_NAME}" for number in range(MAX_METRICS)]
+    counted = pb.Metrics(metrics=[counter("é" * MAX_NAME, name, 1) for name in names], splits=1)
+    mine, workers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    child = Child.__new__(Child)
+    child._connection, child._process, child._fields = mine, os.getpid(), fields
+    child._lender, child._credit, child._at = Lender(0), 1, memoryview(bytearray(24)).cast("q")
+    with mine, workers, concurrent.futures.ThreadPoolExecutor(1) as thread:
+        send = functools.partial(child._send_columns, 1, columns, (1, 0), [(0, counted)])
+        sent = thread.submit(send)
+        sent.add_done_callback(lambda _: mine.shutdown(socket.SHUT_WR))
+        messages = []
+        while data := workers.recv(1 << 20):
+            messages.append(msgspec.msgpack.decode(data))
+        sent.result()
+    block, apart = messages
+    assert (block[0], block[1], block[5], block[6]) == ("block", 1, [1, 0], b"")
+    assert apart[:2] == ["counted", [1, 0]]
+    assert len(pb.Metrics.FromString(apart[2]).metrics) == MAX_METRICS
 
 
 def test_of_many_metrics_the_first_ones_are_whole() -> None:
@@ -592,9 +634,9 @@ def test_of_many_metrics_the_first_ones_are_whole() -> None:
     for part in range(6):
         drawn = random.Random(part).sample(names, 2 * MAX_METRICS)
         total.add(Totals([pb.Metrics(metrics=[counter("n", d, 1) for d in drawn])]).told())
-        total.add(pb.Metrics(metrics=[counter("n", name, 1) for name in names], bundles=1))
+        total.add(pb.Metrics(metrics=[counter("n", name, 1) for name in names], splits=1))
     found = shown(total.told())
-    assert found["more"] and found["bundles"] == 6
+    assert found["more"] and found["splits"] == 6
     expected = [
         6 + sum(n in random.Random(part).sample(names, 2 * MAX_METRICS) for part in range(6))
         for n in names[:MAX_METRICS]
@@ -751,6 +793,50 @@ def test_what_is_no_chain_is_refused_by_its_label(build: Build, message: str) ->
         translate(build(beam.Pipeline()))
 
 
+def parts(p: beam.Pipeline) -> Any:
+    """Other ones each time that it is run."""
+    numbers = p | beam.Create(range(100)) | "draw" >> beam.Map(lambda n: (n, random.random()))
+    return numbers | "divide" >> beam.Partition(lambda pair, count: int(pair[1] * count), 2)
+
+
+def drawn(p: beam.Pipeline) -> beam.PCollection:
+    return p | "one" >> beam.Create([None]) | "draw" >> beam.Map(lambda _: random.random())
+
+
+@pytest.mark.parametrize(
+    ("build", "label"),
+    [
+        (lambda p: parts(p) | beam.Flatten(), "divide"),
+        (lambda p: [n | f"{at}" >> beam.Map(str) for at, n in enumerate(parts(p))] | beam.Flatten(),
+         "divide"),
+        (lambda p: (lambda one: (one, one) | beam.Flatten())(drawn(p)), "draw"),
+        (lambda p: (lambda one: (one, one | "s" >> beam.Map(str)) | beam.Flatten())(
+            drawn(p) | beam.Reshuffle()), "draw"),
+        (lambda p: (lambda lines: (lines | "l" >> beam.Map(len), lines) | beam.Flatten())(
+            drawn(p) | beam.Map(str) | "read" >> beam.io.ReadAllFromText()), "Map(str)"),
+        (lambda p: (lambda one, two: one | "not in" >> beam.Filter(
+            lambda pair, others: pair not in others, pvalue.AsList(two)))(*parts(p)), "divide"),
+        (lambda p: p | "one" >> beam.Create([1]) | beam.Map(
+            lambda _, *both: both, *map(pvalue.AsList, parts(p))), "divide"),
+    ],
+    ids=["outputs", "behind", "itself", "reshuffled", "read", "side input", "side inputs"],
+)  # fmt: skip
+def test_a_step_that_would_run_twice_is_refused_by_its_label(build: Build, label: str) -> None:
+    """It may draw something else, and what it counts would count twice."""
+    with pytest.raises(InvalidArgument, match=rf"^'{re.escape(label)}' .* once.*one DoFn"):
+        translate(build(beam.Pipeline()))
+
+
+def test_a_side_input_is_computed_once() -> None:
+    """Whoever asks for it."""
+    p = beam.Pipeline()
+    side = pvalue.AsSingleton(drawn(p))
+    several = [p | f"{n}" >> beam.Create([n]) for n in range(2)]
+    found = several | beam.Flatten() | "a" >> beam.Map(lambda _, drawn: [drawn], side)
+    of_each = values(found | "b" >> beam.Map(lambda found, drawn: [*found, drawn], side))
+    assert len(of_each) == 2 and len({drawn for found in of_each for drawn in found}) == 1
+
+
 def test_what_only_runners_convert_is_refused(files: pathlib.Path) -> None:
     rows = beam.io.ReadFromParquet(f"{files}/*.parquet", as_rows=True)
     with pytest.raises(InvalidArgument, match="'rows' takes or yields batches"):
@@ -821,7 +907,6 @@ def test_what_of_beam_is_not_public(files: pathlib.Path) -> None:
         "splittable": [False, False, True],
     }
     assert internals.tfrecord_file(bundle.source) is None
-    assert internals.read_tfrecord(io.BytesIO(frame(b"data"))) == b"data"
     numbers = beam.io.ReadFromTFRecord(f"{files}/0.tfrecord", beam.coders.StrUtf8Coder())._source
     (bundle,) = numbers.split(1 << 30)
     found = internals.tfrecord_file(bundle.source)
@@ -843,15 +928,45 @@ def test_tfrecords_are_read_as_beam_reads_them(
     monkeypatch.setattr(tfrecords, "_MAX_KNOWN", 2)
     whole = b"".join(map(frame, [b"one", b"", b"and two", b"six", b"f" * 50, b"one"]))
     broken = [bytes([*whole[:at], whole[at] ^ 4, *whole[at + 1 :]]) for at in range(len(whole))]
+    cut = [whole[:at] for at in range(1, len(whole))]
     packed = gzip.compress(whole)
-    for content in (whole, packed, *broken, *(whole[:at] for at in range(1, len(whole)))):
-        path = tmp_path / ("file.gz" if content is packed else "file")
+    two = packed + packed
+    damaged = [two[:-3], packed + b"junk" + packed[4:], packed + b"more than a header",
+               two[:-8] + bytes(8), gzip.compress(whole + whole[:9]), gzip.compress(broken[40]),
+               packed + gzip.compress(broken[5])]  # fmt: skip
+    contents = [("file", content) for content in (whole, *broken, *cut)]
+    contents += [("file.gz", content) for content in (packed, two, *damaged)]
+    for name, content in contents:
+        path = tmp_path / name
         path.write_bytes(content)
         (bundle,) = beam.io.ReadFromTFRecord(str(path))._source.split(1 << 30)
         found = internals.tfrecord_file(bundle.source)
         assert found is not None
         theirs = outcome(bundle.source.read(bundle.source.get_range_tracker(None, None)))
         assert outcome(tfrecords.records(*found)) == theirs
+
+
+def test_records_before_a_store_fails_come_first(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many of them as Beam gives, which asks for less at once; then the store's error."""
+    path = tmp_path / "file"
+    path.write_bytes(frame(b"one") + frame(b"two") + frame(b"three"))
+
+    class Fails(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if self.tell() + (size or 0) > 40:
+                raise OSError("the store is away")
+            return super().read(size)
+
+    (bundle,) = beam.io.ReadFromTFRecord(str(path))._source.split(1 << 30)
+    found = internals.tfrecord_file(bundle.source)
+    assert found is not None
+    content = path.read_bytes()
+    monkeypatch.setattr(type(found[0]), "open_file", lambda *_: Fails(content))
+    assert outcome(tfrecords.records(*found)) == [
+        b"one", b"two", repr(OSError("the store is away"))
+    ]  # fmt: skip
 
 
 def outcome(records: Iterator[bytes]) -> list[object]:

@@ -259,7 +259,7 @@ class _Metrics:
             return None
         found = self.metrics_container.get_cumulative()
         self.metrics_container = MetricsContainer("chain")
-        told = pb.Metrics(bundles=1)
+        told = pb.Metrics(splits=1)
         for key, count in found.counters.items():
             told.metrics.append(metrics.counter(*_name(key), count))
         for key, of in found.distributions.items():

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from apache_beam.io import filebasedsource, iobase, tfrecordio
 from apache_beam.pvalue import AsSideInput
@@ -31,9 +31,6 @@ def file_read(source: iobase.BoundedSource) -> str | None:
 
 TFRecordSource: TypeAlias = tfrecordio._TFRecordSource
 """A source of TFRecord files."""
-
-read_tfrecord: Callable[[IO[bytes]], bytes | None] = tfrecordio._TFRecordUtil.read_record
-"""The next record of a file; None at its end. Raises ValueError for what is none."""
 
 
 def tfrecord_file(source: iobase.BoundedSource) -> tuple[TFRecordSource, str] | None:

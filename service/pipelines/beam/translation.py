@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 import cloudpickle
 from apache_beam import pvalue
-from apache_beam.io import fileio, iobase
+from apache_beam.io import filebasedsource, fileio, iobase, parquetio
 from apache_beam.pipeline import AppliedPTransform
 from apache_beam.runners import common
 from apache_beam.transforms import core, util, window
@@ -38,6 +38,21 @@ _ADVICE = (
     "it), and register these"
 )
 
+_GIVES_THE_SAME = (
+    core.Create,
+    iobase.Read,
+    filebasedsource.ReadAllFiles,
+    fileio.MatchFiles,
+    fileio.MatchAll,
+    fileio.ReadMatches,
+    parquetio.ReadFromParquet,
+    parquetio.ReadAllFromParquet,
+)
+"""As often as it is run: nothing in it is the user's but a source, of which Beam asks it, too."""
+
+_Sides = dict[pvalue.PCollection, list[Any]]
+"""What was computed of side inputs."""
+
 
 class Translated(NamedTuple):
     """What a dataset is made of."""
@@ -55,13 +70,20 @@ def translate(pcollection: beam.PCollection, split_bytes: int | None = None) -> 
       split_bytes: of how many bytes the splits of a bounded source should be; by default, as Beam
         chooses it.
 
-    What is flattened of several is a branch for each of them, with all that is behind: what
-    several have in common is read, and run, for each.
+    What is flattened of several is a branch for each of them, with all that is behind. A read that
+    several have in common is read for each. A step of the user's would run for each, and is
+    refused: it may draw something else each time, of which elements would be lost.
 
     Raises InvalidArgument, with the transform's label, for what is no chain behind one bounded
     read, and for what needs a shuffle or windows.
     """
-    found = [_translate(applied, split_bytes) for applied in _paths(pcollection)]
+    return _translate(pcollection, split_bytes, {})
+
+
+def _translate(pcollection: beam.PCollection, split_bytes: int | None, sides: _Sides) -> Translated:
+    paths = _paths(pcollection)
+    _require_run_once(pcollection)
+    found = [_translate_path(applied, split_bytes, sides) for applied in paths]
     if not found:
         raise InvalidArgument(f"{_label(pcollection.producer)} flattens nothing: register a read")
     if len(found) == 1:
@@ -74,8 +96,12 @@ def translate(pcollection: beam.PCollection, split_bytes: int | None = None) -> 
 
 def values(pcollection: beam.PCollection) -> list[Any]:
     """All elements, computed here."""
+    return _values(pcollection, {})
+
+
+def _values(pcollection: beam.PCollection, sides: _Sides) -> list[Any]:
     found: list[Any] = []
-    chain, splits = translate(pcollection)
+    chain, splits = _translate(pcollection, None, sides)
     try:
         for split in splits:
             chain.run_bundle(split, found.append)
@@ -116,6 +142,36 @@ def _paths(pcollection: Any, behind: Sequence[_Applied] = ()) -> list[list[_Appl
         _check(node, pcollection)
         found.append(_Applied(node, pcollection.tag))
         (pcollection,) = node.inputs
+
+
+def _require_run_once(pcollection: beam.PCollection) -> None:
+    """Raises InvalidArgument for a step that a PCollection follows from in more than one way, but
+    for a side input, which is computed once."""
+    seen: set[AppliedPTransform] = set()
+    sides: set[pvalue.PCollection] = set()
+    left = [(pcollection, False)]
+    while left:
+        found, is_shared = left.pop()
+        node = found.producer
+        is_shared = is_shared or node in seen
+        seen.add(node)
+        if (
+            is_shared
+            and isinstance(node.transform, core.ParDo)
+            and _inside(node, *_GIVES_THE_SAME, util.Reshuffle, util.ReshufflePerKey) is None
+        ):
+            raise InvalidArgument(
+                f"{_label(node)} runs once in Beam, and would run here for each of those that use "
+                "its result; it might draw something else each time, and what it counts would "
+                f"count again. Do in one DoFn what they do, or {_ADVICE}"
+            )
+        left.extend(
+            (each, is_shared) for each in node.inputs if isinstance(each, pvalue.PCollection)
+        )
+        for side in node.side_inputs:
+            if side.pvalue not in sides:
+                sides.add(side.pvalue)
+                left.append((side.pvalue, is_shared))
 
 
 def _inside(node: AppliedPTransform, *kinds: type[Any]) -> AppliedPTransform | None:
@@ -164,10 +220,12 @@ def _label(node: AppliedPTransform) -> str:
     return repr(at.full_label)
 
 
-def _translate(applied: Sequence[_Applied], split_bytes: int | None) -> Translated:
+def _translate_path(
+    applied: Sequence[_Applied], split_bytes: int | None, sides: _Sides
+) -> Translated:
     if not applied:
         raise InvalidArgument("an Impulse alone has nothing to read")
-    steps = [_step(each) for each in applied]
+    steps = [_step(each, sides) for each in applied]
     first = _first(applied, steps)
     chain = Chain(steps[first:])
     inputs = [window.GlobalWindows.windowed_value(b"")]
@@ -229,17 +287,19 @@ def _begin(
         yield windowed.with_value((unused, restriction))
 
 
-def _step(applied: _Applied) -> Step:
+def _step(applied: _Applied, sides: _Sides) -> Step:
     transform = applied.node.transform
     return Step(
         label=applied.node.full_label,
         fn=transform.fn,
         args=tuple(transform.args),
         kwargs=dict(transform.kwargs),
-        sides=tuple(_side(side) for side in transform.side_inputs),
+        sides=tuple(_side(side, sides) for side in transform.side_inputs),
         output=applied.output,
     )
 
 
-def _side(side: pvalue.AsSideInput) -> Side:
-    return Side(type(side), internals.view_options(side), values(side.pvalue))
+def _side(side: pvalue.AsSideInput, sides: _Sides) -> Side:
+    if side.pvalue not in sides:
+        sides[side.pvalue] = _values(side.pvalue, sides)
+    return Side(type(side), internals.view_options(side), sides[side.pvalue])

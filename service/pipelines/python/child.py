@@ -17,9 +17,10 @@ and to which it sends
                                              elements in a slab, or, if that is None, in a file
                                              of their own; the split and element behind them; and
                                              what was counted in splits that end with them, perhaps
-    ["counted", at, metrics]                 that, of splits that end without elements
+    ["counted", at, metrics]                 that, of splits that end without elements, or where
+                                             it does not fit into the block's message
     ["end"]                                  of what was to be run
-    ["failed", code, split, element, text]   instead of that
+    ["failed", code, text, split, element]   instead of that
 
 Whatever the function does to its process, it does to this one.
 """
@@ -72,6 +73,7 @@ _UNCHANGING = {int, float, bytes, str, bool}
 MAX_ROWS = 1 << 16
 MAX_TEXT = 20_000
 MESSAGE_BYTES = 192 << 10
+PLACE_BYTES = 128  # at most, of all in a block's message but its header and metrics
 PROGRESS_BYTES = 3 * 8
 
 _CODES: dict[type[BaseException], str] = {
@@ -426,9 +428,16 @@ class Child:
         else:
             descriptor, payload = new_slab(size)
         header = write(columns, payload)
-        self._send(["block", count, size, header, slab, behind, _totals(counted)], descriptor)
+        metrics = apart = _totals(counted)
+        if metrics and len(msgspec.msgpack.encode([header, metrics])) > MESSAGE_BYTES - PLACE_BYTES:
+            metrics = b""
+        else:
+            apart = b""
+        self._send(["block", count, size, header, slab, behind, metrics], descriptor)
         if descriptor is not None:
             os.close(descriptor)
+        if apart:
+            self._send(["counted", behind, apart])
 
     def _failed(
         self, split: int, element: int, what: str, code: str = "INVALID_ARGUMENT"
