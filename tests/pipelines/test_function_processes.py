@@ -633,6 +633,25 @@ def test_what_is_there_comes_though_the_function_makes_nothing_more(
     pipeline.close()
 
 
+def test_the_first_element_of_each_run_travels_alone() -> None:
+    """Somebody waits for it, though its process has just ended another run, or splits without any
+    element; in the parts that follow nobody does."""
+
+    def function(split: int) -> list[int]:
+        return [os.getpid()] * (100 if split else 0)
+
+    pipeline = pipeline_of(function, range(3))
+    processes: set[int] = set()
+    for _ in range(20):
+        parts = Ranges([SplitRange(split, 1, 0) for split in range(3)])
+        first, *rest = pipeline.run(parts).blocks()
+        assert first.count == 1
+        assert sum(block.count for block in rest) == 199
+        processes.update(numbers(iter([first, *rest])))
+    assert len(processes) == 1
+    pipeline.close()
+
+
 def test_what_does_not_fit_is_said_though_it_was_sent_in_a_pause() -> None:
     """Which is by a thread of its own."""
 

@@ -6,8 +6,10 @@ It has a socket to the worker, which sends
                                              so many of a PythonDataset; and one
                                              of three int64: the split and the element that it is
                                              at, and the split before which all has been sent
-    ["run", first, count, start, seed]       these splits, from element `start` on: of the first
-                                             one, or, if there is a seed, of all of them
+    ["run", first, count, start, seed, awaited]
+                                             these splits, from element `start` on: of the first
+                                             one, or, if there is a seed, of all of them; and
+                                             whether somebody waits for the first element
     ["free", slabs, abandoned, blocks]       memory that is free again, and blocks that were taken
     ["teardown"]                             nothing more will come
 
@@ -19,7 +21,7 @@ and to which it sends
                                              what was counted in splits that end with them, perhaps
     ["counted", at, metrics]                 that, of splits that end without elements
     ["end"]                                  of what was to be run
-    ["failed", code, split, element, text]   instead of that
+    ["failed", code, text, split, element]   instead of that
 
 Whatever the function does to its process, it does to this one.
 """
@@ -215,7 +217,7 @@ class Child:
 
     # -- elements --------------------------------------------------------------------------------
 
-    def _run(self, first: int, count: int, start: int, seed: str | None) -> None:
+    def _run(self, first: int, count: int, start: int, seed: str | None, awaited: bool) -> None:
         if self._splits is None:
             return self._run_built()
         random.seed(seed)
@@ -223,8 +225,8 @@ class Child:
         with self._lock:
             self._begin_block()
             self._broken = None
-        # Somebody waits for the first element, unless there were some a moment ago.
-        self._at_once = time.monotonic() - self._ended_s >= LINGER_S
+        # Where there were none for a while, somebody waits as well.
+        self._at_once = awaited or time.monotonic() - self._ended_s >= LINGER_S
         self._making.set()
         try:
             self._run_splits(first, count, start, seed)
