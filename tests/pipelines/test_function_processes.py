@@ -104,6 +104,7 @@ def test_what_is_no_function_of_a_split(function: Function, said: str) -> None:
 DEATHS = {
     "exit code 7": lambda: os._exit(7),
     "SIGSEGV": lambda: ctypes.string_at(0),
+    "killed by signal 40": lambda: os.kill(os.getpid(), 40),
     "SIGKILL, perhaps because memory was short": lambda: os.kill(os.getpid(), signal.SIGKILL),
 }
 
@@ -156,6 +157,41 @@ def test_a_request_that_fails_costs_no_other_child(nursery: Nursery) -> None:
         each.close()
 
 
+REFUSING = """
+import errno, os
+
+nursery, fork, refused = os.getpid(), os.fork, []
+
+def forked():
+    if os.getpid() == nursery and refused:
+        return fork()
+    refused.append(True)
+    raise OSError(errno.EAGAIN, "too many")
+
+os.fork = forked
+"""
+"""Forks fail: the nursery's first one, and all of its inits."""
+
+
+def test_a_fork_that_fails_is_said_and_costs_nothing_else(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "refusing.py").write_text(REFUSING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    nursery, processes = Nursery("refusing"), set[int]()
+    for _ in range(3):
+        child = children.PythonChild(nursery, b"definition", INT)
+        died = child.receive()
+        assert isinstance(died, children.Died)
+        assert died.how.startswith("it could not be forked: [Errno 11] too many")
+        child.kill()
+        assert nursery._process is not None
+        processes.add(nursery._process.pid)
+    nursery.close()
+    assert len(processes) == 1
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_nursery_that_has_gone_is_started_again(nursery: Nursery) -> None:
     for _ in range(2):
         connection, control = asked(nursery)
@@ -172,7 +208,7 @@ def test_a_nursery_ends_though_a_fork_of_the_worker_lives() -> None:
     assert nursery._requests is not None
     theirs = os.dup(nursery._requests.fileno())
     nursery.close()
-    assert ended(control) == "with the worker's nursery"
+    assert ended(control) == "with its init, or with the worker's nursery"
     for end in (theirs, connection.detach(), control.detach()):
         os.close(end)
 
@@ -251,11 +287,18 @@ def test_what_a_function_leaves_behind_is_reaped_and_what_it_waits_for_is_not() 
     assert read(function, range(3), timeout_s=30) == [7] * 3
 
 
-def test_children_end_though_a_nursery_is_killed(nursery: Nursery) -> None:
+@pytest.mark.parametrize("killed", ["nursery", "init"])
+def test_a_child_ends_though_what_it_was_forked_by_is_killed(killed: str, nursery: Nursery) -> None:
     connection, control = asked(nursery)
     assert nursery._process is not None
-    nursery._process.kill()
-    assert ended(control) == "with the worker's nursery"
+    pid = nursery._process.pid
+    if killed == "nursery":
+        os.kill(pid, signal.SIGKILL)
+    while not children._readable(control, timeout_ms=10):
+        for init in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(init), signal.SIGKILL)
+    assert ended(control) == "with its init, or with the worker's nursery"
     assert connection.recv(1) == b""
     connection.close()
     control.close()
