@@ -20,16 +20,19 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
+import msgspec
 import numpy as np
 import pytest
 
+from forebay.service.client.functions import python_dataset, request_of
 from forebay.service.errors import PipelineError, Unavailable
 from forebay.service.pipelines import Run, SplitRange
-from forebay.service.pipelines.python import children, run_states
+from forebay.service.pipelines.python import child, children, run_states
 from forebay.service.pipelines.python.child import LINGER_S, MESSAGE_BYTES, SLABS
 from forebay.service.pipelines.python.nursery import Nursery, ended
 from forebay.service.shared import new_slab
@@ -707,6 +710,49 @@ def test_what_does_not_fit_is_said_though_it_was_sent_in_a_pause() -> None:
 
     with pytest.raises(PipelineError, match=r"split 0 \(0\), element 2: element is 'three'"):
         read(function, [0])
+
+
+@pytest.mark.parametrize("what", ["credit", "the thread that sends"])
+def test_what_was_waited_for_is_no_time_that_a_block_was_made(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a full block would be followed by one of a single element."""
+    told = python_dataset(range(1))(lambda split: range(60))
+    definition = request_of(told, range(1), INT).python
+    stored, memory = new_slab(len(INT) + len(definition))
+    memory[: len(INT) + len(definition)] = np.frombuffer(INT.encode() + definition, np.uint8)
+    progress, _ = new_slab(child.PROGRESS_BYTES)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    setup = msgspec.msgpack.encode(["setup", len(INT), len(definition)])
+    socket.send_fds(ours, [setup], [stored, progress])
+    made = child.Child(theirs)
+    now_s = 0.0
+
+    def waits() -> None:
+        nonlocal now_s
+        now_s += 1
+
+    class Lock:
+        def __enter__(self) -> None:
+            if what != "credit" and not made._rows:
+                waits()
+
+        def __exit__(self, *_: object) -> None: ...
+
+    made._load()
+    made._begin_block()
+    monkeypatch.setattr(child, "time", types.SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(child, "BLOCK_BYTES", 80)
+    monkeypatch.setattr(made, "_wait_for_credit", waits if what == "credit" else lambda: None)
+    monkeypatch.setattr(made, "_lock", Lock())
+    made._run(0, 1, 0, None, True)
+    theirs.shutdown(socket.SHUT_WR)
+    counts = []
+    while data := ours.recv(MESSAGE_BYTES):
+        counts.append(msgspec.msgpack.decode(data)[1])
+    assert counts == [1, 10, 10, 10, 10, 10, 9]
+    for end in (stored, progress, ours, theirs):
+        end.close() if isinstance(end, socket.socket) else os.close(end)
 
 
 def test_blocks_that_are_held_cost_a_bounded_number_of_descriptors() -> None:

@@ -287,6 +287,7 @@ class Child:
 
         def take(value: Any) -> None:
             nonlocal element, last_s, failed
+            took_s = now() - last_s  # without what is waited for from here on
             if pid_of() != process:  # before it waits for a thread that a fork has not
                 self._require_process()
             with lock:
@@ -294,7 +295,7 @@ class Child:
                     try:
                         if self._broken is not None:
                             self._raise_broken()
-                        self._add(value, split, element, last_s)
+                        self._add(value, split, element, took_s)
                         last_s = now()
                         due = last_s - self._began_s >= LINGER_S
                         if due or self._at_once or self._rows >= MAX_ROWS:
@@ -326,7 +327,7 @@ class Child:
             raise self._failed(split, element, _traceback(error), _code(error)) from None
         return element, counted
 
-    def _add(self, value: Any, split: int, element: int, began_s: float) -> None:
+    def _add(self, value: Any, split: int, element: int, took_s: float) -> None:
         leaves: list[Any] = []
         try:
             self._flatten(value, leaves)
@@ -342,7 +343,7 @@ class Child:
         if self._rows and self._bytes + size > BLOCK_BYTES:
             self._flush()
         if not self._rows:
-            self._began_s = began_s
+            self._began_s = time.monotonic() - took_s
         if not self._places or self._places[-1][1] != split:
             self._places.append((self._rows, split, element))
         for at, leaf in enumerate(leaves):
