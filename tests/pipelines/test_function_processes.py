@@ -35,6 +35,7 @@ from forebay.service.pipelines import Run, SplitRange
 from forebay.service.pipelines.python import child, children, run_states
 from forebay.service.pipelines.python.child import LINGER_S, MESSAGE_BYTES, SLABS
 from forebay.service.pipelines.python.nursery import Nursery, ended
+from forebay.service.proto import metrics_pb2 as pb
 from forebay.service.shared import new_slab
 
 from .contract import Ranges
@@ -404,6 +405,22 @@ def test_a_split_that_has_come_is_not_run_again(how: str, tmp_path: pathlib.Path
     assert pathlib.Path(path).read_text().split() == [*"012345"]
 
 
+def test_what_a_fork_of_the_process_does_is_not_what_it_has_done(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "died"
+
+    def function(split: int, path: str = str(path)) -> Iterator[int]:
+        if split == 1:
+            if (fork := os.fork()) == 0:
+                return  # this split is nothing to it
+            os.waitpid(fork, 0)
+            if not os.path.exists(path):
+                open(path, "w").close()
+                os._exit(7)
+        yield split
+
+    assert read(function, range(4), on_error="retry", limit=1) == [0, 1, 2, 3]
+
+
 def test_a_split_that_is_run_again_must_yield_the_same(tmp_path: pathlib.Path) -> None:
     """Elements of the next one are not taken for its own."""
     path = tmp_path / "count"
@@ -712,20 +729,31 @@ def test_what_does_not_fit_is_said_though_it_was_sent_in_a_pause() -> None:
         read(function, [0])
 
 
+def test_a_split_whose_last_element_could_not_be_sent_in_a_pause_has_not_ended() -> None:
+    """And what it has counted is not told."""
+
+    class Counting:
+        def run_bundle(self, split: int, take: Callable[[object], None]) -> pb.Metrics:
+            take(1)
+            take("two")
+            with pytest.raises(child.Failed) as failed:
+                made._flush_block()
+            made._broken = failed.value  # as the thread leaves it
+            return pb.Metrics()
+
+    with child_here(lambda split: [], 1) as (made, said):
+        made._function = Counting()  # type: ignore[assignment]
+        with pytest.raises(child.Failed, match="split 0, element 1: element is 'two'"):
+            made._run(0, 1, 0, None, True)
+        assert [kind for kind, *_ in said()] == ["block"]
+        assert made._at[2] == 0
+
+
 @pytest.mark.parametrize("what", ["credit", "the thread that sends"])
 def test_what_was_waited_for_is_no_time_that_a_block_was_made(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or a full block would be followed by one of a single element."""
-    told = python_dataset(range(1))(lambda split: range(60))
-    definition = request_of(told, range(1), INT).python
-    stored, memory = new_slab(len(INT) + len(definition))
-    memory[: len(INT) + len(definition)] = np.frombuffer(INT.encode() + definition, np.uint8)
-    progress, _ = new_slab(child.PROGRESS_BYTES)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    setup = msgspec.msgpack.encode(["setup", len(INT), len(definition)])
-    socket.send_fds(ours, [setup], [stored, progress])
-    made = child.Child(theirs)
     now_s = 0.0
 
     def waits() -> None:
@@ -739,20 +767,69 @@ def test_what_was_waited_for_is_no_time_that_a_block_was_made(
 
         def __exit__(self, *_: object) -> None: ...
 
-    made._load()
-    made._begin_block()
-    monkeypatch.setattr(child, "time", types.SimpleNamespace(monotonic=lambda: now_s))
-    monkeypatch.setattr(child, "BLOCK_BYTES", 80)
-    monkeypatch.setattr(made, "_wait_for_credit", waits if what == "credit" else lambda: None)
-    monkeypatch.setattr(made, "_lock", Lock())
-    made._run(0, 1, 0, None, True)
-    theirs.shutdown(socket.SHUT_WR)
-    counts = []
-    while data := ours.recv(MESSAGE_BYTES):
-        counts.append(msgspec.msgpack.decode(data)[1])
-    assert counts == [1, 10, 10, 10, 10, 10, 9]
-    for end in (stored, progress, ours, theirs):
-        end.close() if isinstance(end, socket.socket) else os.close(end)
+    with child_here(lambda split: range(60), 1) as (made, said):
+        monkeypatch.setattr(child, "time", types.SimpleNamespace(monotonic=lambda: now_s))
+        monkeypatch.setattr(child, "BLOCK_BYTES", 80)
+        monkeypatch.setattr(made, "_wait_for_credit", waits if what == "credit" else lambda: None)
+        monkeypatch.setattr(made, "_lock", Lock())
+        made._run(0, 1, 0, None, True)
+        assert [count for _, count, *_ in said()] == [1, 10, 10, 10, 10, 10, 9]
+
+
+def test_a_block_that_cannot_be_sent_fails_at_its_first_element_and_costs_no_credit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that nothing of it is lost, nor waited for."""
+    errors: list[Exception] = [OSError(errno.EMFILE, "too many"), MemoryError(), OSError("no"), *[
+        child.Failed("RESOURCE_EXHAUSTED", "it cannot be described", 2, 1)
+    ]]  # fmt: skip
+
+    def refused(size: int) -> NoReturn:
+        raise errors.pop()
+
+    with child_here(lambda split: range(2), 3) as (made, said):
+        made._run(0, 1, 0, None, True)
+        assert [count for _, count, *_ in said()] == [1, 1]
+        monkeypatch.setattr(made, "_ended_s", 2 * time.monotonic())  # that has just come
+        monkeypatch.setattr(made._lender, "reserve", refused)
+        credit = made._credit
+        while errors:
+            with pytest.raises(child.Failed) as failed:
+                made._run(0, 3, 1, None, False)
+            assert failed.value.args[0] == "RESOURCE_EXHAUSTED"
+            assert failed.value.args[2:] == (0, 1)
+        assert not said()
+        assert made._credit == credit
+
+
+@contextlib.contextmanager
+def child_here(
+    function: Function, splits: int
+) -> Iterator[tuple[child.Child, Callable[[], list[list[object]]]]]:
+    """In this process, and what it has said since that was asked for."""
+    told = python_dataset(range(splits))(function)
+    definition = request_of(told, range(splits), INT).python
+    stored, memory = new_slab(len(INT) + len(definition))
+    memory[: len(INT) + len(definition)] = np.frombuffer(INT.encode() + definition, np.uint8)
+    progress, _ = new_slab(child.PROGRESS_BYTES)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    setup = msgspec.msgpack.encode(["setup", len(INT), len(definition)])
+    socket.send_fds(ours, [setup], [stored, progress])
+    os.close(stored)
+    os.close(progress)
+
+    def said() -> list[list[object]]:
+        found = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                found.append(msgspec.msgpack.decode(ours.recv(MESSAGE_BYTES, socket.MSG_DONTWAIT)))
+        return found
+
+    with ours, theirs:
+        made = child.Child(theirs)
+        made._load()
+        made._begin_block()
+        yield made, said
 
 
 def test_blocks_that_are_held_cost_a_bounded_number_of_descriptors() -> None:

@@ -249,7 +249,9 @@ class Child:
                 )
             else:
                 start = 0
+            self._require_process()
             with self._lock:
+                self._raise_broken()
                 if counted is not None:
                     self._counted.append((split, counted))
                 if not self._rows:
@@ -275,6 +277,7 @@ class Child:
     def _run_split(self, split: int, start: int) -> tuple[int, pb.Metrics | None]:
         """All of it but the first `start` elements; how many it has, and what it has counted."""
         assert self._splits is not None
+        self._require_process()
         with self._lock:
             self._at[0], self._at[1] = split, 0
         element = 0
@@ -399,21 +402,37 @@ class Child:
         if counted and counted[-1][0] >= split:
             behind = (counted[-1][0] + 1, 0)  # it has ended, and counts once
         try:
-            self._send_block(count, columns, behind, counted)
+            self._send_block(place(0), count, columns, behind, counted)
             self._at[2] = self._at[0]
         except Misfit as misfit:
             split, element = place(misfit.row)
             if misfit.row:
                 before = [column[: misfit.row] for column in columns]
                 counted = [each for each in counted if each[0] < split]
-                self._send_block(misfit.row, before, (split, element), counted)
+                self._send_block(place(0), misfit.row, before, (split, element), counted)
             raise self._failed(split, element, str(misfit)) from None
 
     def _send_block(
-        self, count: int, values: list[list[Any]], behind: tuple[int, int], counted: Counted
+        self,
+        first: tuple[int, int],
+        count: int,
+        values: list[list[Any]],
+        behind: tuple[int, int],
+        counted: Counted,
     ) -> None:
-        columns = [column_of(f, column) for f, column in zip(self._fields, values, strict=True)]
-        self._send_columns(count, columns, behind, counted)
+        """Raises Misfit; and Failed at the first element, as all of them are lost then."""
+        try:
+            columns = [column_of(f, column) for f, column in zip(self._fields, values, strict=True)]
+            self._send_columns(count, columns, behind, counted)
+        except Misfit:
+            raise
+        except Failed as failed:
+            code, text, *_ = failed.args
+            raise Failed(code, text, *first) from None
+        except BaseException as error:  # noqa: BLE001 - descriptors or memory, mostly
+            code = "RESOURCE_EXHAUSTED" if isinstance(error, OSError) else _code(error)
+            what = f"it could not be sent: {_traceback(error)}"
+            raise self._failed(*first, what, code) from None
 
     def _send_columns(
         self, count: int, columns: list[Column], behind: tuple[int, int], counted: Counted = ()
@@ -421,17 +440,19 @@ class Child:
         size = max(1, sum(column.size for column in columns))
         self._require_process()  # before it takes or writes what is the other one's
         self._wait_for_credit()
-        self._credit -= 1
         slab: int | None = None
         descriptor: int | None
         if (reserved := self._lender.reserve(size)) is not None:
             (slab, descriptor), payload = reserved
         else:
             descriptor, payload = new_slab(size)
-        header = write(columns, payload)
-        self._send(["block", count, size, header, slab, behind, _totals(counted)], descriptor)
-        if descriptor is not None:
-            os.close(descriptor)
+        try:
+            header = write(columns, payload)
+            self._send(["block", count, size, header, slab, behind, _totals(counted)], descriptor)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+        self._credit -= 1
 
     def _failed(
         self, split: int, element: int, what: str, code: str = "INVALID_ARGUMENT"
