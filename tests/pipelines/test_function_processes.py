@@ -197,13 +197,17 @@ def test_a_fork_that_fails_is_said_and_costs_nothing_else(
 
 
 def test_a_nursery_that_has_gone_is_started_again(nursery: Nursery) -> None:
-    for _ in range(2):
+    for unread in ([], [b"fork"], []):
         connection, control = asked(nursery)
         connection.close()
         assert ended(control).startswith("exit code")
         control.close()
         assert nursery._requests is not None
-        nursery._requests.shutdown(socket.SHUT_RDWR)  # as when it has just died
+        nursery._requests.close()
+        nursery._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for message in unread:
+            nursery._requests.send(message)
+        theirs.close()  # as when it has just died
 
 
 def test_a_nursery_ends_though_a_fork_of_the_worker_lives() -> None:
@@ -221,6 +225,7 @@ def test_a_signal_to_all_of_a_workers_processes_does_not_end_them_before_it() ->
     """SIGTERM, with which it drains; what a function forks ends with it, as it would elsewhere."""
 
     def function(split: int) -> Iterator[int]:
+        os.kill(os.getppid(), signal.SIGINT)
         for process in (os.getppid(), os.getpid()):
             os.kill(process, signal.SIGTERM)
         told, tells = os.pipe()
@@ -315,8 +320,21 @@ STARTED: dict[str, Callable[[], int]] = {
 }
 
 
-@pytest.mark.parametrize("start", STARTED)
-@pytest.mark.parametrize("last", [lambda: None, DEATHS["exit code 7"]])
+def killing_its_nursery() -> None:
+    """And all in its group."""
+    stat = pathlib.Path(f"/proc/{os.getppid()}/stat").read_text()
+    nursery = int(stat.rpartition(")")[2].split()[1])
+    os.killpg(os.getpgid(nursery), signal.SIGKILL)
+    time.sleep(3600)
+
+
+@pytest.mark.parametrize(
+    ("start", "last"),
+    [
+        *itertools.product(STARTED, [lambda: None, DEATHS["exit code 7"]]),
+        ("a session", killing_its_nursery),
+    ],
+)
 def test_what_a_function_has_started_ends_with_it(
     last: Callable[[], object], start: str, tmp_path: pathlib.Path
 ) -> None:

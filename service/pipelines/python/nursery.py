@@ -14,7 +14,9 @@ A fork has one thread, whatever others of the nursery held: so what a nursery im
 but OpenBLAS's, which prepare for forks themselves. Beam imports gRPC, which starts its threads with
 the first channel, and Arrow, one of whose allocators, jemalloc, is told to do without.
 
-SIGTERM ends none of them, as it may come to all processes of a worker at once, which drains then.
+SIGTERM ends none of them, as it may come to all processes of a worker at once, which drains then;
+nor does SIGINT end a nursery or an init. If both are killed at once, the child ends, and what its
+function has started stays.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ class Nursery:
             ends = [connection.fileno(), theirs.fileno()]
             try:
                 self._ask(ends)
-            except BrokenPipeError:  # it has just died
+            except (BrokenPipeError, ConnectionResetError):  # it has just died
                 self._end()
                 self._ask(ends)
             kept.pop_all()
@@ -207,6 +209,7 @@ def _fork_child(connection: socket.socket, control: socket.socket, nursery: int)
     """Returns in the child only; this process is its init."""
     try:
         _adopt()
+        os.setpgid(0, 0)  # or who kills the nursery's group kills both
         os.close(signal.set_wakeup_fd(-1))  # the nursery's
         ended = _wakened_by_ends()
         _prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)  # which wakes us as well
@@ -217,6 +220,7 @@ def _fork_child(connection: socket.socket, control: socket.socket, nursery: int)
     if not child:
         os.close(signal.set_wakeup_fd(-1))
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.register_at_fork(after_in_child=_end_by_sigterm)
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != init:
@@ -323,11 +327,14 @@ def _exit() -> NoReturn:
         while True:
             _kill(_children())
             os.waitpid(-1, 0)
+            for _ in _reaped():  # all that there are, as to list them takes long if they are many
+                pass
     os._exit(0)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _go_on)  # if all of the worker's processes get it, that drains
+    signal.signal(signal.SIGINT, _go_on)
     import cloudpickle  # noqa: F401
 
     from ...proto import python_pb2  # noqa: F401
