@@ -43,7 +43,7 @@ def materialize(
     from .. import pipelines
     from ..materialized.run import materialize as run
 
-    pipelines.own_process()
+    pipelines.hide_gpus()
     pipelines.load()  # before TensorFlow is imported in any other way
 
     done = run(

@@ -60,7 +60,7 @@ def worker(options: WorkerOptions) -> None:
     """
     from .. import malloc, pipelines
 
-    pipelines.own_process()
+    pipelines.hide_gpus()
     malloc.manage_large_tensors()
     from ..worker.worker import Worker
 

@@ -110,7 +110,7 @@ def _opened(directory: str, plan: Plan, op_libraries: Sequence[str], own_process
     dataset = read_dataset(directory, plan)
     if dataset.definition.HasField("tf_data_graph"):
         if own_process:
-            pipelines.own_process()
+            pipelines.hide_gpus()
         pipelines.load(op_libraries)
     rules = pipelines.PythonRules(processes=1, where=os.uname().nodename)
     return pipelines.open_pipeline(dataset.definition, dataset.graph, python=rules)

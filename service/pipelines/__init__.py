@@ -33,11 +33,11 @@ __all__ = [
     "SplitRange",
     "chunk_opener",
     "forget_idle",
+    "hide_gpus",
     "load",
     "nurseries",
     "open_pipeline",
     "open_saved",
-    "own_process",
     "response_maker",
 ]
 
@@ -124,9 +124,9 @@ class Chunk(Protocol):
         ...
 
 
-def own_process() -> None:
-    """Say that this process is none of the user's: GPUs are hidden from it, as pipelines compute on
-    the CPU. To be called before `load`."""
+def hide_gpus() -> None:
+    """From this process, which is none of the user's, as pipelines compute on the CPU; and have
+    TensorFlow log nothing but errors. To be called before `load`."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 

@@ -20,18 +20,22 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
+import msgspec
 import numpy as np
 import pytest
 
+from forebay.service.client.functions import python_dataset, request_of
 from forebay.service.errors import PipelineError, Unavailable
 from forebay.service.pipelines import Run, SplitRange
-from forebay.service.pipelines.python import children, run_states
+from forebay.service.pipelines.python import child, children, run_states
 from forebay.service.pipelines.python.child import LINGER_S, MESSAGE_BYTES, SLABS
 from forebay.service.pipelines.python.nursery import Nursery, ended
+from forebay.service.proto import metrics_pb2 as pb
 from forebay.service.shared import new_slab
 
 from .contract import Ranges
@@ -104,6 +108,7 @@ def test_what_is_no_function_of_a_split(function: Function, said: str) -> None:
 DEATHS = {
     "exit code 7": lambda: os._exit(7),
     "SIGSEGV": lambda: ctypes.string_at(0),
+    "killed by signal 40": lambda: os.kill(os.getpid(), 40),
     "SIGKILL, perhaps because memory was short": lambda: os.kill(os.getpid(), signal.SIGKILL),
 }
 
@@ -156,14 +161,53 @@ def test_a_request_that_fails_costs_no_other_child(nursery: Nursery) -> None:
         each.close()
 
 
+REFUSING = """
+import errno, os
+
+nursery, fork, refused = os.getpid(), os.fork, []
+
+def forked():
+    if os.getpid() == nursery and refused:
+        return fork()
+    refused.append(True)
+    raise OSError(errno.EAGAIN, "too many")
+
+os.fork = forked
+"""
+"""Forks fail: the nursery's first one, and all of its inits."""
+
+
+def test_a_fork_that_fails_is_said_and_costs_nothing_else(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "refusing.py").write_text(REFUSING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    nursery, processes = Nursery("refusing"), set[int]()
+    for _ in range(3):
+        child = children.PythonChild(nursery, b"definition", INT)
+        died = child.receive()
+        assert isinstance(died, children.Died)
+        assert died.how.startswith("it could not be forked: [Errno 11] too many")
+        child.kill()
+        assert nursery._process is not None
+        processes.add(nursery._process.pid)
+    nursery.close()
+    assert len(processes) == 1
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_nursery_that_has_gone_is_started_again(nursery: Nursery) -> None:
-    for _ in range(2):
+    for unread in ([], [b"fork"], []):
         connection, control = asked(nursery)
         connection.close()
         assert ended(control).startswith("exit code")
         control.close()
         assert nursery._requests is not None
-        nursery._requests.shutdown(socket.SHUT_RDWR)  # as when it has just died
+        nursery._requests.close()
+        nursery._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for message in unread:
+            nursery._requests.send(message)
+        theirs.close()  # as when it has just died
 
 
 def test_a_nursery_ends_though_a_fork_of_the_worker_lives() -> None:
@@ -172,7 +216,7 @@ def test_a_nursery_ends_though_a_fork_of_the_worker_lives() -> None:
     assert nursery._requests is not None
     theirs = os.dup(nursery._requests.fileno())
     nursery.close()
-    assert ended(control) == "with the worker's nursery"
+    assert ended(control) == "with its init, or with the worker's nursery"
     for end in (theirs, connection.detach(), control.detach()):
         os.close(end)
 
@@ -181,6 +225,7 @@ def test_a_signal_to_all_of_a_workers_processes_does_not_end_them_before_it() ->
     """SIGTERM, with which it drains; what a function forks ends with it, as it would elsewhere."""
 
     def function(split: int) -> Iterator[int]:
+        os.kill(os.getppid(), signal.SIGINT)
         for process in (os.getppid(), os.getpid()):
             os.kill(process, signal.SIGTERM)
         told, tells = os.pipe()
@@ -251,11 +296,18 @@ def test_what_a_function_leaves_behind_is_reaped_and_what_it_waits_for_is_not() 
     assert read(function, range(3), timeout_s=30) == [7] * 3
 
 
-def test_children_end_though_a_nursery_is_killed(nursery: Nursery) -> None:
+@pytest.mark.parametrize("killed", ["nursery", "init"])
+def test_a_child_ends_though_what_it_was_forked_by_is_killed(killed: str, nursery: Nursery) -> None:
     connection, control = asked(nursery)
     assert nursery._process is not None
-    nursery._process.kill()
-    assert ended(control) == "with the worker's nursery"
+    pid = nursery._process.pid
+    if killed == "nursery":
+        os.kill(pid, signal.SIGKILL)
+    while not children._readable(control, timeout_ms=10):
+        for init in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(init), signal.SIGKILL)
+    assert ended(control) == "with its init, or with the worker's nursery"
     assert connection.recv(1) == b""
     connection.close()
     control.close()
@@ -268,8 +320,21 @@ STARTED: dict[str, Callable[[], int]] = {
 }
 
 
-@pytest.mark.parametrize("start", STARTED)
-@pytest.mark.parametrize("last", [lambda: None, DEATHS["exit code 7"]])
+def killing_its_nursery() -> None:
+    """And all in its group."""
+    stat = pathlib.Path(f"/proc/{os.getppid()}/stat").read_text()
+    nursery = int(stat.rpartition(")")[2].split()[1])
+    os.killpg(os.getpgid(nursery), signal.SIGKILL)
+    time.sleep(3600)
+
+
+@pytest.mark.parametrize(
+    ("start", "last"),
+    [
+        *itertools.product(STARTED, [lambda: None, DEATHS["exit code 7"]]),
+        ("a session", killing_its_nursery),
+    ],
+)
 def test_what_a_function_has_started_ends_with_it(
     last: Callable[[], object], start: str, tmp_path: pathlib.Path
 ) -> None:
@@ -356,6 +421,22 @@ def test_a_split_that_has_come_is_not_run_again(how: str, tmp_path: pathlib.Path
 
     assert read(function, range(6), on_error="skip", limit=1) == [0, 2, 4, 5]
     assert pathlib.Path(path).read_text().split() == [*"012345"]
+
+
+def test_what_a_fork_of_the_process_does_is_not_what_it_has_done(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "died"
+
+    def function(split: int, path: str = str(path)) -> Iterator[int]:
+        if split == 1:
+            if (fork := os.fork()) == 0:
+                return  # this split is nothing to it
+            os.waitpid(fork, 0)
+            if not os.path.exists(path):
+                open(path, "w").close()
+                os._exit(7)
+        yield split
+
+    assert read(function, range(4), on_error="retry", limit=1) == [0, 1, 2, 3]
 
 
 def test_a_split_that_is_run_again_must_yield_the_same(tmp_path: pathlib.Path) -> None:
@@ -633,6 +714,25 @@ def test_what_is_there_comes_though_the_function_makes_nothing_more(
     pipeline.close()
 
 
+def test_the_first_element_of_each_run_travels_alone() -> None:
+    """Somebody waits for it, though its process has just ended another run, or splits without any
+    element; in the parts that follow nobody does."""
+
+    def function(split: int) -> list[int]:
+        return [os.getpid()] * (100 if split else 0)
+
+    pipeline = pipeline_of(function, range(3))
+    processes: set[int] = set()
+    for _ in range(20):
+        parts = Ranges([SplitRange(split, 1, 0) for split in range(3)])
+        first, *rest = pipeline.run(parts).blocks()
+        assert first.count == 1
+        assert sum(block.count for block in rest) == 199
+        processes.update(numbers(iter([first, *rest])))
+    assert len(processes) == 1
+    pipeline.close()
+
+
 def test_what_does_not_fit_is_said_though_it_was_sent_in_a_pause() -> None:
     """Which is by a thread of its own."""
 
@@ -645,6 +745,109 @@ def test_what_does_not_fit_is_said_though_it_was_sent_in_a_pause() -> None:
 
     with pytest.raises(PipelineError, match=r"split 0 \(0\), element 2: element is 'three'"):
         read(function, [0])
+
+
+def test_a_split_whose_last_element_could_not_be_sent_in_a_pause_has_not_ended() -> None:
+    """And what it has counted is not told."""
+
+    class Counting:
+        def run_bundle(self, split: int, take: Callable[[object], None]) -> pb.Metrics:
+            take(1)
+            take("two")
+            with pytest.raises(child.Failed) as failed:
+                made._flush_block()
+            made._broken = failed.value  # as the thread leaves it
+            return pb.Metrics()
+
+    with child_here(lambda split: [], 1) as (made, said):
+        made._function = Counting()  # type: ignore[assignment]
+        with pytest.raises(child.Failed, match="split 0, element 1: element is 'two'"):
+            made._run(0, 1, 0, None, True)
+        assert [kind for kind, *_ in said()] == ["block"]
+        assert made._at[2] == 0
+
+
+@pytest.mark.parametrize("what", ["credit", "the thread that sends"])
+def test_what_was_waited_for_is_no_time_that_a_block_was_made(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a full block would be followed by one of a single element."""
+    now_s = 0.0
+
+    def waits() -> None:
+        nonlocal now_s
+        now_s += 1
+
+    class Lock:
+        def __enter__(self) -> None:
+            if what != "credit" and not made._rows:
+                waits()
+
+        def __exit__(self, *_: object) -> None: ...
+
+    with child_here(lambda split: range(60), 1) as (made, said):
+        monkeypatch.setattr(child, "time", types.SimpleNamespace(monotonic=lambda: now_s))
+        monkeypatch.setattr(child, "BLOCK_BYTES", 80)
+        monkeypatch.setattr(made, "_wait_for_credit", waits if what == "credit" else lambda: None)
+        monkeypatch.setattr(made, "_lock", Lock())
+        made._run(0, 1, 0, None, True)
+        assert [count for _, count, *_ in said()] == [1, 10, 10, 10, 10, 10, 9]
+
+
+def test_a_block_that_cannot_be_sent_fails_at_its_first_element_and_costs_no_credit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that nothing of it is lost, nor waited for."""
+    errors: list[Exception] = [OSError(errno.EMFILE, "too many"), MemoryError(), OSError("no"), *[
+        child.Failed("RESOURCE_EXHAUSTED", "it cannot be described", 2, 1)
+    ]]  # fmt: skip
+
+    def refused(size: int) -> NoReturn:
+        raise errors.pop()
+
+    with child_here(lambda split: range(2), 3) as (made, said):
+        made._run(0, 1, 0, None, True)
+        assert [count for _, count, *_ in said()] == [1, 1]
+        monkeypatch.setattr(made, "_ended_s", 2 * time.monotonic())  # that has just come
+        monkeypatch.setattr(made._lender, "reserve", refused)
+        credit = made._credit
+        while errors:
+            with pytest.raises(child.Failed) as failed:
+                made._run(0, 3, 1, None, False)
+            assert failed.value.args[0] == "RESOURCE_EXHAUSTED"
+            assert failed.value.args[2:] == (0, 1)
+        assert not said()
+        assert made._credit == credit
+
+
+@contextlib.contextmanager
+def child_here(
+    function: Function, splits: int
+) -> Iterator[tuple[child.Child, Callable[[], list[list[object]]]]]:
+    """In this process, and what it has said since that was asked for."""
+    told = python_dataset(range(splits))(function)
+    definition = request_of(told, range(splits), INT).python
+    stored, memory = new_slab(len(INT) + len(definition))
+    memory[: len(INT) + len(definition)] = np.frombuffer(INT.encode() + definition, np.uint8)
+    progress, _ = new_slab(child.PROGRESS_BYTES)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    setup = msgspec.msgpack.encode(["setup", len(INT), len(definition)])
+    socket.send_fds(ours, [setup], [stored, progress])
+    os.close(stored)
+    os.close(progress)
+
+    def said() -> list[list[object]]:
+        found = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                found.append(msgspec.msgpack.decode(ours.recv(MESSAGE_BYTES, socket.MSG_DONTWAIT)))
+        return found
+
+    with ours, theirs:
+        made = child.Child(theirs)
+        made._load()
+        made._begin_block()
+        yield made, said
 
 
 def test_blocks_that_are_held_cost_a_bounded_number_of_descriptors() -> None:

@@ -71,6 +71,19 @@ def test_what_was_to_be_run_again_goes_on_behind_what_came() -> None:
         tell(Broke(0, died))
 
 
+def test_starts_that_fail_count_for_their_own_splits() -> None:
+    """All processes end at once if their nursery does."""
+    _, tell = states(RETRY, 1)
+    tell(Begun())
+    tell(Granted(SplitRange(0, 3, 0)))
+    tell(Granted(SplitRange(3, 3, 0)))
+    died = Died("with the worker's nursery", Place(-1, -1), Place(-1, 0))
+    assert tell(Broke(0, died)) == [Run(0, 0, 3, 0)]
+    assert tell(Broke(1, died)) == [Run(1, 3, 3, 0)]
+    with pytest.raises(PipelineError, match="its start: the process that ran it ended"):
+        tell(Broke(0, died))
+
+
 def test_a_bundle_is_run_again_from_its_first_split() -> None:
     _, tell = states(RETRY, 1, width=1, bundle_start=10)
     tell(Begun())

@@ -6,8 +6,10 @@ It has a socket to the worker, which sends
                                              so many of a PythonDataset; and one
                                              of three int64: the split and the element that it is
                                              at, and the split before which all has been sent
-    ["run", first, count, start, seed]       these splits, from element `start` on: of the first
-                                             one, or, if there is a seed, of all of them
+    ["run", first, count, start, seed, awaited]
+                                             these splits, from element `start` on: of the first
+                                             one, or, if there is a seed, of all of them; and
+                                             whether somebody waits for the first element
     ["free", slabs, abandoned, blocks]       memory that is free again, and blocks that were taken
     ["teardown"]                             nothing more will come
 
@@ -217,7 +219,7 @@ class Child:
 
     # -- elements --------------------------------------------------------------------------------
 
-    def _run(self, first: int, count: int, start: int, seed: str | None) -> None:
+    def _run(self, first: int, count: int, start: int, seed: str | None, awaited: bool) -> None:
         if self._splits is None:
             return self._run_built()
         random.seed(seed)
@@ -225,8 +227,8 @@ class Child:
         with self._lock:
             self._begin_block()
             self._broken = None
-        # Somebody waits for the first element, unless there were some a moment ago.
-        self._at_once = time.monotonic() - self._ended_s >= LINGER_S
+        # Where there were none for a while, somebody waits as well.
+        self._at_once = awaited or time.monotonic() - self._ended_s >= LINGER_S
         self._making.set()
         try:
             self._run_splits(first, count, start, seed)
@@ -249,7 +251,9 @@ class Child:
                 )
             else:
                 start = 0
+            self._require_process()
             with self._lock:
+                self._raise_broken()
                 if counted is not None:
                     self._counted.append((split, counted))
                 if not self._rows:
@@ -275,6 +279,7 @@ class Child:
     def _run_split(self, split: int, start: int) -> tuple[int, pb.Metrics | None]:
         """All of it but the first `start` elements; how many it has, and what it has counted."""
         assert self._splits is not None
+        self._require_process()
         with self._lock:
             self._at[0], self._at[1] = split, 0
         element = 0
@@ -287,6 +292,7 @@ class Child:
 
         def take(value: Any) -> None:
             nonlocal element, last_s, failed
+            took_s = now() - last_s  # without what is waited for from here on
             if pid_of() != process:  # before it waits for a thread that a fork has not
                 self._require_process()
             with lock:
@@ -294,7 +300,7 @@ class Child:
                     try:
                         if self._broken is not None:
                             self._raise_broken()
-                        self._add(value, split, element, last_s)
+                        self._add(value, split, element, took_s)
                         last_s = now()
                         due = last_s - self._began_s >= LINGER_S
                         if due or self._at_once or self._rows >= MAX_ROWS:
@@ -326,7 +332,7 @@ class Child:
             raise self._failed(split, element, _traceback(error), _code(error)) from None
         return element, counted
 
-    def _add(self, value: Any, split: int, element: int, began_s: float) -> None:
+    def _add(self, value: Any, split: int, element: int, took_s: float) -> None:
         leaves: list[Any] = []
         try:
             self._flatten(value, leaves)
@@ -342,7 +348,7 @@ class Child:
         if self._rows and self._bytes + size > BLOCK_BYTES:
             self._flush()
         if not self._rows:
-            self._began_s = began_s
+            self._began_s = time.monotonic() - took_s
         if not self._places or self._places[-1][1] != split:
             self._places.append((self._rows, split, element))
         for at, leaf in enumerate(leaves):
@@ -398,21 +404,37 @@ class Child:
         if counted and counted[-1][0] >= split:
             behind = (counted[-1][0] + 1, 0)  # it has ended, and counts once
         try:
-            self._send_block(count, columns, behind, counted)
+            self._send_block(place(0), count, columns, behind, counted)
             self._at[2] = self._at[0]
         except Misfit as misfit:
             split, element = place(misfit.row)
             if misfit.row:
                 before = [column[: misfit.row] for column in columns]
                 counted = [each for each in counted if each[0] < split]
-                self._send_block(misfit.row, before, (split, element), counted)
+                self._send_block(place(0), misfit.row, before, (split, element), counted)
             raise self._failed(split, element, str(misfit)) from None
 
     def _send_block(
-        self, count: int, values: list[list[Any]], behind: tuple[int, int], counted: Counted
+        self,
+        first: tuple[int, int],
+        count: int,
+        values: list[list[Any]],
+        behind: tuple[int, int],
+        counted: Counted,
     ) -> None:
-        columns = [column_of(f, column) for f, column in zip(self._fields, values, strict=True)]
-        self._send_columns(count, columns, behind, counted)
+        """Raises Misfit; and Failed at the first element, as all of them are lost then."""
+        try:
+            columns = [column_of(f, column) for f, column in zip(self._fields, values, strict=True)]
+            self._send_columns(count, columns, behind, counted)
+        except Misfit:
+            raise
+        except Failed as failed:
+            code, text, *_ = failed.args
+            raise Failed(code, text, *first) from None
+        except BaseException as error:  # noqa: BLE001 - descriptors or memory, mostly
+            code = "RESOURCE_EXHAUSTED" if isinstance(error, OSError) else _code(error)
+            what = f"it could not be sent: {_traceback(error)}"
+            raise self._failed(*first, what, code) from None
 
     def _send_columns(
         self, count: int, columns: list[Column], behind: tuple[int, int], counted: Counted = ()
@@ -420,22 +442,23 @@ class Child:
         size = max(1, sum(column.size for column in columns))
         self._require_process()  # before it takes or writes what is the other one's
         self._wait_for_credit()
-        self._credit -= 1
         slab: int | None = None
         descriptor: int | None
         if (reserved := self._lender.reserve(size)) is not None:
             (slab, descriptor), payload = reserved
         else:
             descriptor, payload = new_slab(size)
-        header = write(columns, payload)
-        metrics = apart = _totals(counted)
-        if metrics and len(msgspec.msgpack.encode([header, metrics])) > MESSAGE_BYTES - PLACE_BYTES:
-            metrics = b""
-        else:
-            apart = b""
-        self._send(["block", count, size, header, slab, behind, metrics], descriptor)
-        if descriptor is not None:
-            os.close(descriptor)
+        try:
+            header = write(columns, payload)
+            metrics, apart = _totals(counted), b""
+            told = metrics and msgspec.msgpack.encode([header, metrics])
+            if len(told) > MESSAGE_BYTES - PLACE_BYTES:
+                metrics, apart = b"", metrics
+            self._send(["block", count, size, header, slab, behind, metrics], descriptor)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+        self._credit -= 1
         if apart:
             self._send(["counted", behind, apart])
 

@@ -117,10 +117,11 @@ class PythonChild:
         """What is before it has been sent, as it says."""
         return Place(int(self._at[2]), 0)
 
-    def run(self, first: int, count: int, start: int, seed: str | None) -> None:
-        """Begin these splits, from element `start` on; `receive` until it has Ended, or is over."""
+    def run(self, first: int, count: int, start: int, seed: str | None, *, awaited: bool) -> None:
+        """Begin these splits, from element `start` on; `receive` until it has Ended, or is over.
+        If the first element is `awaited`, it comes alone."""
         self._at[:] = -1
-        self._send(["run", first, count, start, seed])
+        self._send(["run", first, count, start, seed, awaited])
 
     def take(self, blocks: int = 1) -> None:
         """So many blocks that were received are with whoever wanted them."""

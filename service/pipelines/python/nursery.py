@@ -5,7 +5,7 @@ user's. So a child is there within milliseconds, and after a crash as well. It e
 and the kernel ends the children with it.
 
 A request comes with two sockets: one is the child's (child.py), and over the other its *init*, a
-process between nursery and child, says the child's exit code. When that one is closed or written
+process between nursery and child, says how the child has ended. When that one is closed or written
 to, the child is killed. What the child has started and left behind becomes the init's
 (PR_SET_CHILD_SUBREAPER in prctl(2)), which reaps it, and ends it when the child has ended, however
 it did. So all children that a child has are its function's own, to be waited for by that.
@@ -14,7 +14,9 @@ A fork has one thread, whatever others of the nursery held: so what a nursery im
 but OpenBLAS's, which prepare for forks themselves. Beam imports gRPC, which starts its threads with
 the first channel, and Arrow, one of whose allocators, jemalloc, is told to do without.
 
-SIGTERM ends none of them, as it may come to all processes of a worker at once, which drains then.
+SIGTERM ends none of them, as it may come to all processes of a worker at once, which drains then;
+nor does SIGINT end a nursery or an init. If both are killed at once, the child ends, and what its
+function has started stays.
 """
 
 from __future__ import annotations
@@ -33,13 +35,15 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NoReturn
 
 from ...processes import EXIT_WITH_PARENT, Child, forebay
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+
+MAX_SAID = 1000
 
 END_S = 5.0
 """For the process to end, before it is killed."""
@@ -62,15 +66,15 @@ class Nursery:
         self._owner = 0  # the process that started it
 
     def fork(self, connection: socket.socket) -> socket.socket:
-        """A child that has this end of a connection; `ended` reads its exit code from what is
-        returned, and closing that kills it. Raises OSError."""
+        """A child that has this end of a connection; `ended` reads from what is returned how it has
+        ended, and closing that kills it. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.ExitStack() as kept, theirs, self._lock:
             kept.enter_context(ours)
             ends = [connection.fileno(), theirs.fileno()]
             try:
                 self._ask(ends)
-            except BrokenPipeError:  # it has just died
+            except (BrokenPipeError, ConnectionResetError):  # it has just died
                 self._end()
                 self._ask(ends)
             kept.pop_all()
@@ -118,14 +122,7 @@ class Nursery:
 
 def ended(control: socket.socket) -> str:
     """How the child has ended, in words; waits for it."""
-    said = control.recv(64)
-    if not said:
-        return "with the worker's nursery"
-    code = int(said)
-    if code >= 0:
-        return f"exit code {code}"
-    how = f"it was killed by {signal.Signals(-code).name}"
-    return how if code != -signal.SIGKILL else f"{how}, perhaps because memory was short"
+    return control.recv(MAX_SAID).decode() or "with its init, or with the worker's nursery"
 
 
 class Nurseries:
@@ -183,10 +180,8 @@ def _serve(requests: socket.socket) -> socket.socket:
             if len(ends) < 2:
                 raise OSError(errno.EMFILE, "too few descriptors came")
             nursery, process = os.getpid(), os.fork()
-        except OSError as error:  # who asked reads that its child has ended
-            print(f"no process is forked for a Python dataset: {error}", file=sys.stderr)
-            for end in ends:
-                os.close(end)
+        except OSError as error:
+            _refuse(ends, error)
             continue
         connection, control = (socket.socket(fileno=end) for end in ends)
         if not process:
@@ -199,16 +194,33 @@ def _serve(requests: socket.socket) -> socket.socket:
         inits.add(process)
 
 
+def _refuse(ends: Sequence[int], error: OSError) -> None:
+    """What came with a request: who asked reads that its child has ended, and why."""
+    how = f"it could not be forked: {error} (a child is two processes)"
+    print(f"a Python dataset's process: {how}", file=sys.stderr)
+    for end in ends[1:]:
+        with contextlib.suppress(OSError):  # nobody waits for it any more
+            os.write(end, how.encode())
+    for end in ends:
+        os.close(end)
+
+
 def _fork_child(connection: socket.socket, control: socket.socket, nursery: int) -> None:
     """Returns in the child only; this process is its init."""
-    _adopt()
-    os.close(signal.set_wakeup_fd(-1))  # the nursery's
-    ended = _wakened_by_ends()
-    _prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)  # which wakes us as well
-    init, child = os.getpid(), os.fork()
+    try:
+        _adopt()
+        os.setpgid(0, 0)  # or who kills the nursery's group kills both
+        os.close(signal.set_wakeup_fd(-1))  # the nursery's
+        ended = _wakened_by_ends()
+        _prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)  # which wakes us as well
+        init, child = os.getpid(), os.fork()
+    except OSError as error:
+        _refuse([connection.detach(), control.detach()], error)
+        os._exit(1)
     if not child:
         os.close(signal.set_wakeup_fd(-1))
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.register_at_fork(after_in_child=_end_by_sigterm)
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != init:
@@ -224,7 +236,7 @@ def _fork_child(connection: socket.socket, control: socket.socket, nursery: int)
             if process == child:
                 _kill(_children())
                 with contextlib.suppress(OSError):
-                    control.send(b"%d" % os.waitstatus_to_exitcode(status))
+                    control.send(_how(os.waitstatus_to_exitcode(status)).encode())
                 _exit()
         if os.getppid() != nursery:
             told.clear()
@@ -238,6 +250,17 @@ def _fork_child(connection: socket.socket, control: socket.socket, nursery: int)
             told.clear()
             with contextlib.suppress(OSError):
                 control.recv(64)  # unread, it would make the exit code an error
+
+
+def _how(code: int) -> str:
+    """A child has ended, in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        how = f"it was killed by {signal.Signals(-code).name}"
+    except ValueError:  # most of the real-time signals have no name
+        return f"it was killed by signal {-code}"
+    return how if code != -signal.SIGKILL else f"{how}, perhaps because memory was short"
 
 
 def _prctl(option: int, value: int) -> None:
@@ -304,11 +327,14 @@ def _exit() -> NoReturn:
         while True:
             _kill(_children())
             os.waitpid(-1, 0)
+            for _ in _reaped():  # all that there are, as to list them takes long if they are many
+                pass
     os._exit(0)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _go_on)  # if all of the worker's processes get it, that drains
+    signal.signal(signal.SIGINT, _go_on)
     import cloudpickle  # noqa: F401
 
     from ...proto import python_pb2  # noqa: F401

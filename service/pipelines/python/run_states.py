@@ -233,10 +233,11 @@ class RunStates:
             behind = max(work.behind, at)
             code, text = failure.code, failure.text
         reason, text = text, f"worker {policy.where}: {text}"
-        self._failures[at.split] += 1
+        tried = at.split if at.split >= 0 else behind.split  # where it was to begin
+        self._failures[tried] += 1
         if at.split < 0 and isinstance(failure, Failed):  # as the next one would
             raise PipelineError(code, text)
-        if policy.on_error == RETRY and self._failures[at.split] <= policy.limit:
+        if policy.on_error == RETRY and self._failures[tried] <= policy.limit:
             if self._is_bundle:  # with the same random numbers
                 self._again(work.first, work.stop, self._index)
             else:

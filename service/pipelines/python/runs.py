@@ -65,6 +65,7 @@ class PythonRun:
         self._bundle = bundle
         self._seed = seed
         self._index = start
+        self._is_awaited = True  # until something has come
         self._cancelled = threading.Event()
         self._bell = _Bell()
         self._feeder = _Feeder(next_range, may_skip, self._bell)
@@ -124,6 +125,7 @@ class PythonRun:
                 self._handle(answer)
 
     def _placed(self, block: Block) -> Block:
+        self._is_awaited = False
         index = self._index
         self._index += block.count
         if self._bundle is None:
@@ -135,7 +137,7 @@ class PythonRun:
             match instruction:
                 case Run(slot, first, count, start):
                     child = self._busy[slot] = self._free_child()
-                    child.run(first, count, start, self._seed)
+                    child.run(first, count, start, self._seed, awaited=self._is_awaited)
                 case EndLate(slot):
                     self._busy[slot].end()
                 case Ask() | SkipReport():
