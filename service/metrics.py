@@ -7,6 +7,7 @@ so that those which are shown are whole.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +17,7 @@ from .proto import metrics_pb2 as pb
 MAX_METRICS = 100
 
 MAX_NAME = 100
-"""Characters of a namespace, and of a name; what is longer is cut."""
+"""Characters of a namespace, and of a name; what is longer is cut, and ends with its digest."""
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
@@ -40,7 +41,10 @@ def _metric(namespace: str, name: str, **kind: Any) -> pb.Metric:
 
 
 def _cut(name: str) -> str:
-    return name.encode(errors="backslashreplace").decode()[:MAX_NAME]
+    name = name.encode(errors="backslashreplace").decode()
+    if len(name) <= MAX_NAME:
+        return name
+    return name[: MAX_NAME - 9] + "…" + hashlib.sha256(name.encode()).hexdigest()[:8]
 
 
 def _bounded(value: int) -> int:

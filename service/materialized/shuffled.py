@@ -106,7 +106,9 @@ def _plan(element_spec: Any, shards: int) -> Plan:
 
     try:
         encoded = structure.encode(element_spec)
-        fields_of(encoded)
+        fields, _ = fields_of(encoded)
+        if not fields:
+            raise ValueError("it has no tensor")
     except (ValueError, TypeError) as error:
         raise InvalidArgument(
             f"element_spec={element_spec!r} must be of dense tensors of a known rank, in dicts and "

@@ -191,6 +191,8 @@ def test_what_cannot_be_written_is_refused(tmp_path: pathlib.Path) -> None:
         write(shards=0)
     with pytest.raises(InvalidArgument, match="dense tensors of a known rank"):
         write(element_spec=tf.RaggedTensorSpec([None], tf.int64))
+    with pytest.raises(InvalidArgument, match="it has no tensor"):
+        write(element_spec=())
     with pytest.raises(InvalidArgument, match="unbounded"):
         write(beam.Pipeline() | PeriodicImpulse(0, 3, 1))
     assert [*tmp_path.iterdir()] == []

@@ -653,6 +653,8 @@ def test_numbers_and_names_that_no_message_holds() -> None:
     assert of["distribution"]["sum"] == -(2**63)
     assert (of["name"], many["name"], len(many["namespace"])) == ("d", "\\udcff", 100)
     assert many["counter"] == 2**63 - 1
+    alike = [counter("n", "n" * 200 + end, 1) for end in "ab"]
+    assert len(Totals([pb.Metrics(metrics=alike)]).told().metrics) == 2
 
 
 def test_what_fails_is_torn_down_and_set_up_anew(logged: Chain) -> None:
@@ -783,6 +785,9 @@ def pairs_grouped(p: beam.Pipeline) -> beam.PCollection:
         (lambda p: pairs(p) | "w" >> beam.WindowInto(FixedWindows(3)), "'w' has windows"),
         (lambda p: () | "f" >> beam.Flatten(pipeline=p), "'f' flattens nothing"),
         (lambda p: (pairs(p), pairs_grouped(p)) | beam.Flatten(), "'g' groups, which"),
+        (lambda p: functools.reduce(
+            lambda one, at: (one, one) | f"f{at}" >> beam.Flatten(), range(40), pairs(p)
+        ), "more than 1000 branches"),
         (lambda p: p | "i" >> beam.Impulse(), "an Impulse alone"),
         (signs, r"several outputs.*register one"),
         (lambda p: p, "is no PCollection"),

@@ -38,6 +38,8 @@ _ADVICE = (
     "it), and register these"
 )
 
+MAX_BRANCHES = 1000
+
 _GIVES_THE_SAME = (
     core.Create,
     iobase.Read,
@@ -138,7 +140,15 @@ def _paths(pcollection: Any, behind: Sequence[_Applied] = ()) -> list[list[_Appl
         if isinstance(node.transform, core.Impulse):
             return [found[::-1]]
         if isinstance(node.transform, core.Flatten):
-            return [path for each in node.inputs for path in _paths(each, found)]
+            paths: list[list[_Applied]] = []
+            for each in node.inputs:
+                paths += _paths(each, found)
+                if len(paths) > MAX_BRANCHES:
+                    raise InvalidArgument(
+                        f"{_label(node)} flattens more than {MAX_BRANCHES} branches, each of which "
+                        f"is set up by itself: read their files by one pattern, or {_ADVICE}"
+                    )
+            return paths
         _check(node, pcollection)
         found.append(_Applied(node, pcollection.tag))
         (pcollection,) = node.inputs
