@@ -1,15 +1,18 @@
 """Who this process is among the tasks of a training job, by the environment it was started in.
 
 Pure: an environment in, a frozen value out, and no framework. The first of these that is set says
-it, since whoever starts a job sets one of them, and a launcher inside another knows better:
+it:
 
     TF_CONFIG          TensorFlow's; Kubeflow's TFJob, Vertex AI and AI Platform set it, too
     CLUSTER_SPEC       Vertex AI's, of the same form; its task types are the worker pools
     RANK, WORLD_SIZE   torchrun's, and those of Kubeflow's PyTorchJob
+    OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
+                       Open MPI's mpirun's
     SLURM_PROCID, SLURM_STEP_NUM_TASKS
                        of a step that srun has started; a batch script is no step, and one task
 
-Without any of them the process is alone, and chief.
+A launcher inside another knows better: torchrun (TORCHELASTIC_RUN_ID), and each that gives ranks to
+the processes of a platform's only task that trains. Without any of them the process is alone, and chief.
 """
 
 from __future__ import annotations
@@ -63,12 +66,12 @@ class TaskContext:
         environ = os.environ if environ is None else environ
         for variable, types in (("TF_CONFIG", TF_CONFIG_TYPES), ("CLUSTER_SPEC", POOLS)):
             if text := environ.get(variable, ""):
-                return cls(**_Spec(variable, text, types).context())
-        for rank, size in RANKS:
-            found = {name: environ[name] for name in (rank, size) if name in environ}
-            if len(found) == 2 or (found and rank == "RANK"):
-                return cls(**_ranked(rank, size, found))
-        return cls()
+                context = _Spec(variable, text, types).context()
+                trains = context["rank"] is not None
+                if trains and (context["num_consumers"] <= 1 or "TORCHELASTIC_RUN_ID" in environ):
+                    return cls(**context | _ranked(environ, complete=True))
+                return cls(**context)
+        return cls(**_ranked(environ))
 
     @property
     def is_chief(self) -> bool:
@@ -90,7 +93,11 @@ class TaskContext:
         return self.rank
 
 
-RANKS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
+RANKS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
 
 TF_CONFIG_TYPES = {
     "chief": "chief",
@@ -220,7 +227,17 @@ class _Spec:
         return InvalidArgument(f"{self._said} {what}")
 
 
-def _ranked(rank: str, size: str, found: Mapping[str, str]) -> dict[str, Any]:
+def _ranked(environ: Mapping[str, str], *, complete: bool = False) -> dict[str, Any]:
+    """The arguments of a TaskContext that a launcher says, or none. One of torchrun's variables
+    without the other is an error, unless those are asked for that are `complete`."""
+    for rank, size in RANKS:
+        found = {name: environ[name] for name in (rank, size) if name in environ}
+        if len(found) == 2 or (found and rank == "RANK" and not complete):
+            return _checked(rank, size, found)
+    return {}
+
+
+def _checked(rank: str, size: str, found: Mapping[str, str]) -> dict[str, Any]:
     said = " ".join(f"{name}={value}" for name, value in found.items())
     if len(found) < 2:
         missing = size if rank in found else rank

@@ -93,6 +93,10 @@ def test_worker_pools_are_roles(kind: str, index: int, role: Role, rank: int | N
 
 
 TORCHRUN = {"GROUP_RANK": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
+TORCHELASTIC = {"TORCHELASTIC_RUN_ID": "x"}
+RANKED = {"RANK": "3", "WORLD_SIZE": "4"}
+MPIRUN = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
+ONE_POOL = {"CLUSTER_SPEC": json.dumps({"cluster": {"workerpool0": ["a:1"]}})}
 SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_NODELIST": "n[1-2]"}
 
 
@@ -111,12 +115,26 @@ SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_NODELIST": "n[1-2]"}
             SLURM | {"SLURM_STEP_NUM_TASKS": "2"} | TORCHRUN | {"RANK": "9", "WORLD_SIZE": "16"},
             *(WORKER, 9, 16),
         ),
-        (tf_config(WITHOUT_CHIEF, "worker", 1) | {"RANK": "0", "WORLD_SIZE": "9"}, WORKER, 1, 3),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "2"} | MPIRUN, WORKER, 2, 4),
+        # A launcher inside of a platform that has started it as one task knows better.
+        (tf_config({}, trial="3") | RANKED, WORKER, 3, 4),
+        (tf_config({"worker": ["w:1"]}, "worker") | RANKED, WORKER, 3, 4),
+        (tf_config({"chief": ["c:1"]}, "chief") | MPIRUN, WORKER, 2, 4),
+        (ONE_POOL | RANKED, WORKER, 3, 4),
+        (tf_config(WITHOUT_CHIEF, "worker", 1) | RANKED, WORKER, 1, 3),
+        (tf_config(WITHOUT_CHIEF, "worker", 1) | {"RANK": "0"}, WORKER, 1, 3),
+        (tf_config(WITHOUT_CHIEF, "worker", 1) | TORCHELASTIC | RANKED, WORKER, 3, 4),
     ],
 )
 def test_launchers(environ: dict[str, str], role: Role, rank: int, consumers: int) -> None:
     context = TaskContext.from_env(environ)
     assert (context.role, context.rank, context.num_consumers) == (role, rank, consumers)
+
+
+def test_ranks_within_a_platform_s_task_keep_its_trial() -> None:
+    assert TaskContext.from_env(tf_config({}, trial="3") | RANKED).trial == "3"
+    evaluator = tf_config({"worker": ["w:1"]}, "evaluator") | RANKED
+    assert TaskContext.from_env(evaluator).role == EVALUATOR
 
 
 def test_by_default_it_is_this_process_s_environment(monkeypatch: pytest.MonkeyPatch) -> None:
