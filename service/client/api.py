@@ -363,7 +363,8 @@ def from_dataset_id(
         "LOCAL" if the dispatcher's deployment_mode is COLOCATED. Each worker that a job has needs
         a reader. Who shares a job must give the same.
       initial_epoch: how many epochs of a named job are over, for trainers that begin again from a
-        checkpoint. The first iteration is the next one, or what is left of it.
+        checkpoint. The first iteration is the next one, or what is left of it. Not with a cache,
+        and of little use to a coordinated read: what has no end has but one epoch.
 
     Its cardinality is infinite or zero where the registered dataset's is, else unknown: others
     may share the job, and several workers may each produce the whole dataset.
@@ -392,7 +393,7 @@ def from_dataset_id(
         cross_trainer_cache=cross_trainer_cache,
         target_workers=target_workers,
     )
-    check_initial_epoch(initial_epoch, job_name)
+    check_initial_epoch(initial_epoch, job_name, cached=cross_trainer_cache is not None)
     if parameter_servers.are_there():
         if initial_epoch:
             raise InvalidArgument(

@@ -9,7 +9,6 @@ metadata differ.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -26,7 +25,7 @@ from ..connections.dispatcher_client import DispatcherClient
 from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from ..pipelines.tf_data.element_specs import decode_metadata, plain
 from ..proto import forebay_pb2 as pb
-from .context import Role, TaskContext
+from .context import Role, TaskContext, context_of
 
 log = logging.getLogger(__name__)
 
@@ -167,13 +166,13 @@ def _cluster_of(given: TaskContext | Any) -> tuple[TaskContext, int]:
         raise InvalidArgument(
             f"context_or_strategy={given!r} must be a TaskContext or a tf.distribute.Strategy"
         )
-    resolver, environ = given.cluster_resolver, dict(os.environ)
+    resolver = given.cluster_resolver
     cluster = resolver and resolver.cluster_spec().as_dict()
     if cluster:  # which the environment need not know
-        task: dict[str, Any] = {"type": resolver.task_type, "index": resolver.task_id}
-        task["trial"] = TaskContext.from_env(environ).trial
-        environ = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
-    return TaskContext.from_env(environ), int(given.num_replicas_in_sync)
+        context = context_of(cluster, resolver.task_type, resolver.task_id, os.environ)
+    else:
+        context = TaskContext.from_env()
+    return context, int(given.num_replicas_in_sync)
 
 
 class _Training:

@@ -12,7 +12,9 @@ it:
                        of a step that srun has started; a batch script is no step, and one task
 
 A launcher inside another knows better: torchrun (TORCHELASTIC_RUN_ID), and each that gives ranks to
-the processes of a platform's only task that trains. Without any of them the process is alone, and chief.
+the processes of a platform's only task that trains.
+
+Without any of them the process is alone, and chief.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class TaskContext:
         environ = os.environ if environ is None else environ
         for variable, types in (("TF_CONFIG", TF_CONFIG_TYPES), ("CLUSTER_SPEC", POOLS)):
             if text := environ.get(variable, ""):
-                context = _Spec(variable, text, types).context()
+                context = _Spec(*_parsed(variable, text), types).context()
                 trains = context["rank"] is not None
                 if trains and (context["num_consumers"] <= 1 or "TORCHELASTIC_RUN_ID" in environ):
                     return cls(**context | _ranked(environ, complete=True))
@@ -115,16 +117,49 @@ POOLS = {
 TRAINING = ("chief", "worker")
 
 
-class _Spec:
-    """A variable with a cluster and a task, which both are of these `types`."""
+def context_of(
+    cluster: Mapping[str, Any], kind: str | None, index: int | None, environ: Mapping[str, str]
+) -> TaskContext:
+    """Who is this task of a strategy's cluster; the environment says only the trial.
 
-    def __init__(self, variable: str, text: str, types: Mapping[str, str]) -> None:
-        self._said = f"{variable}={text:.1000}"
+    `cluster` is what `tf.train.ClusterSpec.as_dict` returns. Who has no type among its tasks drives
+    all of them, as TPUs are driven. Raises InvalidArgument.
+    """
+    trial = None
+    for variable in ("TF_CONFIG", "CLUSTER_SPEC"):
+        if trial is None and (text := environ.get(variable, "")):
+            _, spec = _parsed(variable, text)
+            trial = ((spec or {}).get("task") or {}).get("trial")
+    if kind in (None, "", "localhost"):
+        return TaskContext(trial=None if trial is None else str(trial))
+    addresses: dict[str, list[str]] = {}
+    for name, found in cluster.items():
+        if isinstance(found, Mapping):  # some indices are left out
+            if name == kind:
+                index = sorted(found).index(index)
+            found = [found[i] for i in sorted(found)]
+        addresses[name] = list(found)
+    task = {"type": kind, "index": index or 0, "trial": trial}
+    types = TF_CONFIG_TYPES | {"coordinator": "chief"}
+    said = f"the strategy's cluster {addresses}, of which this is {kind!r} {index},"
+    return TaskContext(**_Spec(said, {"cluster": addresses, "task": task}, types).context())
+
+
+def _parsed(variable: str, text: str) -> tuple[str, Any]:
+    """What is to be quoted of it, and its JSON."""
+    said = f"{variable}={text:.1000}"
+    try:
+        return said, json.loads(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{said} is no JSON ({error})") from error
+
+
+class _Spec:
+    """What is `said` of a cluster and a task, which both are of these `types`."""
+
+    def __init__(self, said: str, spec: Any, types: Mapping[str, str]) -> None:
+        self._said = said
         self._types = types
-        try:
-            spec = json.loads(text)
-        except ValueError as error:
-            raise self._wrong(f"is no JSON ({error})") from error
         self._spec = self._object(spec, "is")
         if "sparseCluster" in self._spec:
             raise self._wrong(

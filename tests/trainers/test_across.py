@@ -171,6 +171,11 @@ def test_what_makes_no_sense_is_said(target: str) -> None:
         service.distribute_across(never, target, job_name="of a server")
     with pytest.raises(ValueError, match="'chief' must be a TaskContext"):
         service.distribute_across(never, target, "chief", job_name="of a word")
+    with pytest.raises(ValueError, match="initial_epoch=2 beside cross_trainer_cache"):
+        across(
+            target, TaskContext(), "one epoch", dataset_fn=lambda _: numbers(_).repeat(),
+            cross_trainer_cache=True, initial_epoch=2,
+        )  # fmt: skip
     for wrong, name in ((-1, "j"), (True, "j"), (1, None)):
         with pytest.raises(ValueError, match=f"initial_epoch={wrong}"):
             service.from_dataset_id(
@@ -203,9 +208,13 @@ def test_trials_that_share_the_cache_get_the_same(target: str) -> None:
     ]  # fmt: skip
     iterators = [trial.as_numpy_iterator() for trial in trials]
     got: list[set[Any]] = [set(), set()]
-    while not got[0] & got[1]:  # numbers by chance, which are the same if they are drawn once
+    # Numbers by chance, which are the same if they are drawn once.
+    for _ in range(100):
+        if got[0] & got[1]:
+            break
         for found, iterator in zip(got, iterators, strict=True):
             found |= {*itertools.islice(iterator, 100)}
+    assert got[0] & got[1]
 
 
 def test_a_strategy_says_how_many_replicas_there_are(target: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from forebay.service import Role, TaskContext
 from forebay.service.errors import FailedPrecondition, InvalidArgument
+from forebay.service.trainers.context import context_of
 
 CHIEF, WORKER = Role.CHIEF, Role.WORKER
 PS, EVALUATOR = Role.PARAMETER_SERVER, Role.EVALUATOR
@@ -188,3 +189,29 @@ def test_who_does_not_train_is_no_consumer(kind: str) -> None:
     context = TaskContext.from_env(tf_config(WITH_CHIEF, kind))
     with pytest.raises(FailedPrecondition, match=f"{kind} 0 .* among the 3 that do"):
         _ = context.consumer_index
+
+
+@pytest.mark.parametrize(
+    ("cluster", "kind", "index", "role", "rank", "consumers"),
+    [
+        (WITH_CHIEF, "worker", 1, WORKER, 2, 3),
+        ({"coordinator": ["c:1"], "worker": ["w:1"]}, "coordinator", 0, CHIEF, 0, 2),
+        ({"coordinator": ["c:1"], "worker": ["w:1"]}, "coordinator", None, CHIEF, 0, 2),
+        ({"worker": ["w0:1", "w1:1"]}, None, None, CHIEF, 0, 1),
+        ({"worker": ["w0:1", "w1:1"]}, "", None, CHIEF, 0, 1),
+        ({"worker": ["w0:1", "w1:1"]}, "localhost", 0, CHIEF, 0, 1),
+        ({"worker": {0: "w0:1", 2: "w2:1"}}, "worker", 2, WORKER, 1, 2),
+    ],
+)
+def test_a_task_of_a_strategy_s_cluster(
+    cluster: Any, kind: Any, index: Any, role: Role, rank: int, consumers: int
+) -> None:
+    """Whatever the environment says, but for the trial."""
+    context = context_of(cluster, kind, index, {"RANK": "7", **tf_config({}, trial="3")})
+    assert (context.role, context.rank, context.num_consumers) == (role, rank, consumers)
+    assert context.trial == "3"
+
+
+def test_a_strategy_s_cluster_is_quoted_as_what_it_is() -> None:
+    with pytest.raises(InvalidArgument, match=r"the strategy's cluster .*'tpu_worker' in its"):
+        context_of({"tpu_worker": ["t:1"]}, "tpu_worker", 0, {})

@@ -139,3 +139,4 @@ def test_a_worker_that_is_killed_and_a_cluster_that_begins_again(target: str) ->
         own = [x for task in before + after for number, own in task if number == epoch for x in own]
         assert len(own) == len({*own}), f"epoch {epoch} has elements twice"
         assert epoch == 1 or sorted(own) == list(range(600))
+    assert any(own for task in after for number, own in task if number == 1), "what is left of it"
