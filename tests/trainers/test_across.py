@@ -11,6 +11,9 @@ import tensorflow as tf
 
 from forebay import service
 from forebay.service import Role, TaskContext
+from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.service.errors import Unavailable
+from forebay.service.trainers import across as distribute_across_module
 
 from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
@@ -242,3 +245,41 @@ def test_sharding_what_is_shared_is_warned_of(
         found = dataset.with_options(options).options().experimental_distribute.auto_shard_policy
         assert (found != policies.OFF) == doubles, "TensorFlow takes AUTO for nothing said"
         assert (f"auto_shard_policy is {policy} for" in caplog.text) == doubles
+
+
+@pytest.mark.parametrize("task", [CHIEF, WORKER, EVALUATOR])
+def test_an_absent_dispatcher_is_waited_for_as_long_as_the_chief(
+    task: TaskContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patience: list[float | None] = []
+
+    def call(*_: Any, patience_s: float | None) -> None:
+        patience.append(patience_s)
+        raise Unavailable("nobody answers")
+
+    monkeypatch.setattr(DispatcherClient, "call", lambda *_, **how: call(**how))
+    for timeout_s in (0, 600, None):
+        with pytest.raises(tf.errors.UnavailableError, match="nobody answers"):
+            across("localhost:1", task, "late", timeout_s=timeout_s)
+    zero, long, for_ever = patience
+    assert zero == 0 and long is not None and 500 < long <= 600 and for_ever is None
+
+
+def test_only_who_may_be_in_step_has_few_elements_at_a_time(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int | None] = []
+
+    def found(*_: Any, max_outstanding_requests: int | None, **__: Any) -> Any:
+        asked.append(max_outstanding_requests)
+        return tf.data.Dataset.range(0)
+
+    monkeypatch.setattr(distribute_across_module, "from_dataset_id", found)
+    for task in (CHIEF, WORKER, EVALUATOR):
+        across(target, task, "in step", dataset_fn=numbers)
+    across(target, TaskContext(), "alone in step", dataset_fn=numbers)
+    across(target, CHIEF, "endless", dataset_fn=lambda _: numbers(_).repeat())
+    across(target, CHIEF, "as told", dataset_fn=numbers, max_outstanding_requests=3)
+    assert asked == [16, 16, None, None, None, 3]
+    with pytest.raises(ValueError, match="'MANY'"):
+        across(target, WORKER, "in step", max_outstanding_requests="MANY")
