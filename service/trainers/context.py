@@ -179,14 +179,13 @@ class _Spec:
         kind, index = self._read_task()
         first = len(self._cluster.get("chief", ()))
         workers = len(self._cluster.get("worker", ()))
-        found |= {"index": index, "num_consumers": first + workers}
+        found |= {"index": index, "num_consumers": max(1, first + workers)}
         if kind not in TRAINING:
             return found | {"role": Role(kind), "rank": None}
         rank = index if kind == "chief" else first + index
         return found | {
             "role": Role.CHIEF if rank == 0 else Role.WORKER,
             "rank": rank,
-            "num_consumers": max(1, first + workers),
         }
 
     def _read_cluster(self) -> Cluster:

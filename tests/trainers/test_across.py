@@ -234,19 +234,6 @@ def test_a_strategy_says_how_many_replicas_there_are(target: str) -> None:
     assert sizes == [6]
 
 
-def test_sharding_what_is_shared_is_warned_of(
-    target: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    dataset = service.distribute_across(numbers, target, TaskContext(), job_name="warned")
-    policies = tf.data.experimental.AutoShardPolicy
-    for policy, doubles in (("AUTO", False), ("OFF", False), ("FILE", True), ("DATA", True)):
-        options = tf.data.Options()
-        options.experimental_distribute.auto_shard_policy = policies[policy]
-        found = dataset.with_options(options).options().experimental_distribute.auto_shard_policy
-        assert (found != policies.OFF) == doubles, "TensorFlow takes AUTO for nothing said"
-        assert (f"auto_shard_policy is {policy} for" in caplog.text) == doubles
-
-
 @pytest.mark.parametrize("task", [CHIEF, WORKER, EVALUATOR])
 def test_an_absent_dispatcher_is_waited_for_as_long_as_the_chief(
     task: TaskContext, monkeypatch: pytest.MonkeyPatch

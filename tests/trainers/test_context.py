@@ -46,6 +46,7 @@ def tf_config(cluster: Any, kind: Any = None, index: Any = 0, **task: Any) -> di
         ({"worker": ["w:1"], "evaluator": ["e:1"]}, "evaluator", 0, EVALUATOR, None, 1),
         ({}, None, 0, CHIEF, 0, 1),
         ({}, "worker", 0, CHIEF, 0, 1),
+        ({}, "evaluator", 0, EVALUATOR, None, 1),
         (None, None, 0, CHIEF, 0, 1),
     ],
 )
