@@ -14,12 +14,12 @@ from forebay.service.core.state import Iteration, Job, State
         ({}, [], 0),
         ({1: False}, [], 0),
         ({1: True, 2: False}, [], 1),
-        ({2: True}, [[1, 2]], 2),
-        ({4: False}, [[1, 4]], 3),
+        ({2: True}, [(1, 2)], 2),
+        ({4: False}, [(1, 4)], 3),
     ],
 )
 def test_the_last_epoch_that_is_over(
-    kept: dict[int, bool], summarized: list[list[int]], over: int
+    kept: dict[int, bool], summarized: list[tuple[int, int]], over: int
 ) -> None:
     job = Job(
         1, "j", "d", 0, None, False, 1,
