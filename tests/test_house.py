@@ -60,7 +60,8 @@ LAYERS: dict[str, set[str]] = {
         *("service.connections", "service.materialized", LOOSE, *WORDS),
     },
     "service.trainers": {
-        *("service.client", "service.pipelines.tf_data.element_specs", LOOSE, *WORDS)
+        *("service.client", "service.connections", LOOSE, *WORDS),
+        "service.pipelines.tf_data.element_specs",
     },
     "service.trainers.context": {LOOSE, *WORDS},  # for any framework
     "service.servers": {

@@ -6,6 +6,7 @@ TensorFlow 2.21 (its API documentation), so that changing the import is the whol
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from ..connections.dispatcher_client import DispatcherClient
 from ..errors import InvalidArgument
 from ..materialized.registered import MaterializedDataset, opened
 from ..pipelines.python.columns import fields_of
+from ..pipelines.tf_data import graphs
 from ..pipelines.tf_data.element_specs import (
     check_element_spec,
     component_specs,
@@ -53,6 +55,7 @@ from .tf_errors import raising_tensorflows
 
 Dataset = Any
 Service = str | tuple[str, str]
+Send = Callable[[Service, pb.RegisterDatasetRequest], str]
 
 _COMPRESSIONS: dict[str | None, ev.BlockCompression] = {
     "AUTO": ev.MEASURED,
@@ -105,6 +108,20 @@ def register_dataset(
     not complete, and Corrupt naming the shard that is missing or damaged. All of them are the
     errors of `tf.errors` as well.
     """
+    return register(service, dataset, compression, dataset_id, splits, verify, python, registered)
+
+
+def register(
+    service: Service,
+    dataset: Dataset,
+    compression: str | None,
+    dataset_id: str | None,
+    splits: Any,
+    verify: bool,
+    python: dict[str, Any],
+    send: Send,
+) -> str:
+    """`register_dataset`, whose request is `send`'s to send; it returns the dataset's id."""
     if not isinstance(compression, str | None) or compression not in _COMPRESSIONS:
         raise InvalidArgument(
             f"Invalid `compression` argument: {compression}. Must be one of {list(_COMPRESSIONS)}."
@@ -119,9 +136,9 @@ def register_dataset(
         if callable(found.dataset) and not isinstance(found.dataset, tf.data.Dataset):
             reading_them = PythonDataset(found.dataset, found.paths, found.spec)
             return _register_python(
-                service, reading_them, compression, dataset_id or "", found.cardinality
+                service, reading_them, compression, dataset_id or "", send, found.cardinality
             )
-        return _register_graph(service, found.dataset, compression, dataset_id, found)
+        return _register_graph(service, found.dataset, compression, dataset_id, send, found)
     if verify:
         raise InvalidArgument(
             "verify=True is for the directory of a materialized dataset, whose files have "
@@ -144,13 +161,13 @@ def register_dataset(
     elif python:
         raise InvalidArgument(f"{[*python]} are for functions: give their `splits` as well")
     if isinstance(dataset, PythonDataset):
-        return _register_python(service, dataset, compression, dataset_id or "")
+        return _register_python(service, dataset, compression, dataset_id or "", send)
     if callable(dataset) and not isinstance(dataset, tf.data.Dataset):
         dataset = PythonDataset(dataset, None)
-        return _register_python(service, dataset, compression, dataset_id or "")
+        return _register_python(service, dataset, compression, dataset_id or "", send)
     if not isinstance(dataset, tf.data.Dataset):
         raise InvalidArgument(f"`dataset` must be a tf.data.Dataset, not {type(dataset)}")
-    return _register_graph(service, dataset, compression, dataset_id)
+    return _register_graph(service, dataset, compression, dataset_id, send)
 
 
 def _register_graph(
@@ -158,6 +175,7 @@ def _register_graph(
     dataset: Dataset,
     compression: str | None,
     dataset_id: str | None,
+    send: Send,
     materialized: MaterializedDataset | None = None,
 ) -> str:
     """`materialized`, if it was, says what the graph does not."""
@@ -199,7 +217,7 @@ def _register_graph(
             request.sources.extend(source.splits for source in split_sources(graph, evaluate))
         except NotSplittable as error:
             request.unsplittable = str(error)
-        return _registered(service, request)
+        return send(service, request)
 
     if tf.executing_eagerly():
         return call(graph_of(dataset, policy), int(cardinality.numpy()), service)
@@ -224,7 +242,14 @@ def _require_few_components(element_spec: Any) -> None:
         )
 
 
-def _registered(service: Service, request: pb.RegisterDatasetRequest) -> str:
+def fingerprint(request: pb.RegisterDatasetRequest) -> str:
+    """What equal datasets have in common, whatever names were generated for their graphs."""
+    if request.python:
+        return hashlib.sha256(request.python).hexdigest()
+    return graphs.fingerprint(request.graph)
+
+
+def registered(service: Service, request: pb.RegisterDatasetRequest) -> str:
     client = DispatcherClient(service)
     try:
         answer = client.call(
@@ -240,6 +265,7 @@ def _register_python(
     dataset: PythonDataset,
     compression: str | None,
     dataset_id: str,
+    send: Send,
     cardinality: int = tf.data.UNKNOWN_CARDINALITY,
 ) -> str:
     if compression == "SNAPPY":
@@ -279,7 +305,7 @@ def _register_python(
         compression=data_service_pb2.DataServiceMetadata.COMPRESSION_OFF,
         cardinality=int(cardinality),
     ).SerializeToString()
-    return _registered(service, request)
+    return send(service, request)
 
 
 @plain
@@ -337,7 +363,8 @@ def from_dataset_id(
         "LOCAL" if the dispatcher's deployment_mode is COLOCATED. Each worker that a job has needs
         a reader. Who shares a job must give the same.
       initial_epoch: how many epochs of a named job are over, for trainers that begin again from a
-        checkpoint. The first iteration is the next one, or what is left of it.
+        checkpoint. The first iteration is the next one, or what is left of it. Not with a cache,
+        and of little use to a coordinated read: what has no end has but one epoch.
 
     Its cardinality is infinite or zero where the registered dataset's is, else unknown: others
     may share the job, and several workers may each produce the whole dataset.
@@ -366,7 +393,7 @@ def from_dataset_id(
         cross_trainer_cache=cross_trainer_cache,
         target_workers=target_workers,
     )
-    check_initial_epoch(initial_epoch, job_name)
+    check_initial_epoch(initial_epoch, job_name, cached=cross_trainer_cache is not None)
     if parameter_servers.are_there():
         if initial_epoch:
             raise InvalidArgument(

@@ -102,14 +102,20 @@ def check_job_name(job_name: str | None) -> None:
         raise InvalidArgument("`job_name` must not be empty")
 
 
-def check_initial_epoch(initial_epoch: int, job_name: str | None) -> None:
-    """Raises ValueError for what is no number of epochs, or those of a job that has no name."""
+def check_initial_epoch(initial_epoch: int, job_name: str | None, *, cached: bool) -> None:
+    """Raises ValueError for what is no number of epochs, or those of a job without a name, or with
+    a cache, which has but one."""
     if isinstance(initial_epoch, bool) or not isinstance(initial_epoch, int) or initial_epoch < 0:
         raise InvalidArgument(f"initial_epoch={initial_epoch!r} must be an integer from 0 on")
     if initial_epoch and job_name is None:
         raise InvalidArgument(
             f"initial_epoch={initial_epoch} needs a job_name: without one, each iteration is a job "
             "of its own, which has no epochs before it"
+        )
+    if initial_epoch and cached:
+        raise InvalidArgument(
+            f"initial_epoch={initial_epoch} beside cross_trainer_cache: what is cached is one "
+            "epoch without an end, so leave initial_epoch out"
         )
 
 

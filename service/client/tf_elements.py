@@ -7,7 +7,6 @@ never an element. NumPy arrays that begin at a multiple of 64 bytes are adopted,
 from __future__ import annotations
 
 import itertools
-import logging
 import re
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -51,10 +50,7 @@ SLICED_BYTES = 4 << 10  # elements that are worth a slice of their block instead
 NOTHING = Block(0, ())
 """What `open_blocks` may yield while no block comes, so that an iteration can be dropped then."""
 
-log = logging.getLogger(__name__)
-
 Tensor = Any
-AutoShardPolicy = tf.data.experimental.AutoShardPolicy
 ExternalStatePolicy = tf.data.experimental.ExternalStatePolicy
 
 
@@ -247,20 +243,6 @@ class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
         options.autotune.enabled = False
         dataset = dataset_ops.DatasetV2.with_options(self._as_iterated(), options)
         return _Iterator(dataset) if tf.executing_eagerly() else iter(dataset)
-
-    def with_options(self, options: Any, name: str | None = None) -> Any:
-        found = super().with_options(options, name)
-        if tf.executing_eagerly():  # where options are known
-            mine, new = (
-                d.options().experimental_distribute.auto_shard_policy for d in (self, found)
-            )
-            if mine == AutoShardPolicy.OFF != new:
-                log.warning(
-                    "auto_shard_policy is %s for the dataset of a shared job, whose elements the "
-                    "service has distributed among its trainers: a strategy of N trainers would "
-                    "have each throw away all but 1/N of them; leave it OFF", new.name,
-                )  # fmt: skip
-        return found
 
     def _as_iterated(self) -> Any:
         return self.prefetch(tf.data.AUTOTUNE)  # as tf.data would

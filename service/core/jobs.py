@@ -179,6 +179,15 @@ def _remove_job(state: State, command: RemoveJob) -> Decision:
     return Decision(removed(state, job, ""), None)
 
 
+def epochs_over(state: State, job_name: str) -> int:
+    """The number of its last epoch that is finished; 0 without any, or if there is no such job."""
+    job = state.jobs.get(state.job_by_name.get(job_name, 0))
+    if job is None:
+        return 0
+    finished = (epoch for epoch, i in job.iterations.items() if state.iterations[i].finished)
+    return max([0, *finished, *(stop - 1 for _, stop in job.summarized)])
+
+
 def readers_of(state: State, job: Job) -> list[int]:
     """Its consumers, of all epochs."""
     return [i for number in job.iterations.values() for i in state.iterations[number].consumers]

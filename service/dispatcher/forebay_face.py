@@ -15,6 +15,7 @@ from ...journal.proto import events_pb2 as ev
 from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core.base import find_dataset, find_iteration
+from ..core.jobs import epochs_over
 from ..core.kinds import why_no_task
 from ..core.state import Iteration, Job, Save, Task, lease_caller, skip_caller
 from ..core.status import datasets, status
@@ -136,7 +137,12 @@ class ForebayFace:
             if await self._dispatcher.execute(undecided):
                 definition, graph = without_compression(definition, graph)
         colocated = self._dispatcher.options.deployment_mode == "COLOCATED"
-        return pb.GetDatasetResponse(definition=definition, graph=graph, colocated=colocated)
+        return pb.GetDatasetResponse(
+            definition=definition,
+            graph=graph,
+            colocated=colocated,
+            epochs_over=epochs_over(self._dispatcher.state, request.job_name),
+        )
 
     async def list_datasets(self, _: pb.ListDatasetsRequest) -> pb.ListDatasetsResponse:
         return pb.ListDatasetsResponse(datasets=json.dumps(datasets(self._dispatcher.state)))

@@ -45,24 +45,36 @@ class RegisterDatasetResponse(_message.Message):
     def __init__(self, dataset_id: _Optional[str] = ...) -> None: ...
 
 class GetDatasetRequest(_message.Message):
-    __slots__ = ("dataset_id", "with_graph", "known")
+    __slots__ = ("dataset_id", "with_graph", "known", "job_name")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     WITH_GRAPH_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     dataset_id: str
     with_graph: bool
     known: JournalPosition
-    def __init__(self, dataset_id: _Optional[str] = ..., with_graph: bool = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+    job_name: str
+    def __init__(self, dataset_id: _Optional[str] = ..., with_graph: bool = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., job_name: _Optional[str] = ...) -> None: ...
 
 class GetDatasetResponse(_message.Message):
-    __slots__ = ("definition", "graph", "colocated")
+    __slots__ = ("definition", "graph", "colocated", "epochs_over")
     DEFINITION_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     COLOCATED_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_OVER_FIELD_NUMBER: _ClassVar[int]
     definition: _events_pb2.DatasetDefinition
     graph: bytes
     colocated: bool
-    def __init__(self, definition: _Optional[_Union[_events_pb2.DatasetDefinition, _Mapping]] = ..., graph: _Optional[bytes] = ..., colocated: bool = ...) -> None: ...
+    epochs_over: int
+    def __init__(self, definition: _Optional[_Union[_events_pb2.DatasetDefinition, _Mapping]] = ..., graph: _Optional[bytes] = ..., colocated: bool = ..., epochs_over: _Optional[int] = ...) -> None: ...
+
+class Training(_message.Message):
+    __slots__ = ("replicas", "fingerprint")
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    replicas: int
+    fingerprint: str
+    def __init__(self, replicas: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class ListDatasetsRequest(_message.Message):
     __slots__ = ()

@@ -1,30 +1,31 @@
 """`distribute_across`: one call by which all tasks of a training job read one dataset.
 
-The dataset's id is made of the run's name and the number of replicas, so whoever knows these finds
-it: the chief registers it under this id, the others look until it is there. It is in the journal
-like any other, so a chief that is started again finds it as well, and a cluster that has another
-number of replicas now finds that the id's number is not its own.
+The dataset's id is made of the training's name, so whoever knows that finds it: the chief registers
+it under this id, the others look until it is there. It is in the journal like any other, so a chief
+that is started again finds it as well. Its metadata say for how many replicas it is, and what the
+chief has built; who comes second with something else is refused by the dispatcher, as ever where
+metadata differ.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import re
 import time
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from ..client.api import from_dataset_id, register_dataset
-from ..client.datasets import list_datasets
+from ..client.api import fingerprint, from_dataset_id, register, registered
 from ..client.options import CrossTrainerCache, ShardingPolicy, check_job_name
+from ..client.reader import name_of_job
 from ..client.tf_errors import raising_tensorflows
-from ..errors import FailedPrecondition, InvalidArgument, Unavailable
-from ..pipelines.tf_data.element_specs import plain
-from .context import Role, TaskContext
+from ..connections.dispatcher_client import DispatcherClient
+from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from ..pipelines.tf_data.element_specs import decode_metadata, plain
+from ..proto import forebay_pb2 as pb
+from .context import Role, TaskContext, context_of
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +34,8 @@ Service = str | tuple[str, str]
 
 LOOK_AGAIN_S = 0.5
 
-IN_STEP = 16
-"""How many elements a task may have to come, lest the first one takes what others wait for."""
+IN_STEP_ELEMENTS = 16
+"""How many a task may have to come, lest the first one takes what others wait for."""
 
 
 @plain
@@ -48,7 +49,7 @@ def distribute_across(
     processing_mode: ShardingPolicy | str = ShardingPolicy.DYNAMIC,
     compression: str | None = "AUTO",
     cross_trainer_cache: bool = False,
-    max_outstanding_requests: int | None = IN_STEP,
+    max_outstanding_requests: int | str | None = "AUTO",
     data_transfer_protocol: str | None = None,
     target_workers: str = "AUTO",
     initial_epoch: int = 0,
@@ -58,7 +59,7 @@ def distribute_across(
 
     Every task makes the same call. The chief calls `dataset_fn` and registers what it returns, if
     that has not been done yet; the others wait for it. The tasks that train share one job: each
-    element goes to one of them. An evaluator has a job of its own, and gets all elements.
+    element goes to one of them. An evaluator gets all elements in each iteration, alone.
 
     Args:
       dataset_fn: what `distribute_datasets_from_function` takes: a function of a
@@ -73,25 +74,29 @@ def distribute_across(
       context_or_strategy: a `TaskContext`, by default that of the environment; or the
         `tf.distribute.Strategy`, which says how many replicas there are. Without a strategy each
         task that trains is one replica.
-      job_name: of this run of the training, the same in all tasks. A task that is started again
-        gives it again; another run, or another dataset, gives another one. Each hyperparameter
-        trial is a run of its own, unless they share the cache.
+      job_name: of this training, the same in all tasks. A task that is started again gives it
+        again; another training, or another dataset, gives another one. Each hyperparameter trial
+        is a training of its own, unless they share the cache.
       processing_mode, compression, data_transfer_protocol, target_workers: as in
         `register_dataset` and `from_dataset_id`.
-      max_outstanding_requests: as in `from_dataset_id`. Few, by default, as tasks that train in
-        step need equally many batches: one whose elements have come to an end trains on none while
-        others have some. None: only their bytes are bounded.
-      cross_trainer_cache: hyperparameter trials share one run: what is produced is for all, and
-        the trial is the `CrossTrainerCache`'s trainer_id. The dataset must be infinite, and the
+      max_outstanding_requests: as in `from_dataset_id`. "AUTO" is 16 where several tasks share a
+        dataset that ends: they may train in step and need equally many batches, and one whose
+        elements have come to an end trains on none while others have some. Elsewhere it is None,
+        and so it should be for elements that are not batches: 16 of them at a time cost a small
+        element 10 to 50 times as much.
+      cross_trainer_cache: hyperparameter trials share one training: what is produced is for all,
+        and the trial is the `CrossTrainerCache`'s trainer_id. The dataset must be infinite, and the
         same whatever the trial's parameters.
       initial_epoch: how many epochs are over, when all tasks begin again from a checkpoint: as in
-        Keras's `fit`. What is left of the one after them comes first.
-      timeout_s: how long to wait for the chief, in seconds; None: for ever.
+        Keras's `fit`. What is left of the one after them comes first. Evaluators need none.
+      timeout_s: how long to wait for the dispatcher and the chief, in seconds; None: for ever.
 
     Its auto-sharding is OFF, as the service distributes the elements.
 
-    Raises Unavailable if the chief has not registered it in time, FailedPrecondition if the run
-    began with another number of replicas or this task is a parameter server, and what
+    Raises Unavailable if the chief has not registered it in time, or no dispatcher answers;
+    FailedPrecondition if this task trains and finds, as it begins, that more epochs are over than
+    `initial_epoch`, or that the training began with another number of replicas, if another chief
+    has registered something else meanwhile, and if this task is a parameter server; and what
     `register_dataset`, `from_dataset_id`, `dataset_fn` and `TaskContext.from_env` do.
     """
     check_job_name(job_name)
@@ -103,22 +108,52 @@ def distribute_across(
             "in the chief, whose ClusterCoordinator hands the dataset to the workers"
         )
     trial = context.trial or "1"
-    run = job_name if cross_trainer_cache or not context.trial else f"{job_name}/trial={trial}"
-    if context.is_chief:
-        dataset_id = _registered(dataset_fn, service, run, replicas, compression)
-    else:
-        dataset_id = _waited_for(service, run, replicas if context.trains else None, timeout_s)
-    return from_dataset_id(
+    name = job_name if cross_trainer_cache or not context.trial else f"{job_name}/trial={trial}"
+    shared = job_name if context.trains else None  # an evaluator's iterations have nothing to share
+    client = DispatcherClient(service)
+    try:
+        training = _Training(client, name, shared, replicas, timeout_s)
+        found = training.find()
+        if found is not None:
+            training.require_next(found, initial_epoch)
+            if context.is_chief and not (initial_epoch or cross_trainer_cache):
+                log.warning(
+                    "%r has had its dataset since it began, and reads it on: if this is another "
+                    "training, give it another job_name", name,
+                )  # fmt: skip
+        elif context.is_chief:
+            found = training.begin(dataset_fn, service, compression)
+        else:
+            found = training.wait()
+    finally:
+        client.close()
+    if isinstance(max_outstanding_requests, str):
+        if max_outstanding_requests != "AUTO":
+            raise InvalidArgument(
+                f'max_outstanding_requests={max_outstanding_requests!r}: expected a number, "AUTO" '
+                "or None"
+            )
+        ends = decode_metadata(found.definition).cardinality != tf.data.INFINITE_CARDINALITY
+        in_step = context.trains and context.num_consumers > 1 and ends
+        max_outstanding_requests = IN_STEP_ELEMENTS if in_step else None
+    if cross_trainer_cache and not context.trains:
+        shared = f"{job_name}/{context.role}"  # a cache is found by its job's name
+    dataset = from_dataset_id(
         processing_mode,
         service,
-        dataset_id,
-        job_name=job_name if context.trains else f"{job_name}/{context.role}",
+        training.dataset_id,
+        job_name=shared,
         max_outstanding_requests=max_outstanding_requests,
         data_transfer_protocol=data_transfer_protocol,
         cross_trainer_cache=CrossTrainerCache(trial) if cross_trainer_cache else None,
         target_workers=target_workers,
-        initial_epoch=initial_epoch,
+        initial_epoch=initial_epoch if context.trains else 0,
     )
+    if shared:
+        return dataset
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return dataset.with_options(options)
 
 
 def _cluster_of(given: TaskContext | Any) -> tuple[TaskContext, int]:
@@ -131,66 +166,108 @@ def _cluster_of(given: TaskContext | Any) -> tuple[TaskContext, int]:
         raise InvalidArgument(
             f"context_or_strategy={given!r} must be a TaskContext or a tf.distribute.Strategy"
         )
-    resolver, environ = given.cluster_resolver, dict(os.environ)
+    resolver = given.cluster_resolver
     cluster = resolver and resolver.cluster_spec().as_dict()
     if cluster:  # which the environment need not know
-        task: dict[str, Any] = {"type": resolver.task_type, "index": resolver.task_id}
-        task["trial"] = TaskContext.from_env(environ).trial
-        environ = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
-    return TaskContext.from_env(environ), int(given.num_replicas_in_sync)
+        context = context_of(cluster, resolver.task_type, resolver.task_id, os.environ)
+    else:
+        context = TaskContext.from_env()
+    return context, int(given.num_replicas_in_sync)
 
 
-def _registered(
-    dataset_fn: Callable[[Any], Any],
-    service: Service,
-    run: str,
-    replicas: int,
-    compression: str | None,
-) -> str:
-    known = _found(service, run, replicas)
-    if known is not None:
-        log.warning(
-            "run %r has had its dataset since it began, and reads it on: if this is another run, "
-            "give it another job_name", run,
-        )  # fmt: skip
-        return known
-    dataset = dataset_fn(tf.distribute.InputContext(num_replicas_in_sync=replicas))
-    dataset_id = _dataset_id(run, replicas)
-    return register_dataset(service, dataset, compression, dataset_id)
+class _Training:
+    """What is registered under a training's name; found, or registered, within `timeout_s`."""
 
+    def __init__(
+        self,
+        client: DispatcherClient,
+        name: str,
+        job_name: str | None,
+        replicas: int,
+        timeout_s: float | None,
+    ) -> None:
+        """`job_name` is that of the tasks which train; None, if this one does not."""
+        self.dataset_id = f"{name}/across"
+        self._name = name
+        self._job = name_of_job(self.dataset_id, job_name)
+        self._replicas = replicas
+        self._client = client
+        self._timeout_s = timeout_s
+        self._give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
 
-def _waited_for(service: Service, run: str, replicas: int | None, timeout_s: float | None) -> str:
-    give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
-    while True:
-        found = _found(service, run, replicas)
-        if found is not None:
-            return found
-        left_s = None if give_up_s is None else give_up_s - time.monotonic()
-        if left_s is not None and left_s <= 0:
-            raise Unavailable(
-                f"the chief of run {run!r} has not registered its dataset in {timeout_s:g} s: "
-                "start it, look into its log, or give all tasks the same job_name and service"
+    def find(self) -> pb.GetDatasetResponse | None:
+        """The dataset, if there is one. Raises FailedPrecondition if it is not for this cluster."""
+        request = pb.GetDatasetRequest(dataset_id=self.dataset_id, job_name=self._job or "")
+        try:
+            found = self._client.call(request, pb.GetDatasetResponse, patience_s=self._left_s())
+        except NotFound:
+            return None
+        began = _tag(found).replicas
+        if not began:
+            raise FailedPrecondition(
+                f"dataset {self.dataset_id!r} was not registered by distribute_across: give this "
+                "training another job_name"
             )
-        time.sleep(LOOK_AGAIN_S if left_s is None else min(LOOK_AGAIN_S, left_s))
+        if self._job and began != self._replicas:
+            raise FailedPrecondition(
+                f"{self._name!r} began with {began} replicas, and its batches are made for them; "
+                f"this cluster has {self._replicas}: start it as it was, or give a new training "
+                "another job_name"
+            )
+        return found
+
+    def require_next(self, found: pb.GetDatasetResponse, initial_epoch: int) -> None:
+        """Raises FailedPrecondition if more epochs are over: this task would train on nothing."""
+        if self._job and found.epochs_over > initial_epoch:
+            raise FailedPrecondition(
+                f"{self._name!r} has read {found.epochs_over} epochs, and initial_epoch is "
+                f"{initial_epoch}: give initial_epoch={found.epochs_over} to go on, or another "
+                "job_name for another training"
+            )
+
+    def begin(
+        self, dataset_fn: Callable[[Any], Any], service: Service, compression: str | None
+    ) -> pb.GetDatasetResponse:
+        """Registers what the function makes. Raises FailedPrecondition if another is registered."""
+        if not tf.executing_eagerly():
+            raise InvalidArgument("the chief calls distribute_across outside of any tf.function")
+        dataset = dataset_fn(tf.distribute.InputContext(num_replicas_in_sync=self._replicas))
+        mine = pb.Training(replicas=self._replicas)
+
+        def send(service: Service, request: pb.RegisterDatasetRequest) -> str:
+            mine.fingerprint = fingerprint(request)
+            request.metadata += mine.SerializeToString()
+            return registered(service, request)
+
+        try:
+            register(service, dataset, compression, self.dataset_id, None, False, {}, send)
+        except InvalidArgument:  # of the dataset, or of what another has registered meanwhile
+            if self.find() is None:
+                raise
+        found = self.find()
+        if found is None or _tag(found).fingerprint != mine.fingerprint:
+            raise FailedPrecondition(
+                f"another chief of {self._name!r} has registered another dataset at the same time: "
+                "give each training a job_name of its own"
+            )
+        return found
+
+    def wait(self) -> pb.GetDatasetResponse:
+        """For the chief. Raises Unavailable."""
+        while (found := self.find()) is None:
+            left_s = self._left_s()
+            if left_s == 0:
+                raise Unavailable(
+                    f"the chief of {self._name!r} has not registered its dataset in "
+                    f"{self._timeout_s:g} s: start it, look into its log, or give all tasks the "
+                    "same job_name and service"
+                )
+            time.sleep(LOOK_AGAIN_S if left_s is None else min(LOOK_AGAIN_S, left_s))
+        return found
+
+    def _left_s(self) -> float | None:
+        return None if self._give_up_s is None else max(0.0, self._give_up_s - time.monotonic())
 
 
-def _found(service: Service, run: str, replicas: int | None) -> str | None:
-    """The id of the run's dataset, for that many replicas, or for any."""
-    name = re.compile(re.escape(_dataset_id(run, "")) + "([0-9]+)")
-    ids = [dataset.dataset_id for dataset in list_datasets(service)]
-    found = {int(match[1]): match[0] for match in map(name.fullmatch, ids) if match}
-    if not found:
-        return None
-    if replicas is None:
-        return next(iter(found.values()))
-    if replicas not in found:
-        began = ", ".join(map(str, found))
-        raise FailedPrecondition(
-            f"run {run!r} began with {began} replicas, and its batches are made for them; this "
-            f"cluster has {replicas}: start it as it was, or give a new run another job_name"
-        )
-    return found[replicas]
-
-
-def _dataset_id(run: str, replicas: int | str) -> str:
-    return f"{run}/replicas={replicas}"
+def _tag(found: pb.GetDatasetResponse) -> pb.Training:
+    return pb.Training.FromString(found.definition.metadata)

@@ -1,13 +1,18 @@
 """Who this process is among the tasks of a training job, by the environment it was started in.
 
 Pure: an environment in, a frozen value out, and no framework. The first of these that is set says
-it, since whoever starts a job sets one of them, and a launcher inside another knows better:
+it:
 
     TF_CONFIG          TensorFlow's; Kubeflow's TFJob, Vertex AI and AI Platform set it, too
     CLUSTER_SPEC       Vertex AI's, of the same form; its task types are the worker pools
     RANK, WORLD_SIZE   torchrun's, and those of Kubeflow's PyTorchJob
+    OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
+                       Open MPI's mpirun's
     SLURM_PROCID, SLURM_STEP_NUM_TASKS
                        of a step that srun has started; a batch script is no step, and one task
+
+A launcher inside another knows better: torchrun (TORCHELASTIC_RUN_ID), and each that gives ranks to
+the processes of a platform's only task that trains.
 
 Without any of them the process is alone, and chief.
 """
@@ -63,12 +68,12 @@ class TaskContext:
         environ = os.environ if environ is None else environ
         for variable, types in (("TF_CONFIG", TF_CONFIG_TYPES), ("CLUSTER_SPEC", POOLS)):
             if text := environ.get(variable, ""):
-                return cls(**_Spec(variable, text, types).context())
-        for rank, size in RANKS:
-            found = {name: environ[name] for name in (rank, size) if name in environ}
-            if len(found) == 2 or (found and rank == "RANK"):
-                return cls(**_ranked(rank, size, found))
-        return cls()
+                context = _Spec(*_parsed(variable, text), types).context()
+                trains = context["rank"] is not None
+                if trains and (context["num_consumers"] <= 1 or "TORCHELASTIC_RUN_ID" in environ):
+                    return cls(**context | _ranked(environ, complete=True))
+                return cls(**context)
+        return cls(**_ranked(environ))
 
     @property
     def is_chief(self) -> bool:
@@ -90,7 +95,11 @@ class TaskContext:
         return self.rank
 
 
-RANKS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
+RANKS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
 
 TF_CONFIG_TYPES = {
     "chief": "chief",
@@ -108,16 +117,49 @@ POOLS = {
 TRAINING = ("chief", "worker")
 
 
-class _Spec:
-    """A variable with a cluster and a task, which both are of these `types`."""
+def context_of(
+    cluster: Mapping[str, Any], kind: str | None, index: int | None, environ: Mapping[str, str]
+) -> TaskContext:
+    """Who is this task of a strategy's cluster; the environment says only the trial.
 
-    def __init__(self, variable: str, text: str, types: Mapping[str, str]) -> None:
-        self._said = f"{variable}={text:.1000}"
+    `cluster` is what `tf.train.ClusterSpec.as_dict` returns. Who has no type among its tasks drives
+    all of them, as TPUs are driven. Raises InvalidArgument.
+    """
+    trial = None
+    for variable in ("TF_CONFIG", "CLUSTER_SPEC"):
+        if trial is None and (text := environ.get(variable, "")):
+            _, spec = _parsed(variable, text)
+            trial = ((spec or {}).get("task") or {}).get("trial")
+    if kind in (None, "", "localhost"):
+        return TaskContext(trial=None if trial is None else str(trial))
+    addresses: dict[str, list[str]] = {}
+    for name, found in cluster.items():
+        if isinstance(found, Mapping):  # some indices are left out
+            if name == kind:
+                index = sorted(found).index(index)
+            found = [found[i] for i in sorted(found)]
+        addresses[name] = list(found)
+    task = {"type": kind, "index": index or 0, "trial": trial}
+    types = TF_CONFIG_TYPES | {"coordinator": "chief"}
+    said = f"the strategy's cluster {addresses}, of which this is {kind!r} {index},"
+    return TaskContext(**_Spec(said, {"cluster": addresses, "task": task}, types).context())
+
+
+def _parsed(variable: str, text: str) -> tuple[str, Any]:
+    """What is to be quoted of it, and its JSON."""
+    said = f"{variable}={text:.1000}"
+    try:
+        return said, json.loads(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{said} is no JSON ({error})") from error
+
+
+class _Spec:
+    """What is `said` of a cluster and a task, which both are of these `types`."""
+
+    def __init__(self, said: str, spec: Any, types: Mapping[str, str]) -> None:
+        self._said = said
         self._types = types
-        try:
-            spec = json.loads(text)
-        except ValueError as error:
-            raise self._wrong(f"is no JSON ({error})") from error
         self._spec = self._object(spec, "is")
         if "sparseCluster" in self._spec:
             raise self._wrong(
@@ -137,14 +179,13 @@ class _Spec:
         kind, index = self._read_task()
         first = len(self._cluster.get("chief", ()))
         workers = len(self._cluster.get("worker", ()))
-        found |= {"index": index, "num_consumers": first + workers}
+        found |= {"index": index, "num_consumers": max(1, first + workers)}
         if kind not in TRAINING:
             return found | {"role": Role(kind), "rank": None}
         rank = index if kind == "chief" else first + index
         return found | {
             "role": Role.CHIEF if rank == 0 else Role.WORKER,
             "rank": rank,
-            "num_consumers": max(1, first + workers),
         }
 
     def _read_cluster(self) -> Cluster:
@@ -220,7 +261,17 @@ class _Spec:
         return InvalidArgument(f"{self._said} {what}")
 
 
-def _ranked(rank: str, size: str, found: Mapping[str, str]) -> dict[str, Any]:
+def _ranked(environ: Mapping[str, str], *, complete: bool = False) -> dict[str, Any]:
+    """The arguments of a TaskContext that a launcher says, or none. One of torchrun's variables
+    without the other is an error, unless those are asked for that are `complete`."""
+    for rank, size in RANKS:
+        found = {name: environ[name] for name in (rank, size) if name in environ}
+        if len(found) == 2 or (found and rank == "RANK" and not complete):
+            return _checked(rank, size, found)
+    return {}
+
+
+def _checked(rank: str, size: str, found: Mapping[str, str]) -> dict[str, Any]:
     said = " ".join(f"{name}={value}" for name, value in found.items())
     if len(found) < 2:
         missing = size if rank in found else rank

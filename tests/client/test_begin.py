@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,22 +14,6 @@ from forebay.service.client.tf_elements import NOTHING, dataset_of_blocks
 from forebay.service.pipelines.tf_data.transformations import mapped, traced
 
 ONE_DEVICE = "experimental_ints_on_device"
-
-BEGIN = """
-import sys
-import numpy, tensorflow
-from forebay.service import from_dataset_id
-from forebay.service.blocks import Block, Component
-from forebay.service.client.tf_elements import dataset_of_blocks, graph_of
-from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
-
-images = tensorflow.data.Dataset.from_tensors(numpy.zeros([64, 64, 3], numpy.uint8))
-graph, spec = graph_of(images), images.element_spec
-before = set(sys.modules)
-opened = lambda: TfDataPipeline(graph, element_spec=spec).run(None).blocks()
-elements = iter(dataset_of_blocks(opened, spec, cardinality=tensorflow.data.INFINITE_CARDINALITY))
-print(next(elements).shape, sorted(set(sys.modules) - before))
-"""
 
 
 def functions_of(make: Callable[[], Any]) -> list[Any]:
@@ -60,12 +42,6 @@ def test_an_iterator_of_ours_has_few_functions_and_has_none_optimized(
     )
     assert len(found) <= functions
     assert [f.signature.name for f in found if not f.attr[ONE_DEVICE].b] == []
-
-
-def test_what_a_first_element_needs_is_imported_before() -> None:
-    """By a program that has imported the service: nobody waits for files to be read then."""
-    begun = subprocess.run([sys.executable, "-c", BEGIN], capture_output=True, text=True)
-    assert begun.stdout == "(64, 64, 3) []\n", begun.stderr
 
 
 def test_an_iteration_can_be_dropped_before_a_dispatcher_answers() -> None:

@@ -32,3 +32,12 @@ def test_values_come_back_whatever_they_are_joined_by(dtype: Any, sizes: tuple[i
     component = through(tf.TensorSpec([None], dtype), tensors)
     found = [own.astype(np.complex128).real.tolist() for own in component.elements()]
     assert found == [numbers.tolist() for numbers in drawn]
+
+
+def test_elements_without_a_rank_are_one_by_one() -> None:
+    """TensorFlow copies joined ones wherever there is too little room for them."""
+    spec, tensors = tf.TensorSpec(None, tf.int64), [tf.zeros([2, 3], tf.int64)] * 2
+    (found,) = through(spec, tensors[:1]).elements()
+    assert found.shape == (2, 3)
+    with pytest.raises(AssertionError, match="travels alone"):
+        through(spec, tensors)

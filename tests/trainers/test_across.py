@@ -11,6 +11,9 @@ import tensorflow as tf
 
 from forebay import service
 from forebay.service import Role, TaskContext
+from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.service.errors import Unavailable
+from forebay.service.trainers import across as distribute_across_module
 
 from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
@@ -36,6 +39,8 @@ dataset = service.distribute_across(numbers, sys.argv[1], job_name="numbers")
 assert service.TaskContext.from_env().role == sys.argv[2]
 policy = dataset.options().experimental_distribute.auto_shard_policy
 assert policy == tf.data.experimental.AutoShardPolicy.OFF
+print("found", flush=True)
+sys.stdin.read()  # before anybody reads
 batches = [batch.numpy() for batch in dataset]
 assert {len(batch) for batch in batches} <= {4}, batches
 print(*[element for batch in batches for element in batch])
@@ -49,18 +54,18 @@ def test_a_cluster_reads_what_its_chief_has_registered(tmp_path: pathlib.Path) -
         def task(kind: str) -> Any:
             return start(TASK, cluster, kind, 0, dispatcher.target, kind)
 
-        others = [task("worker"), task("evaluator")]
-        chief = said(task("chief"))
-        worker, evaluator = map(said, others)
+        tasks = [task(kind) for kind in ("worker", "evaluator", "chief")]
+        for each in tasks:
+            while (line := each.line()) != "found":
+                assert line == "built" and each is tasks[2], "only the chief builds"
+        for each in tasks:
+            each.close_input()
+        worker, evaluator, chief = map(said, tasks)
         dispatcher.kill_and_restart()
-        again = said(task("chief"))
         registered = service.list_datasets(dispatcher.target)
-    assert chief[0] == "built" and len(chief) == 2
     elements = [[int(x) for x in lines[-1].split()] for lines in (chief, worker, evaluator)]
     assert sorted(elements[0] + elements[1]) == sorted(elements[2]) == list(range(1000))
-    assert len(worker) == len(evaluator) == 1, "they have built it as well"
-    assert again == [""], "it has built it again, or has got what the others had"
-    assert [dataset.dataset_id for dataset in registered] == ["numbers/replicas=2"]
+    assert [dataset.dataset_id for dataset in registered] == ["numbers/across"]
 
 
 def numbers(_: Any) -> Any:
@@ -75,11 +80,76 @@ def read(dataset: Any) -> list[int]:
     return sorted(int(element) for element in dataset)
 
 
+def across(target: str, task: TaskContext, job_name: str, **how: Any) -> Any:
+    return service.distribute_across(
+        how.pop("dataset_fn", never), target, task, job_name=job_name, **how
+    )
+
+
 def test_epochs_that_are_over_are_not_read_again(target: str) -> None:
-    first = service.distribute_across(numbers, target, CHIEF, job_name="epochs")
+    """Nor does another training by the same name train on nothing."""
+    first = across(target, CHIEF, "epochs", dataset_fn=numbers)
     assert [read(first), read(first)] == [[*range(10)]] * 2
-    again = service.distribute_across(never, target, CHIEF, job_name="epochs", initial_epoch=1)
-    assert [read(again), read(again)] == [[], [*range(10)]]
+    for task, initial_epoch in itertools.product((CHIEF, WORKER), (0, 1)):
+        with pytest.raises(
+            tf.errors.FailedPreconditionError,
+            match=f"'epochs' has read 2 epochs, and initial_epoch is {initial_epoch}: .*=2",
+        ):
+            across(target, task, "epochs", initial_epoch=initial_epoch)
+    again = across(target, CHIEF, "epochs", initial_epoch=2)
+    assert [read(again), read(again)] == [[*range(10)]] * 2
+
+
+def test_epochs_of_a_journal_are_over_after_a_restart(tmp_path: pathlib.Path) -> None:
+    with DispatcherProcess(tmp_path) as dispatcher, WorkerProcess(dispatcher.address):
+        read(across(dispatcher.target, CHIEF, "kept", dataset_fn=numbers))
+        dispatcher.kill_and_restart()
+        with pytest.raises(tf.errors.FailedPreconditionError, match="has read 1 epochs"):
+            across(dispatcher.target, WORKER, "kept")
+        across(dispatcher.target, WORKER, "kept", initial_epoch=1)
+
+
+def test_an_evaluator_evaluates_on_all_whenever_it_is_started(target: str) -> None:
+    across(target, CHIEF, "evaluated", dataset_fn=numbers)
+    for initial_epoch in (0, 0, 50):
+        evaluator = across(target, EVALUATOR, "evaluated", initial_epoch=initial_epoch)
+        assert [read(evaluator), read(evaluator)] == [[*range(10)]] * 2
+
+
+@pytest.mark.parametrize(
+    ("other", "replicas", "said"),
+    [
+        (range(100, 110), 2, "another chief of 'two of .*another dataset at the same time"),
+        (range(20), 2, "another chief of 'two of "),  # which the dispatcher itself refuses
+        (range(100, 110), 3, "began with 2 replicas, .* has 3"),
+        (range(10), 2, None),
+    ],
+)
+def test_the_second_of_two_chiefs_is_refused(
+    target: str, other: range, replicas: int, said: str | None
+) -> None:
+    """Whose dataset was registered while it built its own; the same one is no harm."""
+    name = f"two of {other} {replicas}"
+
+    def late(_: Any) -> Any:
+        across(target, CHIEF, name, dataset_fn=numbers)
+        return tf.data.Dataset.range(other.start, other.stop)
+
+    second = TaskContext(num_consumers=replicas)
+    if said is None:
+        assert read(across(target, second, name, dataset_fn=late)) == [*range(10)]
+    else:
+        with pytest.raises(tf.errors.FailedPreconditionError, match=said):
+            across(target, second, name, dataset_fn=late)
+    assert read(across(target, EVALUATOR, name)) == [*range(10)]
+
+
+def test_an_id_that_somebody_else_has_registered_is_refused(target: str) -> None:
+    for dataset_id in ("foreign/replicas=2", "foreign/across"):
+        service.register_dataset(target, tf.data.Dataset.range(7), dataset_id=dataset_id)
+    for task in (CHIEF, WORKER, EVALUATOR):
+        with pytest.raises(tf.errors.FailedPreconditionError, match="'foreign/across' was not"):
+            across(target, task, "foreign")
 
 
 def test_a_cluster_that_has_changed_is_told(target: str) -> None:
@@ -94,7 +164,7 @@ def test_a_cluster_that_has_changed_is_told(target: str) -> None:
 
 def test_a_chief_that_does_not_come_is_named(target: str) -> None:
     for task in (WORKER, EVALUATOR):
-        with pytest.raises(tf.errors.UnavailableError, match="chief of run 'alone' has not"):
+        with pytest.raises(tf.errors.UnavailableError, match="chief of 'alone' has not"):
             service.distribute_across(never, target, task, job_name="alone", timeout_s=0)
 
 
@@ -104,6 +174,11 @@ def test_what_makes_no_sense_is_said(target: str) -> None:
         service.distribute_across(never, target, job_name="of a server")
     with pytest.raises(ValueError, match="'chief' must be a TaskContext"):
         service.distribute_across(never, target, "chief", job_name="of a word")
+    with pytest.raises(ValueError, match="initial_epoch=2 beside cross_trainer_cache"):
+        across(
+            target, TaskContext(), "one epoch", dataset_fn=lambda _: numbers(_).repeat(),
+            cross_trainer_cache=True, initial_epoch=2,
+        )  # fmt: skip
     for wrong, name in ((-1, "j"), (True, "j"), (1, None)):
         with pytest.raises(ValueError, match=f"initial_epoch={wrong}"):
             service.from_dataset_id(
@@ -111,7 +186,7 @@ def test_what_makes_no_sense_is_said(target: str) -> None:
             )
 
 
-def test_trials_are_runs_of_their_own(target: str) -> None:
+def test_trials_are_trainings_of_their_own(target: str) -> None:
     """Their parameters may be the dataset's, such as the size of batches."""
     for trial in (1, 2):
 
@@ -136,9 +211,13 @@ def test_trials_that_share_the_cache_get_the_same(target: str) -> None:
     ]  # fmt: skip
     iterators = [trial.as_numpy_iterator() for trial in trials]
     got: list[set[Any]] = [set(), set()]
-    while not got[0] & got[1]:  # numbers by chance, which are the same if they are drawn once
+    # Numbers by chance, which are the same if they are drawn once.
+    for _ in range(100):
+        if got[0] & got[1]:
+            break
         for found, iterator in zip(got, iterators, strict=True):
             found |= {*itertools.islice(iterator, 100)}
+    assert got[0] & got[1]
 
 
 def test_a_strategy_says_how_many_replicas_there_are(target: str) -> None:
@@ -155,14 +234,39 @@ def test_a_strategy_says_how_many_replicas_there_are(target: str) -> None:
     assert sizes == [6]
 
 
-def test_sharding_what_is_shared_is_warned_of(
-    target: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("task", [CHIEF, WORKER, EVALUATOR])
+def test_an_absent_dispatcher_is_waited_for_as_long_as_the_chief(
+    task: TaskContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = service.distribute_across(numbers, target, TaskContext(), job_name="warned")
-    policies = tf.data.experimental.AutoShardPolicy
-    for policy, doubles in (("AUTO", False), ("OFF", False), ("FILE", True), ("DATA", True)):
-        options = tf.data.Options()
-        options.experimental_distribute.auto_shard_policy = policies[policy]
-        found = dataset.with_options(options).options().experimental_distribute.auto_shard_policy
-        assert (found != policies.OFF) == doubles, "TensorFlow takes AUTO for nothing said"
-        assert (f"auto_shard_policy is {policy} for" in caplog.text) == doubles
+    patience: list[float | None] = []
+
+    def call(*_: Any, patience_s: float | None) -> None:
+        patience.append(patience_s)
+        raise Unavailable("nobody answers")
+
+    monkeypatch.setattr(DispatcherClient, "call", lambda *_, **how: call(**how))
+    for timeout_s in (0, 600, None):
+        with pytest.raises(tf.errors.UnavailableError, match="nobody answers"):
+            across("localhost:1", task, "late", timeout_s=timeout_s)
+    zero, long, for_ever = patience
+    assert zero == 0 and long is not None and 500 < long <= 600 and for_ever is None
+
+
+def test_only_who_may_be_in_step_has_few_elements_at_a_time(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int | None] = []
+
+    def found(*_: Any, max_outstanding_requests: int | None, **__: Any) -> Any:
+        asked.append(max_outstanding_requests)
+        return tf.data.Dataset.range(0)
+
+    monkeypatch.setattr(distribute_across_module, "from_dataset_id", found)
+    for task in (CHIEF, WORKER, EVALUATOR):
+        across(target, task, "in step", dataset_fn=numbers)
+    across(target, TaskContext(), "alone in step", dataset_fn=numbers)
+    across(target, CHIEF, "endless", dataset_fn=lambda _: numbers(_).repeat())
+    across(target, CHIEF, "as told", dataset_fn=numbers, max_outstanding_requests=3)
+    assert asked == [16, 16, None, None, None, 3]
+    with pytest.raises(ValueError, match="'MANY'"):
+        across(target, WORKER, "in step", max_outstanding_requests="MANY")

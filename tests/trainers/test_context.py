@@ -9,6 +9,7 @@ import pytest
 
 from forebay.service import Role, TaskContext
 from forebay.service.errors import FailedPrecondition, InvalidArgument
+from forebay.service.trainers.context import context_of
 
 CHIEF, WORKER = Role.CHIEF, Role.WORKER
 PS, EVALUATOR = Role.PARAMETER_SERVER, Role.EVALUATOR
@@ -45,6 +46,7 @@ def tf_config(cluster: Any, kind: Any = None, index: Any = 0, **task: Any) -> di
         ({"worker": ["w:1"], "evaluator": ["e:1"]}, "evaluator", 0, EVALUATOR, None, 1),
         ({}, None, 0, CHIEF, 0, 1),
         ({}, "worker", 0, CHIEF, 0, 1),
+        ({}, "evaluator", 0, EVALUATOR, None, 1),
         (None, None, 0, CHIEF, 0, 1),
     ],
 )
@@ -93,6 +95,10 @@ def test_worker_pools_are_roles(kind: str, index: int, role: Role, rank: int | N
 
 
 TORCHRUN = {"GROUP_RANK": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
+TORCHELASTIC = {"TORCHELASTIC_RUN_ID": "x"}
+RANKED = {"RANK": "3", "WORLD_SIZE": "4"}
+MPIRUN = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
+ONE_POOL = {"CLUSTER_SPEC": json.dumps({"cluster": {"workerpool0": ["a:1"]}})}
 SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_NODELIST": "n[1-2]"}
 
 
@@ -111,12 +117,26 @@ SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_NODELIST": "n[1-2]"}
             SLURM | {"SLURM_STEP_NUM_TASKS": "2"} | TORCHRUN | {"RANK": "9", "WORLD_SIZE": "16"},
             *(WORKER, 9, 16),
         ),
-        (tf_config(WITHOUT_CHIEF, "worker", 1) | {"RANK": "0", "WORLD_SIZE": "9"}, WORKER, 1, 3),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "2"} | MPIRUN, WORKER, 2, 4),
+        # A launcher inside of a platform that has started it as one task knows better.
+        (tf_config({}, trial="3") | RANKED, WORKER, 3, 4),
+        (tf_config({"worker": ["w:1"]}, "worker") | RANKED, WORKER, 3, 4),
+        (tf_config({"chief": ["c:1"]}, "chief") | MPIRUN, WORKER, 2, 4),
+        (ONE_POOL | RANKED, WORKER, 3, 4),
+        (tf_config(WITHOUT_CHIEF, "worker", 1) | RANKED, WORKER, 1, 3),
+        (tf_config(WITHOUT_CHIEF, "worker", 1) | {"RANK": "0"}, WORKER, 1, 3),
+        (tf_config(WITHOUT_CHIEF, "worker", 1) | TORCHELASTIC | RANKED, WORKER, 3, 4),
     ],
 )
 def test_launchers(environ: dict[str, str], role: Role, rank: int, consumers: int) -> None:
     context = TaskContext.from_env(environ)
     assert (context.role, context.rank, context.num_consumers) == (role, rank, consumers)
+
+
+def test_ranks_within_a_platform_s_task_keep_its_trial() -> None:
+    assert TaskContext.from_env(tf_config({}, trial="3") | RANKED).trial == "3"
+    evaluator = tf_config({"worker": ["w:1"]}, "evaluator") | RANKED
+    assert TaskContext.from_env(evaluator).role == EVALUATOR
 
 
 def test_by_default_it_is_this_process_s_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,3 +190,29 @@ def test_who_does_not_train_is_no_consumer(kind: str) -> None:
     context = TaskContext.from_env(tf_config(WITH_CHIEF, kind))
     with pytest.raises(FailedPrecondition, match=f"{kind} 0 .* among the 3 that do"):
         _ = context.consumer_index
+
+
+@pytest.mark.parametrize(
+    ("cluster", "kind", "index", "role", "rank", "consumers"),
+    [
+        (WITH_CHIEF, "worker", 1, WORKER, 2, 3),
+        ({"coordinator": ["c:1"], "worker": ["w:1"]}, "coordinator", 0, CHIEF, 0, 2),
+        ({"coordinator": ["c:1"], "worker": ["w:1"]}, "coordinator", None, CHIEF, 0, 2),
+        ({"worker": ["w0:1", "w1:1"]}, None, None, CHIEF, 0, 1),
+        ({"worker": ["w0:1", "w1:1"]}, "", None, CHIEF, 0, 1),
+        ({"worker": ["w0:1", "w1:1"]}, "localhost", 0, CHIEF, 0, 1),
+        ({"worker": {0: "w0:1", 2: "w2:1"}}, "worker", 2, WORKER, 1, 2),
+    ],
+)
+def test_a_task_of_a_strategy_s_cluster(
+    cluster: Any, kind: Any, index: Any, role: Role, rank: int, consumers: int
+) -> None:
+    """Whatever the environment says, but for the trial."""
+    context = context_of(cluster, kind, index, {"RANK": "7", **tf_config({}, trial="3")})
+    assert (context.role, context.rank, context.num_consumers) == (role, rank, consumers)
+    assert context.trial == "3"
+
+
+def test_a_strategy_s_cluster_is_quoted_as_what_it_is() -> None:
+    with pytest.raises(InvalidArgument, match=r"the strategy's cluster .*'tpu_worker' in its"):
+        context_of({"tpu_worker": ["t:1"]}, "tpu_worker", 0, {})

@@ -80,7 +80,8 @@ class Varying(Column):
     def decode(self, stacked: list[Tensor]) -> Component:
         variants, shapes = stacked
         if self._rank is None:
-            shapes = _unwrapped(shapes, tf.int64)[tf.newaxis]  # of an element that travels alone
+            assert variants.shape[0] == 1, "an element without a rank travels alone"
+            shapes = _unwrapped(shapes, tf.int64, 0)[tf.newaxis]
         shapes = shapes.numpy()
         total = int(shapes.prod(axis=1).sum())
         values = to_numpy(_unwrapped(variants, self._carrier.dtype, total), self._dtype)
@@ -163,7 +164,7 @@ def _wrap(flat: Tensor) -> Tensor:
     )
 
 
-def _unwrapped(variants: Tensor, dtype: Any, total: int = 0) -> Tensor:
+def _unwrapped(variants: Tensor, dtype: Any, total: int) -> Tensor:
     """The values of wrapped tensors, joined, `total` of them; a single one's without a copy.
 
     What TensorFlow has for this, RaggedTensorFromVariant, copies value by value, 3 ns each, be
