@@ -16,6 +16,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGES = ("storage", "journal", "service", "benchmarks")
+FACADES = ("torch", "jax")  # forebay.torch, not to be mistaken for torch
+FOLDERS = [*(ROOT / name for name in PACKAGES), *(ROOT / "frameworks" / name for name in FACADES)]
 
 # What each layer may import besides itself: a layer, or a module with all below it. A module's
 # layer is the longest name here that it begins with; `package.*` are the modules right in it.
@@ -73,6 +75,8 @@ LAYERS: dict[str, set[str]] = {
     "service.cli": {"service", "journal", "storage", "benchmarks"},
     "service": {"service"},  # its __init__, the public face
     "benchmarks": {"service", "journal", "storage"},
+    "torch": {"service.trainers"},
+    "jax": {"service.trainers"},
 }
 
 # Packages that nobody knows but the package that they are in.
@@ -139,9 +143,9 @@ def read(path: pathlib.Path) -> ast.Module:
 def shipped_modules() -> dict[str, pathlib.Path]:
     """The distribution's modules, by their name below forebay; a package is `name.__init__`."""
     return {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
-        for package in PACKAGES
-        for path in sorted((ROOT / package).rglob("*.py"))
+        ".".join(path.relative_to(folder.parent).with_suffix("").parts): path
+        for folder in FOLDERS
+        for path in sorted(folder.rglob("*.py"))
     }
 
 

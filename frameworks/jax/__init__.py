@@ -1,0 +1,1 @@
+"""A dataset of the service for JAX, without TensorFlow: service/trainers/jax_arrays.py."""
