@@ -108,7 +108,7 @@ def forgets_what_was_sent() -> AbstractContextManager[None]:
 
 def keeps_splits_at_drain() -> AbstractContextManager[None]:
     """A worker that is told to stop, and hands nothing back."""
-    return replaced(_SourceLeases, _return_unbegun=lambda *_: None)
+    return replaced(_SourceLeases, _return_unbegun=lambda *_, **__: None)
 
 
 def forgets_what_an_earlier_pass_handed_back() -> AbstractContextManager[None]:
