@@ -16,6 +16,7 @@ from typing import Any
 from ..service.errors import ForebayError, InvalidArgument
 from . import elements
 from .beam import beam
+from .bundles import bundles
 from .contents import FILE_CASES
 from .curves import elements_curve, splits_curve
 from .epochs import epochs
@@ -67,6 +68,7 @@ ROWS: dict[str, Row] = {
     "get_split": get_split,
     "memory": memory,
     "epochs": epochs,
+    "bundles": bundles,
     "python": python,
     "beam": beam,
     "materialize": materialize,
