@@ -210,9 +210,9 @@ class RunTrace(Trace):
             return self._drained(fed, stop, again, tf.data.Options(), enqueue)
 
         handles = [tf.TensorSpec([], tf.resource)] * (2 + len(self._queues))
-        shape = None if element_spec is None else structure.encode(element_spec)
-        key = (shape, tuple(self._specs), graph.component_specs, compressed, block_bytes)
-        key = (*key, self._pack)
+        nesting = None if element_spec is None else structure.encode(element_spec)
+        layout = nesting, tuple(self._specs), graph.component_specs
+        key = *layout, compressed, block_bytes, self._pack
         with _making:
             self._drive = _drives.get(key)
             if self._drive is None:
