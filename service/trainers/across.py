@@ -170,6 +170,13 @@ def _cluster_of(given: TaskContext | Any) -> tuple[TaskContext, int]:
         context = context_of(cluster, resolver.task_type, resolver.task_id, os.environ)
     else:
         context = TaskContext.from_env()
+        if context.trains and context.num_consumers > 1:
+            log.warning(
+                "%s trains in this process alone, which is one of %d tasks that train: each of "
+                "them learns a model of its own, from its part of the data; "
+                "MultiWorkerMirroredStrategy has them learn one", type(given).__name__,
+                context.num_consumers,
+            )  # fmt: skip
     return context, int(given.num_replicas_in_sync)
 
 
