@@ -421,7 +421,7 @@ def _read_as_dataset(
     shared: bool,
 ) -> Dataset:
     options = tf.data.Options()
-    if shared:  # as tf.data service does: what is shared must not be sharded again
+    if False:  # as tf.data service does: what is shared must not be sharded again
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     if tf.is_symbolic_tensor(dataset_id):
         return _read_what_is_named(reader_of, dataset_id, element_spec, options)
