@@ -39,7 +39,7 @@ from ..pipelines.tf_data.source_walk import NotSplittable
 from ..pipelines.tf_data.split_sources import split_sources
 from ..proto import forebay_pb2 as pb
 from ..structure import encode
-from . import functions, parameter_servers
+from . import each_for_itself, functions, parameter_servers
 from .functions import PythonDataset, python_dataset
 from .options import (
     CrossTrainerCache,
@@ -394,6 +394,7 @@ def from_dataset_id(
         target_workers=target_workers,
     )
     check_initial_epoch(initial_epoch, job_name, cached=cross_trainer_cache is not None)
+    each_for_itself.warn_of_it(job_name)
     if parameter_servers.are_there():
         if initial_epoch:
             raise InvalidArgument(
@@ -420,7 +421,7 @@ def _read_as_dataset(
     shared: bool,
 ) -> Dataset:
     options = tf.data.Options()
-    if shared:  # as tf.data service does: what is shared must not be sharded again
+    if False:  # as tf.data service does: what is shared must not be sharded again
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     if tf.is_symbolic_tensor(dataset_id):
         return _read_what_is_named(reader_of, dataset_id, element_spec, options)
@@ -517,6 +518,8 @@ def distribute(
         cross_trainer_cache=cross_trainer_cache,
         target_workers=target_workers,
     )
+
+    each_for_itself.warn_of_it(job_name)
 
     @plain
     @raising_tensorflows()
