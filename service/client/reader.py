@@ -244,6 +244,17 @@ def _arriving(definition: ev.DatasetDefinition) -> tuple[bytes, bool]:
     return spec, not definition.structure and compresses(definition)
 
 
+def structure_of(dataset_id: str, definition: ev.DatasetDefinition) -> str:
+    """How the dataset's elements are nested. Raises InvalidArgument if only TensorFlow knows."""
+    if not definition.structure:
+        raise InvalidArgument(
+            f"dataset {dataset_id} was registered by tf.data service's client, which "
+            "says how its elements are nested to TensorFlow only: register it with "
+            "forebay.service.register_dataset, or read it with from_dataset_id"
+        )
+    return definition.structure
+
+
 class ElementIterator:
     """Iterates over the elements of one epoch; made by `read`.
 
@@ -255,14 +266,7 @@ class ElementIterator:
     """
 
     def __init__(self, reader: Reader) -> None:
-        definition = reader.definition()
-        if not definition.structure:
-            raise InvalidArgument(
-                f"dataset {reader.dataset_id} was registered by tf.data service's client, which "
-                "says how its elements are nested to TensorFlow only: register it with "
-                "forebay.service.register_dataset, or read it with from_dataset_id"
-            )
-        self._assemble = assemble(definition.structure)
+        self._assemble = assemble(structure_of(reader.dataset_id, reader.definition()))
         self._blocks = reader.iterate()
         self._elements: Iterator[Any] = itertools.chain.from_iterable(
             map(self._elements_of, self._blocks)
