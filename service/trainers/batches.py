@@ -59,7 +59,7 @@ def _whole(parts: list[Block]) -> Block:
 
 def _rank(component: Component) -> int:
     if component.shapes is not None:
-        return component.shapes.shape[1]
+        return int(component.shapes.shape[1])
     values = component.values
     return (values.lengths if isinstance(values, Strings) else values).ndim - 1
 

@@ -128,7 +128,7 @@ def test_a_batch_within_a_block_is_a_view_of_it() -> None:
         for component, view in zip(owner.components, views.components, strict=True):
             for one, other in zip(buffers(component), buffers(view), strict=True):
                 assert np.shares_memory(one, other)
-    assert not np.shares_memory(second.components[0].values, values)  # type: ignore[arg-type]
+    assert not np.shares_memory(second.components[0].values, values)
 
 
 @pytest.mark.parametrize("longest", [3, 200])
