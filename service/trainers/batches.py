@@ -7,7 +7,7 @@ received, or one copy where it lies in several. `Layout` says how blocks look to
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,38 @@ from ..structure import assemble
 
 Array = npt.NDArray[Any]
 Convert = Callable[[Any], Any]
+Each = Callable[[Component], Iterator[Any]]
 _Column = Callable[[Iterator[Component], int], Any]
 
 SHORT = 64
 """Rows of fewer values than this are padded all at once, as a row in Python takes longer."""
+
+
+def laid_out(
+    blocks: Generator[Block, None, None],
+    layout: Layout,
+    batch_size: int | None,
+    *,
+    drop_remainder: bool = False,
+) -> Generator[Any, None, None]:
+    """The elements of `blocks`, or their batches; closes `blocks` when it is closed, or ends."""
+    try:
+        if batch_size is None:
+            for block in blocks:
+                yield from layout.elements(block)
+        else:
+            yield from map(layout.batch, batched(blocks, batch_size, drop_remainder=drop_remainder))
+    finally:
+        blocks.close()
+
+
+def check_batch_size(batch_size: int | None) -> None:
+    """Raises InvalidArgument for what is no number of elements, or None for single ones."""
+    number = isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool)
+    if batch_size is not None and not (number and batch_size > 0):
+        raise InvalidArgument(
+            f"batch_size={batch_size!r} must be an integer from 1 on, or None for single elements"
+        )
 
 
 def batched(blocks: Iterable[Block], size: int, *, drop_remainder: bool = False) -> Iterator[Block]:
@@ -79,9 +107,16 @@ class Layout:
     """
 
     def __init__(
-        self, structure: str, convert: Convert | None = None, pad_value: Any = None
+        self,
+        structure: str,
+        convert: Convert | None = None,
+        pad_value: Any = None,
+        each: Each | None = None,
     ) -> None:
-        self._convert = convert or _itself
+        """`each` has a component's elements converted, if that can be done faster together."""
+        convert = convert or _itself
+        self._convert = convert
+        self._each = each or (lambda component: map(convert, component.elements()))
         self._assemble = assemble(structure)
         self._columns: list[_Column] = []
         reduced = self._reduced(json.loads(structure), pad_value, "element")
@@ -89,8 +124,7 @@ class Layout:
 
     def elements(self, block: Block) -> Iterator[Any]:
         """One by one."""
-        columns = [map(self._convert, component.elements()) for component in block.components]
-        return self._assemble(columns, block.count)
+        return self._assemble([*map(self._each, block.components)], block.count)
 
     def batch(self, block: Block) -> Any:
         """All of a block's elements in one."""
@@ -138,7 +172,7 @@ class Layout:
         return self._convert(values.to_numpy() if isinstance(values, Strings) else values)
 
     def _listed(self, components: Iterator[Component], count: int) -> Any:
-        return [*map(self._convert, next(components).elements())]
+        return [*self._each(next(components))]
 
     def _padded(self, filling: Any) -> _Column:
         return lambda components, count: self._convert(padded(next(components), filling))
@@ -149,7 +183,7 @@ class Layout:
         build = assemble(json.dumps(node))
 
         def column(components: Iterator[Component], count: int) -> Any:
-            own = [map(self._convert, next(components).elements()) for _ in range(number)]
+            own = [self._each(next(components)) for _ in range(number)]
             return [*build(own, count)]
 
         return column
