@@ -124,6 +124,8 @@ BANNED: dict[str, set[str]] = {  # not even lazily
     "service.dispatcher": HEAVY,
     "service.delivery": HEAVY | {"grpc"},
     "service.trainers.context": HEAVY | {"grpc"},
+    "service.trainers.in_step": HEAVY | {"torch"},
+    "service.trainers.jax_arrays": HEAVY | {"torch"},
     "service.transport": HEAVY | {"grpc"},
 }
 
