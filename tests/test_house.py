@@ -63,7 +63,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "service.trainers": {
         *("service.client", "service.connections", LOOSE, *WORDS),
-        "service.pipelines.tf_data.element_specs",
+        *("service.pipelines.definitions", "service.pipelines.tf_data.element_specs"),
     },
     "service.trainers.context": {LOOSE, *WORDS},  # for any framework
     "service.servers": {

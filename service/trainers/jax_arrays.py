@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,6 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from ..blocks import Block, Component, Strings, numpy_dtype
 from ..client.options import ShardingPolicy, check_initial_epoch, check_job_name, reading
 from ..client.options import sharding_policy as policy_of
 from ..client.reader import Reader, name_of_job, structure_of
@@ -32,6 +31,7 @@ from ..pipelines.definitions import metadata_of
 from .batches import Layout, batched, check_batch_size
 from .context import TaskContext
 from .in_step import Exchange
+from .shapes import require_shapes, rows_of, zeros_of
 
 Array = npt.NDArray[Any]
 Service = str | tuple[str, str]
@@ -150,7 +150,7 @@ class ServiceDataset:
         self._exchange: Exchange | None = None
         if sharding is not None:
             if map is None:
-                _require_shapes(self._structure)
+                require_shapes(self._structure)
             rows = None if batch_size else rows_of(self._structure)
             self._places = _Places(sharding, batch_size, rows)
             self._rows = self._places.rows
@@ -397,67 +397,3 @@ class _Places:
             ),
             arrays,
         )
-
-
-# -- structures (service/structure.py) -------------------------------------------------------------
-
-
-def _leaves(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """The tensors of a structure's node, and where they are."""
-    match node:
-        case {"dict": items}:
-            for key, inner in items:
-                yield from _leaves(inner, f"{path}[{key!r}]")
-        case {"tuple": items}:
-            for i, inner in enumerate(items):
-                yield from _leaves(inner, f"{path}[{i}]")
-        case {"named": _, "fields": fields}:
-            for key, inner in fields:
-                yield from _leaves(inner, f"{path}.{key}")
-        case {"tensor": _} | {"ragged": _} | {"sparse": _}:
-            yield path, node
-
-
-def _require_shapes(structure: str) -> None:
-    """That all batches have one shape, in all processes. Raises InvalidArgument."""
-    for path, node in _leaves(json.loads(structure)):
-        shape = node["shape"]
-        if "tensor" not in node or shape is None or None in shape:
-            raise InvalidArgument(
-                f"element{path} was registered with shape {shape}, and processes would make arrays "
-                "of different shapes of it: pad it to one before it is registered, or with map="
-            )
-
-
-def rows_of(structure: str) -> int:
-    """Of elements that are batches. Raises InvalidArgument if they are not, or it is not known."""
-    found = {
-        path: (node["shape"] or [None])[0] if "tensor" in node else None
-        for path, node in _leaves(json.loads(structure))
-    }
-    (first, *others) = set(found.values()) or {None}
-    if first is None or others:
-        raise InvalidArgument(
-            f"the elements' first dimensions are {found}: without batch_size they have to be "
-            "batches of one known size (batch(…, drop_remainder=True)); give a batch_size otherwise"
-        )
-    return int(first)
-
-
-def zeros_of(structure: str, count: int) -> Block:
-    """So many elements that are zero, and empty where a dimension is not known."""
-    components: list[Component] = []
-    for _, node in _leaves(json.loads(structure)):
-        if "tensor" not in node:
-            raise InvalidArgument(
-                "a process that is to pad whole batches has to know how one looks, and of ragged "
-                'and sparse tensors it does not: give remainder="drop"'
-            )
-        shape = (count, *(size or 0 for size in node["shape"] or ()))
-        values: Array | Strings
-        if node["tensor"] == "string":
-            values = Strings(np.zeros(shape, np.int64), np.zeros(0, np.uint8))
-        else:
-            values = np.zeros(shape, numpy_dtype(node["tensor"]))
-        components.append(Component(values))
-    return Block(count, tuple(components))
