@@ -122,7 +122,8 @@ class ServiceDataset:
             raise InvalidArgument(f"prefetch={prefetch!r} must be a number of batches from 0 on")
         policy = policy_of(processing_mode)
         processes = _processes()
-        if processes > 1 and job_name is None and (sharding or policy != ShardingPolicy.OFF):
+        everything = policy == ShardingPolicy.OFF and sharding is None
+        if processes > 1 and job_name is None and not everything:
             raise InvalidArgument(
                 f"{processes} processes train, and without a job_name each would read everything: "
                 "give all of them the same job_name, whose elements they share"
@@ -155,7 +156,7 @@ class ServiceDataset:
             self._places = _Places(sharding, batch_size, rows)
             self._rows = self._places.rows
             if len(self._places.processes) > 1:
-                self._exchange = Exchange(f"{name}", self._places.processes, timeout_s)
+                self._exchange = Exchange(name or "", self._places.processes, timeout_s)
         how = asked.how
         self._cardinality = int(metadata_of(definition.metadata).cardinality)
         if automatic and processes > 1 and self._cardinality != INFINITE:
