@@ -48,11 +48,18 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 
-def fetch_dataset(service: str | tuple[str, str], dataset_id: str) -> pb.GetDatasetResponse:
-    """What was registered, without the graph. Raises NotFound, Unavailable."""
+def fetch_dataset(
+    service: str | tuple[str, str], dataset_id: str, job_name: str | None = None
+) -> pb.GetDatasetResponse:
+    """What was registered, without the graph, and how far the job of this whole name is.
+
+    Raises NotFound, Unavailable.
+    """
     client = DispatcherClient(service)
     try:
-        return client.get_dataset(dataset_id, with_graph=False, patience_s=PATIENCE_S)
+        return client.get_dataset(
+            dataset_id, with_graph=False, job_name=job_name, patience_s=PATIENCE_S
+        )
     finally:
         client.close()
 
@@ -87,11 +94,12 @@ class Reader:
         self.dataset_id = dataset_id
         self._policy = policy
         self._job_name = job_name
-        self._how = replace(how, dynamic=policy == ShardingPolicy.DYNAMIC)
+        self.how = replace(how, dynamic=policy == ShardingPolicy.DYNAMIC)
         self._epochs = itertools.count(first_epoch)  # from 1, as stock clients count
         self._not_joined: list[int] = []  # a heap of those that were drawn, and left before
         self._credit_bytes = credit_bytes
         self._known: pb.JournalPosition | None = None  # so that all are of one journal
+        self.epochs_over = 0  # of the job, when `definition` asked
 
     def definition(self) -> ev.DatasetDefinition:
         """What was registered, without the graph.
@@ -100,19 +108,20 @@ class Reader:
         one that ends InvalidArgument if it is to be cached, FailedPrecondition if this is a
         coordinated read.
         """
-        dataset = fetch_dataset(self.service, self.dataset_id)
+        dataset = fetch_dataset(self.service, self.dataset_id, self._job_name)
+        self.epochs_over = dataset.epochs_over
         definition = dataset.definition
-        if dataset.colocated and self._is_static and self._how.targets == TargetWorkers.AUTO:
-            self._how = replace(self._how, targets=TargetWorkers.LOCAL)
+        if dataset.colocated and self._is_static and self.how.targets == TargetWorkers.AUTO:
+            self.how = replace(self.how, targets=TargetWorkers.LOCAL)
         cardinality = metadata_of(definition.metadata).cardinality
-        if self._how.cache is not None and cardinality >= 0:
+        if self.how.cache is not None and cardinality >= 0:
             raise InvalidArgument(
                 "Cross-trainer caching requires the input dataset to be infinite. Got input "
                 f"with cardinality {cardinality}"
             )
         if self._policy == ShardingPolicy.DYNAMIC:
             require_splittable(definition.sources, definition.unsplittable)
-        if self._how.num_consumers is not None and cardinality >= 0:
+        if self.how.num_consumers is not None and cardinality >= 0:
             raise FailedPrecondition(
                 "Round robin reads require that the input dataset has infinite cardinality, "
                 f"but the dataset has cardinality {cardinality}. Consider adding a `.repeat()` "
@@ -129,7 +138,7 @@ class Reader:
 
         `nothing`, if it is given, comes now and then while no block does.
         """
-        if self._how.targets == TargetWorkers.LOCAL and not has_local_workers():
+        if self.how.targets == TargetWorkers.LOCAL and not has_local_workers():
             what = f"Static sharding policy <{self._policy.name}> requires"
             raise InvalidArgument(
                 f"{what if self._is_static else 'Local reads require'} local tf.data workers, but "
@@ -140,8 +149,8 @@ class Reader:
         consumer = None
         try:
             joined = yield from self._joined(dispatcher, nothing)
-            consumer = (Consumer if self._how.num_consumers is None else RoundsConsumer)(
-                dispatcher, joined, credit_bytes=self._credit_bytes, reading=self._how
+            consumer = (Consumer if self.how.num_consumers is None else RoundsConsumer)(
+                dispatcher, joined, credit_bytes=self._credit_bytes, reading=self.how
             )
             yield from consumer.blocks(nothing)
         finally:
@@ -156,7 +165,7 @@ class Reader:
     ) -> Generator[Block, None, pb.JoinIterationResponse]:
         """The job's next epoch; for the next iteration, if this one is left before it is there."""
         epoch = self._next_epoch() if self._job_name else 0
-        if self._how.cache is not None and epoch > 1:
+        if self.how.cache is not None and epoch > 1:
             raise InvalidArgument(
                 "Cross-trainer caching requires infinite datasets and disallows multiple "
                 f"repetitions of the same dataset. Got repetition {epoch}"
@@ -165,12 +174,12 @@ class Reader:
             dataset_id=self.dataset_id,
             job_name=self._job_name or "",
             sharding=self._policy.name,
-            num_consumers=self._how.num_consumers,
-            target_workers=self._how.targets,
-            cross_trainer_cache=self._how.cache is not None,
+            num_consumers=self.how.num_consumers,
+            target_workers=self.how.targets,
+            cross_trainer_cache=self.how.cache is not None,
         )
 
-        index = None if self._how.num_consumers is None else self._how.consumer_index
+        index = None if self.how.num_consumers is None else self.how.consumer_index
 
         def ask(**how: Any) -> Generator[Block, None, pb.JoinIterationResponse]:
             request = pb.JoinIterationRequest(epoch=epoch, consumer_index=index, **how)
@@ -244,6 +253,17 @@ def _arriving(definition: ev.DatasetDefinition) -> tuple[bytes, bool]:
     return spec, not definition.structure and compresses(definition)
 
 
+def structure_of(dataset_id: str, definition: ev.DatasetDefinition) -> str:
+    """How the dataset's elements are nested. Raises InvalidArgument if only TensorFlow knows."""
+    if not definition.structure:
+        raise InvalidArgument(
+            f"dataset {dataset_id} was registered by tf.data service's client, which "
+            "says how its elements are nested to TensorFlow only: register it with "
+            "forebay.service.register_dataset, or read it with from_dataset_id"
+        )
+    return definition.structure
+
+
 class ElementIterator:
     """Iterates over the elements of one epoch; made by `read`.
 
@@ -255,14 +275,7 @@ class ElementIterator:
     """
 
     def __init__(self, reader: Reader) -> None:
-        definition = reader.definition()
-        if not definition.structure:
-            raise InvalidArgument(
-                f"dataset {reader.dataset_id} was registered by tf.data service's client, which "
-                "says how its elements are nested to TensorFlow only: register it with "
-                "forebay.service.register_dataset, or read it with from_dataset_id"
-            )
-        self._assemble = assemble(definition.structure)
+        self._assemble = assemble(structure_of(reader.dataset_id, reader.definition()))
         self._blocks = reader.iterate()
         self._elements: Iterator[Any] = itertools.chain.from_iterable(
             map(self._elements_of, self._blocks)

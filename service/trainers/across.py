@@ -18,9 +18,10 @@ from typing import Any
 import tensorflow as tf
 
 from ..client import parameter_servers
-from ..client.api import fingerprint, from_dataset_id, register, registered
+from ..client.api import fingerprint, from_dataset_id, register
 from ..client.options import CrossTrainerCache, ShardingPolicy, check_job_name
 from ..client.reader import name_of_job
+from ..client.registration import registered
 from ..client.tf_errors import raising_tensorflows
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
