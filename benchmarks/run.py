@@ -22,6 +22,7 @@ from .epochs import epochs
 from .failover import failover, redis_cut
 from .first_element import first_element
 from .fleet import fleet
+from .history import history
 from .loopback import loopback
 from .machine import describe, filesystem, require
 from .materialize import materialize
@@ -67,6 +68,7 @@ ROWS: dict[str, Row] = {
     "get_split": get_split,
     "memory": memory,
     "epochs": epochs,
+    "history": history,
     "python": python,
     "beam": beam,
     "materialize": materialize,
