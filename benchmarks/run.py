@@ -23,6 +23,7 @@ from .epochs import epochs
 from .failover import failover, redis_cut
 from .first_element import first_element
 from .fleet import fleet
+from .history import history
 from .loopback import loopback
 from .machine import describe, filesystem, require
 from .materialize import materialize
@@ -69,6 +70,7 @@ ROWS: dict[str, Row] = {
     "memory": memory,
     "epochs": epochs,
     "bundles": bundles,
+    "history": history,
     "python": python,
     "beam": beam,
     "materialize": materialize,

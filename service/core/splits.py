@@ -35,7 +35,8 @@ class GetSplit(Command, frozen=True, kw_only=True):
 class LeaseSplits(Command, frozen=True, kw_only=True):
     """→ LeaseBegun …, LeaseReturned …, then SplitsLeased or PassStarted.
 
-    Answers as GetSplit does; None, too, if want is 0.
+    Answers as GetSplit does. If want is 0 and there is nothing to report it only asks: None, too,
+    as long as there are splits.
     """
 
     task_id: int
@@ -80,10 +81,14 @@ def _lease_splits(state: State, command: LeaseSplits) -> Decision:
                 raise InvalidArgument("a request that returns splits cannot want others; want 0")
             returned = ev.LeaseReturned(lease_id=lease_id, count=count)
             events.append(ev.Event(lease_returned=returned))
-    if command.want <= 0:
-        return Decision(events, None)
     iteration = state.iterations[task.iteration_id]
+    if command.want <= 0 and (command.begun or command.returned):
+        return Decision(events, None)
     ledger = _find_ledger(iteration, command.source)
+    if command.want <= 0:
+        offer = ledger.offer(ledger.size_together, command.pass_number, command.or_later)
+        over = not (offer.total or offer.waits)
+        return Decision([], ev.SplitsLeased(pass_number=offer.pass_number) if over else None)
     if ledger.leased_with is not None:
         raise InvalidArgument(
             f"split provider {command.source} is zipped with {ledger.leased_with}, and leased "

@@ -34,7 +34,7 @@ class AnyOutput(TaskOutput):
             self.changed.notify_all()
         self._tell()
 
-    def open(self, order: Order) -> Subscription | End:
+    def _open(self, order: Order) -> Subscription | End:
         if not isinstance(order, AnyBlock):
             return refused(order, "any block to anybody")
         return _AnySubscription(self)

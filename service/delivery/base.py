@@ -172,6 +172,7 @@ class TaskOutput(ABC):
         # How its blocks travel; its producer may set it before the first one.
         self.compression: ev.BlockCompression = ev.MEASURED
         self.changed = threading.Condition(threading.RLock())  # guards all, also of policies
+        self.opened = threading.Event()  # for good, once there was a subscription
         self._max_bytes = max_bytes
         self._listener = listener
         self._end: End | None = None
@@ -208,12 +209,15 @@ class TaskOutput(ABC):
 
     # -- the carrier ----------------------------------------------------------------------------
 
-    @abstractmethod
     def open(self, order: Order) -> Subscription | End:
         """A subscription for a consumer; an end if it can never have a block. Never waits.
 
         An order of another policy's is answered with TaskFailed.
         """
+        opened = self._open(order)
+        if isinstance(opened, Subscription):
+            self.opened.set()
+        return opened
 
     def on_change(self, callback: Callable[[TaskOutput], None] | None) -> None:
         """Have this called, from any thread, when a subscription may have something new."""
@@ -242,6 +246,10 @@ class TaskOutput(ABC):
         return self._end is not None
 
     # -- for policies ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def _open(self, order: Order) -> Subscription | End:
+        """`open`, which remembers that there was a subscription."""
 
     @abstractmethod
     def _holds(self) -> bool:

@@ -24,12 +24,14 @@ class Dispatcher:
     def __init__(self, splits: int = 10, least: int = 0) -> None:
         self._next, self._splits, self._least = 0, splits, least
         self.wanted: list[int] = []
+        self.asked = threading.Event()  # without wanting any
         self.returned: list[tuple[int, int]] = []
 
     def call(self, request: pb.LeaseSplitsRequest, _: Any, **__: Any) -> pb.LeaseSplitsResponse:
         self.returned += ((lease.lease_id, lease.count) for lease in request.returned)
         if not request.want:
-            return pb.LeaseSplitsResponse()
+            self.asked.set()
+            return pb.LeaseSplitsResponse(end_of_splits=self._next == self._splits)
         self.wanted.append(request.want)
         want = max(request.want, self._least)
         first, self._next = self._next, min(self._splits, self._next + want)
@@ -85,6 +87,33 @@ def test_a_draining_worker_hands_back_what_no_process_has_begun() -> None:
     assert dispatcher.returned == [(160, 130), (320, 160)]
     assert feed.next_range(0, 0, endless=False) is None
     assert len(dispatcher.returned) == 2
+    feed.close()
+
+
+@pytest.mark.parametrize("comes", ["a reader", "the end", "a drain", "a stop"])
+def test_a_task_that_nobody_reads_leases_nothing(comes: str) -> None:
+    dispatcher, read = Dispatcher(1), threading.Event()
+    feed = LeaseFeed(
+        cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1)], Observer(), read=read
+    )
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(feed.next_range, 0, 0, False)
+        assert dispatcher.asked.wait(60)
+        assert not waiting.done() and not dispatcher.wanted
+        if comes == "a reader":
+            read.set()
+            assert waiting.result(60) == SplitRange(0, 1, 0)
+        elif comes == "the end":
+            dispatcher._next = 1  # others have it
+            assert waiting.result(60) is None
+            assert not dispatcher.wanted
+        elif comes == "a drain":
+            feed.drain(time.monotonic() + 60)
+            assert waiting.result(60) is None
+            assert [count for _, count in dispatcher.returned] == [1] * len(dispatcher.wanted)
+        else:
+            feed.close(wait=False)
+            assert isinstance(waiting.exception(60), Unavailable)
     feed.close()
 
 
