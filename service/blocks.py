@@ -20,11 +20,14 @@ import io
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from .shared import Loan
 
 Array = npt.NDArray[Any]
 
@@ -116,6 +119,9 @@ class Block:
     """Elements before it that its reader does not get, as they had left a cache."""
     encodings: Encodings | None = field(default=None, compare=False, repr=False)
     """Kept for others that are given this block, if there may be any."""
+    loan: Loan | None = field(default=None, compare=False, repr=False)
+    """Another process's memory in which its buffers lie, as they travel, and nothing else; of a
+    block that nobody else is given."""
 
     @property
     def payload_bytes(self) -> int:

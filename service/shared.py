@@ -11,6 +11,11 @@ cannot shrink (it is sealed), so a worker cannot make its consumer's reads fail.
 free the payload takes the socket, so nobody waits for a consumer that keeps its arrays. A fork of
 the consumer's process refers to its slabs as well, for as long as nobody knows: these are never
 used again.
+
+What a worker has borrowed itself, from a process that runs a dataset's function, it may pass on
+to a consumer as it is: a `Loan`. The consumer maps the same memory, under a number of the worker's
+for this once, and the slab goes back the same way. One whose consumer has gone without a word may
+still be mapped there, so it is not used again either.
 """
 
 from __future__ import annotations
@@ -39,6 +44,9 @@ SHARED_BYTES = 256 << 10  # smaller payloads go over the socket as fast
 MAX_SLABS = 32  # each holds a descriptor, on both sides
 POOL_BYTES = 48 << 20  # of slabs for one consumer; but LEAST_SLABS of them, however large
 LEAST_SLABS = 3
+MAX_PASSED = 4
+"""Of what one process has lent. Of the others each payload is copied, so that consumers who keep
+their arrays leave it some to lend."""
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -58,6 +66,7 @@ class Lender:
         self._lock = threading.Lock()
         self._slabs: dict[int, Bytes] = {}
         self._free: list[int] = []  # the last one is the one that is best in the caches
+        self._passed: dict[int, Loan] = {}  # by what the consumer calls their slabs
         self._able = True
 
     def lend(self, size: int, buffers: Sequence[memoryview]) -> Lent | None:
@@ -83,6 +92,21 @@ class Lender:
                 return None
             return None if lent is None else (lent, self._slabs[lent.slab])
 
+    def pass_on(self, loan: Loan) -> Lent | None:
+        """Lend the payload that was lent to us, to a consumer that is the only one that gets it;
+        None if it is to be copied."""
+        with self._lock:
+            number = self._number()
+            if number is None or not loan.is_spare():
+                return None
+            try:
+                descriptor = os.dup(loan.descriptor)
+            except OSError:
+                return None
+            loan.pass_on()
+            self._passed[number] = loan
+            return Lent(number, descriptor)
+
     def take_back(self, slabs: Iterable[int], abandoned: Iterable[int] = ()) -> None:
         """The consumer holds nothing of these any more; of the abandoned, others may.
 
@@ -90,11 +114,29 @@ class Lender:
         """
         with self._lock:
             for slab in slabs:
-                self._check_lent(slab)
-                self._free.append(slab)
+                if self._passed.pop(slab, None) is None:
+                    self._check_lent(slab)
+                    self._free.append(slab)
             for slab in abandoned:
-                self._check_lent(slab)
-                del self._slabs[slab]
+                if (loan := self._passed.pop(slab, None)) is not None:
+                    loan.abandon()
+                else:
+                    self._check_lent(slab)
+                    del self._slabs[slab]
+
+    def close(self) -> None:
+        """The consumer is heard of no more, and may hold whatever was lent. Nothing is lent after
+        that."""
+        with self._lock:
+            for loan in self._passed.values():
+                loan.abandon()
+            self._passed.clear()
+            self._slabs.clear()
+
+    def _number(self) -> int | None:
+        """For a slab that the consumer does not know."""
+        numbers = range(self._most)
+        return next((n for n in numbers if n not in self._slabs and n not in self._passed), None)
 
     def _check_lent(self, slab: int) -> None:
         if slab not in self._slabs or slab in self._free:
@@ -107,12 +149,11 @@ class Lender:
                 return Lent(self._free.pop(i), None)
         held = sum(slab.size for slab in self._slabs.values())
         many = len(self._slabs) >= LEAST_SLABS and held + size > POOL_BYTES
-        if not many and len(self._slabs) < self._most:
-            slab = next(n for n in range(self._most) if n not in self._slabs)
-        elif self._free:
+        slab = None if many else self._number()
+        if slab is None:
+            if not self._free:
+                return None
             slab = self._free.pop(0)  # of another size
-        else:
-            return None
         descriptor, self._slabs[slab] = new_slab(size)
         return Lent(slab, descriptor)
 
@@ -120,8 +161,12 @@ class Lender:
 class Borrower:
     """The slabs of one connection to a worker, in the consumer."""
 
-    def __init__(self, peer: str) -> None:
+    def __init__(self, peer: str, *, passes_on: bool = False) -> None:
+        """With `passes_on` there are loans of large payloads; their slabs take two descriptors."""
         self._peer = peer
+        self._passes_on = passes_on
+        self._descriptors: dict[int, int] = {}  # of those that may be passed on
+        self._passed: set[int] = set()  # of what is borrowed
         self._slabs: dict[int, mmap.mmap] = {}
         self._borrowed: dict[int, weakref.ref[Bytes]] = {}
         self._shared_with_children: set[int] = set()
@@ -145,7 +190,12 @@ class Borrower:
         size = os.fstat(descriptor).st_size
         if not size:
             raise ProtocolError(f"{self._peer} lends a slab of no bytes")
-        self._slabs[slab] = _map(descriptor, size)
+        memory = _map(descriptor, size)
+        self._descriptors.pop(slab, None)
+        if self._passes_on and size >= SHARED_BYTES:
+            self._descriptors[slab] = kept = os.dup(descriptor)
+            weakref.finalize(memory, os.close, kept).atexit = False
+        self._slabs[slab] = memory
 
     def borrow(self, slab: int, size: int) -> Bytes:
         """The payload in a slab; theirs who hold the array or a view of it."""
@@ -160,6 +210,11 @@ class Borrower:
         self._borrowed[slab] = weakref.ref(payload, lambda _: released.append(slab))
         return payload
 
+    def loan(self, slab: int, payload: Bytes) -> Loan | None:
+        """What was borrowed, as it may be passed on; None if it may not."""
+        descriptor = self._descriptors.get(slab)
+        return None if descriptor is None else Loan(self, slab, payload, descriptor)
+
     def released(self) -> tuple[list[int], list[int]]:
         """The slabs that are free again since the last call, and those to be abandoned."""
         slabs = {self._released.popleft() for _ in range(len(self._released))}
@@ -167,11 +222,34 @@ class Borrower:
         for slab in slabs:
             del self._borrowed[slab]
         self._shared_with_children -= slabs
+        self._passed -= slabs
         return list(slabs - abandoned), list(abandoned)
 
     def share_with_child(self) -> None:
         """The process is about to fork."""
         self._shared_with_children |= self._borrowed.keys()
+
+
+class Loan:
+    """A borrowed payload that may be passed on, and keeps it. Of its methods, one thread at a time
+    calls one, as who passes it on is the only one that has it."""
+
+    def __init__(self, borrower: Borrower, slab: int, payload: Bytes, descriptor: int) -> None:
+        self.descriptor = descriptor  # of the slab, as long as this is
+        self._borrower = borrower
+        self._slab = slab
+        self._payload = payload
+
+    def is_spare(self) -> bool:
+        """Whether its lender does well without it."""
+        return len(self._borrower._passed) < MAX_PASSED
+
+    def pass_on(self) -> None:
+        self._borrower._passed.add(self._slab)
+
+    def abandon(self) -> None:
+        """Others may hold it for as long as nobody knows."""
+        self._borrower._shared_with_children.add(self._slab)
 
 
 _borrowers: weakref.WeakSet[Borrower] = weakref.WeakSet()

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 import numpy as np
@@ -174,7 +175,7 @@ class _Kept:
     __slots__ = ("block", "cost", "given", "stop")
 
     def __init__(self, block: Block, size: int) -> None:
-        self.block = block
+        self.block = replace(block, loan=None)  # several may be given it
         self.cost = size
         self.stop = block.index + block.count
         self.given: npt.NDArray[np.bool_] = np.zeros(block.count, np.bool_)  # to any reader

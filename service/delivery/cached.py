@@ -103,7 +103,8 @@ class CachedOutput(TaskOutput):
             while self._first < self._front and self._bytes + size > self._max_bytes:
                 self._bytes -= self._window.pop(self._first)[1]
                 self._first += 1
-            self._window[self._stop] = replace(block, encodings=Encodings()), size, self._put
+            kept = replace(block, encodings=Encodings(), loan=None)
+            self._window[self._stop] = kept, size, self._put
             self._stop += 1
             self._put += block.count
             self._bytes += size

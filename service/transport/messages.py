@@ -117,8 +117,8 @@ def encode_block(
 ) -> tuple[list[frames.Buffer], int | None]:
     """The frame of a block that passes `block_limits.check_block`.
 
-    With a `lender`, large payloads go into shared memory; if that is new to the consumer, a
-    descriptor is to be sent along, and closed. With `pack`, payloads may be compressed.
+    With a `lender`, large payloads go into shared memory, or lie there; if that is new to the
+    consumer, a descriptor is to be sent along, and closed. With `pack`, payloads may be compressed.
     """
     header = pb.Block(task_id=task_id, number=number, count=block.count)
     if block.bundle is not None:
@@ -145,7 +145,8 @@ def encode_block(
     lent = None
     size = sum(len(b) + padding(len(b)) for b in payload)
     if lender is not None and size >= SHARED_BYTES:
-        lent = lender.lend(size, payload)
+        lent = lender.pass_on(block.loan) if block.loan is not None else None
+        lent = lent or lender.lend(size, payload)
     if lent is not None:
         payload = []
         header.slab.number, header.slab.fresh = lent.slab, lent.descriptor is not None

@@ -290,7 +290,8 @@ class _Connection:
         except ProtocolError as error:
             _log.warning("closed the connection of %s: %s", self._peer, error)
         finally:
-            self._lender = None  # its memory, at once: we are part of cycles of references
+            if self._lender is not None:
+                self._lender.close()  # its memory goes at once: we are part of cycles of references
             if self._process is not None:
                 os.close(self._process)
             self._socket.close()

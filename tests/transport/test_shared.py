@@ -21,6 +21,7 @@ from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.shared import (
     LEAST_SLABS,
+    MAX_PASSED,
     MAX_SLABS,
     POOL_BYTES,
     SHARED_BYTES,
@@ -282,3 +283,104 @@ def test_who_gives_back_what_it_does_not_have_is_refused() -> None:
         assert "slab 3 was given back, and had not been lent" in refused.reason
         assert reader.read() is None
     server.stop()
+
+
+class Chain:
+    """A process that lends, a worker that passes on, and a consumer, which hear of everything."""
+
+    def __init__(self) -> None:
+        self.child = Lender()
+        self.worker = Borrower("a process", passes_on=True)
+
+    def send(self, block: Block, lender: Lender) -> tuple[Block, tuple[list[frames.Buffer], int]]:
+        """What the process made, as the worker has it; and as it is sent on, with a descriptor."""
+        values = block.components[0].values
+        assert isinstance(values, np.ndarray)
+        lent = self.child.lend(values.nbytes, [frames.as_bytes(values)])
+        assert lent is not None
+        if lent.descriptor is not None:
+            self.worker.learn(lent.slab, lent.descriptor)
+            os.close(lent.descriptor)
+        payload = self.worker.borrow(lent.slab, values.nbytes)
+        view = payload.reshape(values.shape)
+        loan = self.worker.loan(lent.slab, payload)
+        borrowed = Block(block.count, (Component(view),), loan=loan)
+        frame, descriptor = messages.encode_block(5, 1, borrowed, lender)
+        assert descriptor is not None
+        return borrowed, (frame, descriptor)
+
+    def give_back(self) -> tuple[list[int], list[int]]:
+        released = self.worker.released()
+        self.child.take_back(*released)
+        return released
+
+
+def received(consumer: Borrower, frame: list[frames.Buffer], descriptor: int) -> np.ndarray:
+    prefix = frames._PREFIX_BYTES
+    header = pb.ToConsumer.FromString(bytes(frame[0])[prefix:]).block
+    assert header.slab.fresh and len(frame) == 1
+    consumer.learn(header.slab.number, descriptor)
+    os.close(descriptor)
+    size = messages.payload_bytes(header)
+    block = messages.decode_block(header, consumer.borrow(header.slab.number, size), "a worker")
+    return np.asarray(block.components[0].values)
+
+
+def test_what_a_process_lends_is_passed_on_as_it_is() -> None:
+    chain, lender, consumer = Chain(), Lender(), Borrower("a worker")
+    block, sent = chain.send(large(7), lender)
+    values = received(consumer, *sent)
+    mine = np.asarray(block.components[0].values)
+    assert (values == 7).all() and values.shape == mine.shape
+    values[0, 0] = 9
+    assert mine[0, 0] == 9  # it is the same memory
+    del block, mine
+    assert chain.give_back() == ([], [])  # the consumer has it yet
+    del values
+    lender.take_back(*consumer.released())
+    assert chain.give_back() == ([0], [])
+    with pytest.raises(ProtocolError, match="had not been lent"):
+        lender.take_back([0])
+
+
+@pytest.mark.parametrize("how", ["its connection ends", "it has forked"])
+def test_what_was_passed_on_to_who_may_hold_it_yet_is_not_used_again(how: str) -> None:
+    chain, lender, consumer = Chain(), Lender(), Borrower("a worker")
+    block, sent = chain.send(large(1), lender)
+    values = received(consumer, *sent)
+    del block
+    if how == "its connection ends":
+        lender.close()
+    else:
+        lender.take_back([], [0])
+    assert chain.give_back() == ([], [0])
+    later = [chain.send(large(2), Lender()) for _ in range(3)]
+    assert (values == 1).all()
+    for _, (_, descriptor) in later:
+        os.close(descriptor)
+
+
+def test_of_one_process_so_much_is_passed_on_and_the_rest_is_copied() -> None:
+    chain = Chain()
+    lenders = [Lender() for _ in range(MAX_PASSED + 2)]
+    consumers = [Borrower("a worker") for _ in lenders]
+    there = [received(c, *chain.send(large(n), lender)[1])
+             for n, (c, lender) in enumerate(zip(consumers, lenders, strict=True))]  # fmt: skip
+    assert chain.give_back() == ([MAX_PASSED, MAX_PASSED + 1], [])
+    for n, values in enumerate(there):
+        assert (values == n).all()
+    there.clear()
+    for lender, consumer in zip(lenders, consumers, strict=True):
+        lender.take_back(*consumer.released())
+    assert sorted(chain.give_back()[0]) == list(range(MAX_PASSED))
+    received(consumers[0], *chain.send(large(0), lenders[0])[1])  # it may be passed on again
+    del there
+    assert chain.give_back() == ([], [])
+
+
+def test_who_has_nothing_left_to_call_a_slab_by_is_sent_a_copy() -> None:
+    chain, lender = Chain(), Lender(most=1)
+    block, (_, descriptor) = chain.send(large(1), lender)
+    os.close(descriptor)
+    assert block.loan is not None and lender.pass_on(block.loan) is None
+    assert lender.lend(MIB, [frames.as_bytes(np.zeros(MIB, np.uint8))]) is None

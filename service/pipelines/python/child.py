@@ -58,8 +58,8 @@ CREDIT = 3
 """Blocks that have not been taken, before it waits."""
 
 SLABS = 8
-"""Each costs the worker a descriptor, for as long as there is this process. What comes while all of
-them are held by somebody is copied there."""
+"""Each costs the worker a descriptor or two, for as long as there is this process. What comes while
+all of them are held by somebody is copied there."""
 
 LINGER_S = 0.025
 """How long a block is made, about, and twice that at most; an element that took so long to make

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -94,7 +95,7 @@ class PythonChild:
                 ) from error
             self._at = shared.view(np.int64)
             memory[: len(told) + len(definition)] = np.frombuffer(told + definition, np.uint8)
-            self._borrower = Borrower("a dataset's process")
+            self._borrower = Borrower("a dataset's process", passes_on=True)
             self._send(["setup", len(told), len(definition)], [stored, progress])
             kept.pop_all()
 
@@ -139,7 +140,9 @@ class PythonChild:
         data, descriptors, *_ = received
         match msgspec.msgpack.decode(data) if data else None:
             case ["block", count, size, header, slab, behind, metrics]:
-                block = read(count, header, self._payload(size, slab, descriptors))
+                payload = self._payload(size, slab, descriptors)
+                loan = None if slab is None else self._borrower.loan(slab, payload)
+                block = replace(read(count, header, payload), loan=loan)
                 return Received(block, Place(*behind), pb.Metrics.FromString(metrics))
             case ["counted", behind, metrics]:
                 return Counted(Place(*behind), pb.Metrics.FromString(metrics))
