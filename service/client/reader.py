@@ -88,6 +88,8 @@ class Reader:
         self._policy = policy
         self._job_name = job_name
         self._how = replace(how, dynamic=policy == ShardingPolicy.DYNAMIC)
+        if job_name and not self._is_static and how.num_consumers is None and how.cache is None:
+            self._how = replace(self._how, hands_back=True)
         self._epochs = itertools.count(first_epoch)  # from 1, as stock clients count
         self._not_joined: list[int] = []  # a heap of those that were drawn, and left before
         self._credit_bytes = credit_bytes
