@@ -26,7 +26,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ..blocks import Block
 from ..connections.dispatcher_client import DispatcherClient
@@ -86,6 +86,22 @@ LEAVING_S = 0.1
 
 Client = BlockClient | LocalClient
 
+stopping = threading.Event()
+"""Set when this process is told to go: no iteration begins any more."""
+
+
+class Taker(Protocol):
+    """Who gives blocks to a trainer by the element. No method but `leave` is called while it does."""
+
+    def left(self) -> int:
+        """How many elements of the block that it has were not given."""
+
+    def leave(self) -> None:
+        """Close the iteration when the next element is asked for. Called by any thread."""
+
+    def close(self) -> None:
+        """Close the iteration."""
+
 
 class _Delivery(NamedTuple):
     """A worker has sent this."""
@@ -124,7 +140,9 @@ class Consumer:
         *,
         credit_bytes: int,
         reading: ReadOptions = AS_EVER,
+        taker: Taker | None = None,
     ) -> None:
+        self.taker = taker
         self._dispatcher = dispatcher
         self._process_id = os.getpid()
         self._reading = reading
@@ -297,9 +315,16 @@ class Consumer:
         """Whether this is not a fork of the process that reads, whose connections it shares."""
         return os.getpid() == self._process_id
 
-    def end(self) -> None:
-        """Have `blocks` end, wherever it is, for whoever iterates over them to close this."""
+    def leave(self) -> None:
+        """Have `blocks` end, and close this: now, or when a taker has given its last element.
+
+        Called by any thread.
+        """
         self._leaving = True
+        if self.taker is None:
+            self.close()
+            return
+        self.taker.leave()
         self._inbox.put(Unavailable("the consumer leaves"))  # for `blocks`, if it waits
 
     def close(self, left: int = 0) -> None:
@@ -559,6 +584,19 @@ class Consumer:
 _open: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
 
+def open_consumers() -> list[Consumer]:
+    """Those of this process that were not closed."""
+    return [consumer for consumer in list(_open) if consumer.is_ours()]
+
+
+def close_between_steps(consumer: Consumer) -> None:
+    """In the thread that takes its elements, while it takes none."""
+    if consumer.taker is not None:
+        with suppress(ValueError):  # another thread takes them, and is in the midst of it
+            consumer.taker.close()
+    consumer.close()
+
+
 @atexit.register
 def _leave_all() -> None:
     # A thread of TensorFlow's that runs Python while the interpreter is taken down would never
@@ -567,6 +605,6 @@ def _leave_all() -> None:
     consumers = list(_open)
     for consumer in consumers:
         if time.monotonic() < give_up_s:
-            consumer.close()
+            close_between_steps(consumer)
     if consumers:
         time.sleep(LEAVING_S)

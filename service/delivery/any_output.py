@@ -66,7 +66,11 @@ class AnyOutput(TaskOutput):
             return sum(block.count for block, _ in self._blocks)
 
     def _holds(self) -> bool:
-        return bool(self._blocks) or (self._awaits_takes and self._held > 0)
+        return bool(self._blocks) or self._awaits(self._held)
+
+    def _awaits(self, elements: int) -> bool:
+        """Whether these, which subscriptions have, are still worth waiting for."""
+        return elements > 0 and self._awaits_takes and isinstance(self._end, EndOfTask)
 
     def _clear(self) -> None:
         self._dropped(block for block, _ in self._blocks)
@@ -116,7 +120,7 @@ class _HandingBack(_AnySubscription):
             if isinstance(item, tuple):
                 self._hold(item[0].count)
             others = output._held - self._mine
-            if isinstance(item, EndOfTask) and others and output._awaits_takes:
+            if isinstance(item, EndOfTask) and output._awaits(others):
                 return HandedOut(others)
             return item
 

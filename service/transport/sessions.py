@@ -80,6 +80,7 @@ class Sessions:
         with self._lock:
             if link.closed or link.session.link is not link:
                 return  # another connection has taken its place
+            link.refused = True  # it is given nothing more, of what it hands back either
             for position in positions:
                 key = position.task_id, position.subscription
                 stream = link.session.streams.get(key)
@@ -89,10 +90,8 @@ class Sessions:
                     del link.session.streams[key]
                     self._wake_readers(stream.subscription.output)
             self._drop(link.session)
-            link.streams.clear()
             link.outbox.clear()
             link.outbox.append(Parting())
-            link.refused = True
             link.ready.notify()
 
     def forget(self, link: Link) -> None:
