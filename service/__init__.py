@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .servers import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
     from .trainers.across import distribute_across
     from .trainers.context import Role, TaskContext
+    from .trainers.preemption import PreemptionHandler
 
 __all__ = [
     "SHARD_HINT",
@@ -37,6 +38,7 @@ __all__ = [
     "ElementIterator",
     "ForebayError",
     "Materialized",
+    "PreemptionHandler",
     "PythonDataset",
     "Role",
     "ShardingPolicy",
@@ -71,6 +73,7 @@ _HOMES = {
     ".servers": ("DispatchServer", "DispatcherConfig", "WorkerConfig", "WorkerServer"),
     ".trainers.across": ("distribute_across",),
     ".trainers.context": ("Role", "TaskContext"),
+    ".trainers.preemption": ("PreemptionHandler",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -20,7 +20,7 @@ from ..pipelines.tf_data.split_sources import require_splittable
 from ..proto import forebay_pb2 as pb
 from ..structure import assemble
 from ..transport import has_local_workers
-from .consumer import Consumer
+from .consumer import Consumer, Taker, stopping
 from .options import (
     AS_EVER,
     CrossTrainerCache,
@@ -95,6 +95,8 @@ class Reader:
         self._policy = policy
         self._job_name = job_name
         self.how = replace(how, dynamic=policy == ShardingPolicy.DYNAMIC)
+        if job_name and not self._is_static and how.num_consumers is None and how.cache is None:
+            self.how = replace(self.how, hands_back=True)
         self._epochs = itertools.count(first_epoch)  # from 1, as stock clients count
         self._not_joined: list[int] = []  # a heap of those that were drawn, and left before
         self._credit_bytes = credit_bytes
@@ -133,11 +135,16 @@ class Reader:
     def _is_static(self) -> bool:
         return self._policy not in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
 
-    def iterate(self, nothing: Block | None = None) -> Generator[Block, None, None]:
+    def iterate(
+        self, nothing: Block | None = None, taker: Taker | None = None
+    ) -> Generator[Block, None, None]:
         """The blocks of the next epoch. Close the iterator to leave it early.
 
-        `nothing`, if it is given, comes now and then while no block does.
+        `nothing`, if it is given, comes now and then while no block does. With a `taker`, a block
+        counts as taken as far as that has come with it, else as a whole.
         """
+        if stopping.is_set():
+            return
         if self.how.targets == TargetWorkers.LOCAL and not has_local_workers():
             what = f"Static sharding policy <{self._policy.name}> requires"
             raise InvalidArgument(
@@ -150,12 +157,14 @@ class Reader:
         try:
             joined = yield from self._joined(dispatcher, nothing)
             consumer = (Consumer if self.how.num_consumers is None else RoundsConsumer)(
-                dispatcher, joined, credit_bytes=self._credit_bytes, reading=self.how
+                dispatcher, joined, credit_bytes=self._credit_bytes, reading=self.how, taker=taker
             )
+            if stopping.is_set():
+                consumer.leave()
             yield from consumer.blocks(nothing)
         finally:
             if consumer is not None:
-                consumer.close()
+                consumer.close(0 if taker is None else taker.left())
             if consumer is None or consumer.is_ours():
                 dispatcher.close()
                 self._known = dispatcher.known
@@ -276,14 +285,16 @@ class ElementIterator:
 
     def __init__(self, reader: Reader) -> None:
         self._assemble = assemble(structure_of(reader.dataset_id, reader.definition()))
-        self._blocks = reader.iterate()
+        self._block: Iterator[Any] = iter(())  # what is left of the present one
+        self._blocks = reader.iterate(taker=self)
         self._elements: Iterator[Any] = itertools.chain.from_iterable(
             map(self._elements_of, self._blocks)
         )
 
     def _elements_of(self, block: Block) -> Iterator[Any]:
         columns = [component.elements() for component in block.components]
-        return self._assemble(columns, block.count)
+        self._block = self._assemble(columns, block.count)
+        return self._block
 
     def __iter__(self) -> Self:
         return self
@@ -291,8 +302,20 @@ class ElementIterator:
     def __next__(self) -> Any:
         return next(self._elements)
 
+    def left(self) -> int:
+        """How many elements of the present block were not given: they are gone over."""
+        return sum(1 for _ in self._block)
+
+    def leave(self) -> None:
+        """Leave the iteration when the next element is asked for. Called by any thread."""
+        self._elements = itertools.chain.from_iterable(map(self._closed, [()]))
+
+    def _closed(self, nothing: tuple[()]) -> tuple[()]:
+        self.close()
+        return nothing
+
     def close(self) -> None:
-        """Leave the iteration. Idempotent."""
+        """Leave the iteration. Of a shared job others get what was not given here. Idempotent."""
         self._elements = iter(())
         self._blocks.close()
 
