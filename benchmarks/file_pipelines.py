@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -35,12 +36,9 @@ def pipeline(case: FileCase, directory: pathlib.Path, size: int) -> Any:
                 tf.io.decode_raw(batch, tf.uint8), [case.pack, RECORD_BYTES]
             )
         )
-    if content == IMAGES:
-        records = records.map(_as_image)
-    elif content == JPEGS:
-        records = records.map(_decoded, num_parallel_calls=tf.data.AUTOTUNE)
-    elif content == TOKENS:
-        records = records.map(_as_tokens)
+    if content.name in DECODERS:
+        parallel = tf.data.AUTOTUNE if content == JPEGS else None
+        records = records.map(DECODERS[content.name], num_parallel_calls=parallel)
     if not case.batched:
         return records
     batch = records.padded_batch if case.ragged else records.batch
@@ -60,6 +58,13 @@ def _decoded(record: Any) -> Any:
 def _as_tokens(record: Any) -> Any:
     return tf.io.decode_raw(record, tf.int64)
 
+
+DECODERS: dict[str, Callable[[Any], Any]] = {
+    IMAGES.name: _as_image,
+    JPEGS.name: _decoded,
+    TOKENS.name: _as_tokens,
+}
+"""By what a content is called: a record's element."""
 
 PIPELINES = {
     name + suffix: Case(dataset=functools.partial(pipeline, case), into=into)

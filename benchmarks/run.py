@@ -16,12 +16,14 @@ from typing import Any
 from ..service.errors import ForebayError, InvalidArgument
 from . import elements
 from .beam import beam
+from .bundles import bundles
 from .contents import FILE_CASES
 from .curves import elements_curve, splits_curve
 from .epochs import epochs
 from .failover import failover, redis_cut
 from .first_element import first_element
 from .fleet import fleet
+from .history import history
 from .loopback import loopback
 from .machine import describe, filesystem, require
 from .materialize import materialize
@@ -67,6 +69,8 @@ ROWS: dict[str, Row] = {
     "get_split": get_split,
     "memory": memory,
     "epochs": epochs,
+    "bundles": bundles,
+    "history": history,
     "python": python,
     "beam": beam,
     "materialize": materialize,

@@ -91,7 +91,11 @@ class Server(Responder):
 
 
 def our_dispatcher(
-    directory: pathlib.Path, port: int = 0, *, collect: bool = False, listed: bool = False
+    directory: pathlib.Path,
+    port: int = 0,
+    *options: object,
+    collect: bool = False,
+    listed: bool = False,
 ) -> Server:
     """Forebay's dispatcher. Nobody times out: what members do here may be simulated.
 
@@ -107,6 +111,7 @@ def our_dispatcher(
         *("--client-timeout-ms", -1),
         *(collect_ms if collect else ()),
         *(("--workers", "127.0.0.1") if listed else ()),
+        *options,
         exit_with_parent=True,
     )
 

@@ -15,7 +15,11 @@ import venv
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PACKAGES = ("storage", "journal", "service", "benchmarks", "frameworks/torch", "frameworks/jax")
+FACADES = ("torch", "jax", "keras")
+PACKAGES = (
+    *("storage", "journal", "service", "benchmarks"),
+    *(f"frameworks/{name}" for name in FACADES),
+)
 SHIPPED = (".py", ".pyi", ".proto", ".typed")
 
 # Prints the modules that need one of the extras, one a line; fails at any other import error.

@@ -3,12 +3,14 @@
     from forebay import service
 
 Each name is imported when it is first used, and TensorFlow with those that need it: `read`,
-the configurations and `DispatchServer` do not.
+the configurations and `DispatchServer` do not. Where it is not installed, `register_dataset` takes
+functions of splits.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from .servers import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
     from .trainers.across import distribute_across
     from .trainers.context import Role, TaskContext
+    from .trainers.preemption import PreemptionHandler
 
 __all__ = [
     "SHARD_HINT",
@@ -35,6 +38,7 @@ __all__ = [
     "ElementIterator",
     "ForebayError",
     "Materialized",
+    "PreemptionHandler",
     "PythonDataset",
     "Role",
     "ShardingPolicy",
@@ -69,6 +73,7 @@ _HOMES = {
     ".servers": ("DispatchServer", "DispatcherConfig", "WorkerConfig", "WorkerServer"),
     ".trainers.across": ("distribute_across",),
     ".trainers.context": ("Role", "TaskContext"),
+    ".trainers.preemption": ("PreemptionHandler",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -76,4 +81,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME_OF[name], __name__), name)
+    home = _HOME_OF[name]
+    if name == "register_dataset" and find_spec("tensorflow") is None:
+        home = ".client.registration"  # for what needs none
+    return getattr(import_module(home, __name__), name)

@@ -212,25 +212,32 @@ def _mask(sizes: Array, chosen: slice) -> npt.NDArray[np.bool_]:
 
 
 def joined(blocks: Sequence[Block]) -> Block:
-    """Blocks of one element each, of the same components and ranks, as one block: copied."""
+    """Blocks of the same components and ranks as one block: copied, if they are several."""
     if len(blocks) == 1:
         return blocks[0]
     columns = zip(*(block.components for block in blocks), strict=True)
-    components = tuple(_joined([component.values for component in column]) for column in columns)
-    return Block(len(blocks), components, blocks[0].bundle, blocks[0].index)
+    count = sum(block.count for block in blocks)
+    return Block(count, tuple(map(_joined, columns)), blocks[0].bundle, blocks[0].index)
 
 
-def _joined(elements: list[Array | Strings]) -> Component:
-    arrays = [values.lengths if isinstance(values, Strings) else values for values in elements]
-    varying = len({array.shape for array in arrays}) > 1
+def _joined(parts: Sequence[Component]) -> Component:
+    arrays = [p.values.lengths if isinstance(p.values, Strings) else p.values for p in parts]
+    varying = any(part.shapes is not None for part in parts)
+    varying = varying or len({array.shape[1:] for array in arrays}) > 1
     stacked = np.concatenate([array.reshape(-1) for array in arrays] if varying else arrays)
     values: Array | Strings = stacked
-    if isinstance(elements[0], Strings):
-        data = [values.data for values in elements if isinstance(values, Strings)]
+    if isinstance(parts[0].values, Strings):
+        data = [part.values.data for part in parts if isinstance(part.values, Strings)]
         values = Strings(stacked, np.concatenate(data))
     if not varying:
         return Component(values)
-    return Component(values, np.array([array.shape[1:] for array in arrays], np.int64))
+    shapes = [
+        np.tile(np.array(array.shape[1:], np.int64), (len(array), 1))
+        if part.shapes is None
+        else part.shapes
+        for part, array in zip(parts, arrays, strict=True)
+    ]
+    return Component(values, np.concatenate(shapes))
 
 
 def buffers(component: Component) -> list[Array]:

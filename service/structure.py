@@ -16,6 +16,7 @@ were: dicts, tuples, named tuples, extension types, None, tensors, ragged and sp
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections import namedtuple
@@ -209,7 +210,7 @@ def _assembler(node: dict[str, Any]) -> _Build:
         case {"tuple": items}:
             return _joined(items, None)
         case {"named": name, "fields": fields}:
-            kind = namedtuple(name, [key for key, _ in fields], rename=True)  # type: ignore[misc]
+            kind = _named_tuple(name, tuple(key for key, _ in fields))
             return _joined([item for _, item in fields], kind._make)
     raise ValueError(f"unknown structure node {node!r}: it was written by a newer Forebay")
 
@@ -224,6 +225,21 @@ def _joined(items: list[dict[str, Any]], make: Callable[[tuple[Any, ...]], Any] 
         return rows if make is None else map(make, rows)
 
     return build
+
+
+@functools.cache
+def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
+    """A type that can be pickled, although no module has it."""
+    base: Any = namedtuple(name, fields, rename=True)  # type: ignore[misc]
+
+    def reduce(self: Any) -> Any:
+        return _remade, (name, fields, tuple(self))
+
+    return type(name, (base,), {"__slots__": (), "__reduce__": reduce})
+
+
+def _remade(name: str, fields: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+    return _named_tuple(name, fields)._make(values)
 
 
 def _ragged(values: Array | Ragged, *splits: Array) -> Array | Ragged:

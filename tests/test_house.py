@@ -16,7 +16,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGES = ("storage", "journal", "service", "benchmarks")
-FACADES = ("torch", "jax")  # forebay.torch, not to be mistaken for torch
+FACADES = ("torch", "jax", "keras")  # forebay.torch, not to be mistaken for torch
 FOLDERS = [*(ROOT / name for name in PACKAGES), *(ROOT / "frameworks" / name for name in FACADES)]
 
 # What each layer may import besides itself: a layer, or a module with all below it. A module's
@@ -63,7 +63,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "service.trainers": {
         *("service.client", "service.connections", LOOSE, *WORDS),
-        "service.pipelines.tf_data.element_specs",
+        *("service.pipelines.definitions", "service.pipelines.tf_data.element_specs"),
     },
     "service.trainers.context": {LOOSE, *WORDS},  # for any framework
     "service.servers": {
@@ -77,6 +77,7 @@ LAYERS: dict[str, set[str]] = {
     "benchmarks": {"service", "journal", "storage"},
     "torch": {"service.trainers"},
     "jax": {"service.trainers"},
+    "keras": {"service.trainers"},
 }
 
 # Packages that nobody knows but the package that they are in.
@@ -124,6 +125,9 @@ BANNED: dict[str, set[str]] = {  # not even lazily
     "service.dispatcher": HEAVY,
     "service.delivery": HEAVY | {"grpc"},
     "service.trainers.context": HEAVY | {"grpc"},
+    "service.trainers.in_step": HEAVY | {"torch"},
+    "service.trainers.jax_arrays": HEAVY | {"torch"},
+    "service.trainers.keras_data": {"tensorflow", "apache_beam", "torch", "jax"},
     "service.transport": HEAVY | {"grpc"},
 }
 

@@ -18,12 +18,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf import data_service_pb2
 from tensorflow.python.data.experimental.ops import compression_ops
 
-from ...journal.proto import events_pb2 as ev
-from ..block_limits import MAX_COMPONENTS
-from ..connections.dispatcher_client import DispatcherClient
 from ..errors import InvalidArgument
 from ..materialized.registered import MaterializedDataset, opened
-from ..pipelines.python.columns import fields_of
 from ..pipelines.tf_data import graphs
 from ..pipelines.tf_data.element_specs import (
     check_element_spec,
@@ -32,15 +28,14 @@ from ..pipelines.tf_data.element_specs import (
     encode_element_spec,
     has_extension_types,
     plain,
-    spec_of,
 )
 from ..pipelines.tf_data.evaluate import evaluate
 from ..pipelines.tf_data.source_walk import NotSplittable
 from ..pipelines.tf_data.split_sources import split_sources
 from ..proto import forebay_pb2 as pb
 from ..structure import encode
-from . import functions, parameter_servers
-from .functions import PythonDataset, python_dataset
+from . import each_for_itself, functions, parameter_servers, registration
+from .functions import PythonDataset
 from .options import (
     CrossTrainerCache,
     ShardingPolicy,
@@ -49,21 +44,12 @@ from .options import (
     reading,
     sharding_policy,
 )
-from .reader import PATIENCE_S, Reader, name_of_job
+from .reader import Reader, name_of_job
+from .registration import COMPRESSIONS, Send, Service, check_compression, registered
 from .tf_elements import NOTHING, as_registered, dataset_of_blocks, graph_of, number_of
 from .tf_errors import raising_tensorflows
 
 Dataset = Any
-Service = str | tuple[str, str]
-Send = Callable[[Service, pb.RegisterDatasetRequest], str]
-
-_COMPRESSIONS: dict[str | None, ev.BlockCompression] = {
-    "AUTO": ev.MEASURED,
-    None: ev.NEVER,
-    "SNAPPY": ev.NEVER,  # its elements are compressed already
-    "ZSTD": ev.ZSTD,
-    "LZ4": ev.LZ4,
-}
 
 
 @plain
@@ -122,10 +108,7 @@ def register(
     send: Send,
 ) -> str:
     """`register_dataset`, whose request is `send`'s to send; it returns the dataset's id."""
-    if not isinstance(compression, str | None) or compression not in _COMPRESSIONS:
-        raise InvalidArgument(
-            f"Invalid `compression` argument: {compression}. Must be one of {list(_COMPRESSIONS)}."
-        )
+    check_compression(compression)
     given = [*python] if splits is None else ["splits", *python]
     if isinstance(dataset, str | os.PathLike):
         if given:
@@ -136,35 +119,15 @@ def register(
         if callable(found.dataset) and not isinstance(found.dataset, tf.data.Dataset):
             reading_them = PythonDataset(found.dataset, found.paths, found.spec)
             return _register_python(
-                service, reading_them, compression, dataset_id or "", send, found.cardinality
+                service, reading_them, compression, dataset_id, send, found.cardinality
             )
         return _register_graph(service, found.dataset, compression, dataset_id, send, found)
-    if verify:
-        raise InvalidArgument(
-            "verify=True is for the directory of a materialized dataset, whose files have "
-            f"checksums, and this is {type(dataset)}: leave it out"
-        )
-    if given and isinstance(dataset, PythonDataset):
-        raise InvalidArgument(
-            f"{given} are given for a decorated function: give all to its decorator"
-        )
-    if functions.is_pcollection(dataset):
-        if splits is not None:
-            raise InvalidArgument(
-                "a PCollection's splits are its source's: give split_bytes instead"
-            )
-        functions.require_options(python, "split_bytes")
-        dataset = functions.beam_dataset(dataset, **python)
-    elif splits is not None:
-        functions.require_options(python)
-        dataset = python_dataset(splits, **python)(dataset)
-    elif python:
-        raise InvalidArgument(f"{[*python]} are for functions: give their `splits` as well")
+    dataset = registration.function_of(dataset, splits, verify, python)
     if isinstance(dataset, PythonDataset):
-        return _register_python(service, dataset, compression, dataset_id or "", send)
+        return _register_python(service, dataset, compression, dataset_id, send)
     if callable(dataset) and not isinstance(dataset, tf.data.Dataset):
         dataset = PythonDataset(dataset, None)
-        return _register_python(service, dataset, compression, dataset_id or "", send)
+        return _register_python(service, dataset, compression, dataset_id, send)
     if not isinstance(dataset, tf.data.Dataset):
         raise InvalidArgument(f"`dataset` must be a tf.data.Dataset, not {type(dataset)}")
     return _register_graph(service, dataset, compression, dataset_id, send)
@@ -185,7 +148,7 @@ def _register_graph(
         return parameter_servers.register_dataset(service, dataset, compression, dataset_id)
     element_spec = dataset.element_spec
     structure = encode(element_spec)
-    _require_few_components(element_spec)
+    registration.require_few_components(len(component_specs(element_spec)))
     kinds = data_service_pb2.DataServiceMetadata
     kind = kinds.COMPRESSION_OFF
     cardinality = dataset.cardinality()
@@ -211,7 +174,7 @@ def _register_graph(
             graph=graph,
             metadata=metadata.SerializeToString(),
             structure=structure,
-            compression=_COMPRESSIONS[compression],
+            compression=COMPRESSIONS[compression],
         )
         try:
             request.sources.extend(source.splits for source in split_sources(graph, evaluate))
@@ -235,13 +198,6 @@ def _register_graph(
     return found
 
 
-def _require_few_components(element_spec: Any) -> None:
-    if (components := len(component_specs(element_spec))) > MAX_COMPONENTS:
-        raise InvalidArgument(
-            f"an element of {components} tensors cannot travel, above {MAX_COMPONENTS}: stack them"
-        )
-
-
 def fingerprint(request: pb.RegisterDatasetRequest) -> str:
     """What equal datasets have in common, whatever names were generated for their graphs."""
     if request.python:
@@ -249,29 +205,14 @@ def fingerprint(request: pb.RegisterDatasetRequest) -> str:
     return graphs.fingerprint(request.graph)
 
 
-def registered(service: Service, request: pb.RegisterDatasetRequest) -> str:
-    client = DispatcherClient(service)
-    try:
-        answer = client.call(
-            request, pb.RegisterDatasetResponse, timeout_s=60, patience_s=PATIENCE_S
-        )
-        return answer.dataset_id
-    finally:
-        client.close()
-
-
 def _register_python(
     service: Service,
     dataset: PythonDataset,
     compression: str | None,
-    dataset_id: str,
+    dataset_id: str | None,
     send: Send,
     cardinality: int = tf.data.UNKNOWN_CARDINALITY,
 ) -> str:
-    if compression == "SNAPPY":
-        raise InvalidArgument(
-            'compression="SNAPPY" compresses graphs\' elements; give "AUTO", None, "ZSTD" or "LZ4"'
-        )
     splits = None if dataset.splits is None else functions.listed(dataset.splits)
     request = functions.request_of(dataset, splits)
     if splits is None:
@@ -287,25 +228,18 @@ def _register_python(
             raise InvalidArgument(
                 f"the function builds a dataset of {spec}: map its extension types to tensors"
             )
-        request.structure = encode(spec)
+        structure, element_spec = encode(spec), encode_element_spec(spec)
+        registration.require_few_components(len(component_specs(spec)))
+    elif dataset.element_spec is None:
+        structure, element_spec = registration.described(request)
     else:
-        spec = dataset.element_spec
-        if spec is None:
-            spec = spec_of(functions.first_elements(request))
-        request.structure = encode(spec)
-        try:
-            fields_of(request.structure)
-        except ValueError as error:
-            raise InvalidArgument(str(error)) from error
-    _require_few_components(spec)
-    request.dataset_id = dataset_id
-    request.compression = _COMPRESSIONS[compression]
-    request.metadata = data_service_pb2.DataServiceMetadata(
-        element_spec=encode_element_spec(spec),
-        compression=data_service_pb2.DataServiceMetadata.COMPRESSION_OFF,
-        cardinality=int(cardinality),
-    ).SerializeToString()
-    return send(service, request)
+        structure = encode(dataset.element_spec)
+        registration.require_expressible(structure)
+        element_spec = encode_element_spec(dataset.element_spec)
+    return registration.send_function(
+        service, request, structure, element_spec,
+        compression=compression, dataset_id=dataset_id, cardinality=cardinality, send=send,
+    )  # fmt: skip
 
 
 @plain
@@ -394,6 +328,7 @@ def from_dataset_id(
         target_workers=target_workers,
     )
     check_initial_epoch(initial_epoch, job_name, cached=cross_trainer_cache is not None)
+    each_for_itself.warn_of_it(job_name)
     if parameter_servers.are_there():
         if initial_epoch:
             raise InvalidArgument(
@@ -420,7 +355,7 @@ def _read_as_dataset(
     shared: bool,
 ) -> Dataset:
     options = tf.data.Options()
-    if shared:  # as tf.data service does: what is shared must not be sharded again
+    if False:  # as tf.data service does: what is shared must not be sharded again
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     if tf.is_symbolic_tensor(dataset_id):
         return _read_what_is_named(reader_of, dataset_id, element_spec, options)
@@ -517,6 +452,8 @@ def distribute(
         cross_trainer_cache=cross_trainer_cache,
         target_workers=target_workers,
     )
+
+    each_for_itself.warn_of_it(job_name)
 
     @plain
     @raising_tensorflows()

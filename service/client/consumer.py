@@ -8,7 +8,8 @@ refuses them: with that it can give up a dead worker at once, on which the itera
 
 The iteration ends when the dispatcher has said that it is finished, and every task that it
 has listed has ended here. A task ends when its worker says so, or when it is completed and its
-worker is gone. One that the dispatcher lists no more, because it has given its worker up, is read
+worker is gone. Where others may hand back what their trainers do not take, one that has handed out
+all that it made ends as well, once nobody has taken any of that for a while. One that the dispatcher lists no more, because it has given its worker up, is read
 on: the worker may live, and then what it has begun comes from nowhere else. It is let go when the
 iteration is finished and the worker seems dead from here, too.
 """
@@ -25,13 +26,13 @@ import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ..blocks import Block
 from ..connections.dispatcher_client import DispatcherClient
 from ..connections.protocols import LOCAL, SERVED
 from ..connections.tunnel import open_tunnel
-from ..delivery import End, TaskFailed, TaskUnknown
+from ..delivery import End, HandedOut, TaskFailed, TaskUnknown
 from ..errors import (
     FailedPrecondition,
     ForebayError,
@@ -41,6 +42,7 @@ from ..errors import (
 )
 from ..proto import forebay_pb2 as pb
 from ..transport import BlockClient, ElementBudget, LocalClient, local_worker
+from ..transport.messages import Key
 from .options import AS_EVER, ReadOptions, TargetWorkers
 
 log = logging.getLogger(__name__)
@@ -71,11 +73,34 @@ NEVER_S = 1e9
 GOODBYES_S = 3.0
 """For those who are still reading when the process exits."""
 
+HAND_BACK_S = 0.5
+"""For workers to hear what a consumer that leaves hands back."""
+
+TAKE_OVER_S = 0.5
+"""How long to wait at the end for what other trainers have, if they take none of it meanwhile: those
+that train in step may wait for this one."""
+
 LEAVING_S = 0.1
 """For threads to get from `blocks` back into TensorFlow."""
 
 
 Client = BlockClient | LocalClient
+
+stopping = threading.Event()
+"""Set when this process is told to go: no iteration begins any more."""
+
+
+class Taker(Protocol):
+    """Who gives blocks to a trainer by the element. No method but `leave` is called while it does."""
+
+    def left(self) -> int:
+        """How many elements of the block that it has were not given."""
+
+    def leave(self) -> None:
+        """Close the iteration when the next element is asked for. Called by any thread."""
+
+    def close(self) -> None:
+        """Close the iteration."""
 
 
 class _Delivery(NamedTuple):
@@ -83,7 +108,7 @@ class _Delivery(NamedTuple):
 
     client: Client
     task_id: int
-    item: Block | End
+    item: Block | End | HandedOut
 
 
 class _Gone(NamedTuple):
@@ -115,7 +140,9 @@ class Consumer:
         *,
         credit_bytes: int,
         reading: ReadOptions = AS_EVER,
+        taker: Taker | None = None,
     ) -> None:
+        self.taker = taker
         self._dispatcher = dispatcher
         self._process_id = os.getpid()
         self._reading = reading
@@ -126,6 +153,8 @@ class Consumer:
         self._inbox: _Inbox = queue.SimpleQueue()
         self._links: dict[int, _WorkerLink | None] = {}  # by uid; None: the process has gone
         self._ended: set[int] = set()
+        self._handed_out: set[int] = set()  # tasks of which only others have something
+        self._news_at_s = 0.0  # as we heard last how much
         self._listed: dict[int, pb.TaskInfo] = {}
         self._given_up: dict[int, pb.TaskInfo] = {}  # listed no more, and not ended
         self._given_up_at_s = 0.0  # the latest of them
@@ -135,6 +164,9 @@ class Consumer:
         self._finished = False
         self._refusing: set[int] = set()  # uids of workers at whose address nobody listens
         self._refusing_lock = threading.Lock()
+        self._giving = threading.Lock()  # what was given is not handed back
+        self._given: tuple[Client, Key, Block] | None = None
+        self._leaving = False
         self._closed = threading.Event()
         self._heartbeats = threading.Thread(
             target=self._heartbeat,
@@ -166,10 +198,29 @@ class Consumer:
                 if nothing is not None:
                     yield nothing
                 continue
-            if delivered is not None:
-                client, self.last_task_id, block = delivered
-                yield block
-                client.taken(block)
+            except ForebayError:
+                if self._leaving:
+                    return
+                raise
+            if delivered is None:
+                continue
+            client, task_id, block = delivered
+            if not self._give(client, task_id, block):
+                return
+            yield block
+            with self._giving:
+                if not self._closed.is_set():
+                    self._given = None
+                    client.taken(block, (task_id, 0))
+
+    def _give(self, client: Client, task_id: int, block: Block) -> bool:
+        """To the trainer, unless the consumer was closed meanwhile."""
+        with self._giving:
+            if self._closed.is_set():
+                return False
+            self._given = client, (task_id, 0), block
+            self.last_task_id = task_id
+            return True
 
     def _next_delivered(self) -> tuple[Client, int, Block] | None:
         """What comes next into the inbox: a block of a task, or something else, which is done.
@@ -179,7 +230,8 @@ class Consumer:
         if self._ask_again and time.monotonic() >= self._ask_again_at_s:
             self._read_again()
         try:
-            item = self._inbox.get(timeout=ASK_AGAIN_S if self._ask_again else 1)
+            soon = self._ask_again or self._handed_out
+            item = self._inbox.get(timeout=ASK_AGAIN_S if soon else 1)
         except queue.Empty:
             if not (self._heartbeats.is_alive() or self._closed.is_set()):
                 raise Unavailable("the consumer's heartbeat has failed; read again") from None
@@ -195,7 +247,11 @@ class Consumer:
             link = self._links.get(item.uid)
             if link is not None and link.client is item.client:
                 self._forget(item.uid)
+        elif isinstance(item.item, HandedOut):
+            self._handed_out.add(item.task_id)
+            self._news_at_s = time.monotonic()
         elif isinstance(item.item, Block):
+            self._handed_out.discard(item.task_id)
             if item.item.skipped and self._reading.cache is not None:
                 self._reading.cache.skip(item.item.skipped)
             return item.client, item.task_id, item.item
@@ -204,15 +260,21 @@ class Consumer:
         return None
 
     def _has_ended(self) -> bool:
+        if self._leaving:
+            return True
         mine = {i for i, task in self._listed.items() if self._is_for_us(task)}
         # Tasks that others read may go on; then ours are all that there is to wait for, unless
         # our workers are given tasks yet for what theirs have lost.
         more = self._reading.dynamic and self._reading.targets != TargetWorkers.LOCAL
         others = len(mine) < len(self._listed) and not more
         all_ended = mine <= self._ended and (self._finished or (others and bool(mine)))
+        rest = mine - self._ended
+        others_have_it = bool(rest) and rest <= self._handed_out
         if self._given_up:
-            self._let_go(all_ended)
-        return all_ended and not self._given_up
+            self._let_go(all_ended or others_have_it)
+        waited_s = time.monotonic() - self._news_at_s
+        over = all_ended or (others_have_it and waited_s >= TAKE_OVER_S)
+        return over and not self._given_up
 
     def _let_go(self, all_others_ended: bool) -> None:
         """Of the tasks whose workers were given up, wait no more for those who seem dead."""
@@ -253,20 +315,43 @@ class Consumer:
         """Whether this is not a fork of the process that reads, whose connections it shares."""
         return os.getpid() == self._process_id
 
-    def close(self) -> None:
-        """Leave the iteration, and let every worker know. Idempotent."""
-        if self._closed.is_set():
+    def leave(self) -> None:
+        """Have `blocks` end, and close this: now, or when a taker has given its last element.
+
+        Called by any thread.
+        """
+        self._leaving = True
+        if self.taker is None:
+            self.close()
             return
-        self._closed.set()
+        self.taker.leave()
+        self._inbox.put(Unavailable("the consumer leaves"))  # for `blocks`, if it waits
+
+    def close(self, left: int = 0) -> None:
+        """Leave the iteration, and let every worker know. Idempotent.
+
+        What may be handed back is: all that `blocks` did not yield, and of the block that it
+        yielded last the `left` elements at its end.
+        """
         if not self.is_ours():
+            self._closed.set()
             return
+        with self._giving:
+            if self._closed.is_set():
+                return
+            self._closed.set()
         _open.discard(self)
         self._inbox.put(Unavailable("the consumer was closed"))  # for `blocks`, if it waits
         links = [link for link in self._links.values() if link is not None]
         for link in links:  # all of them first: one that is being connected to takes its time
-            link.client.hang_up()
+            if self._reading.hands_back:
+                link.client.hand_back(self._given_by(link.client, left))
+            else:
+                link.client.hang_up()
+        give_up_s = time.monotonic() + HAND_BACK_S
         for link in links:
-            link.client.close()
+            if not link.client.close(give_up_s):
+                log.warning("a worker has not heard what is handed back to it, which is lost")
         self._links.clear()
         try:
             self._dispatcher.call(
@@ -278,6 +363,12 @@ class Consumer:
         except ForebayError as error:
             log.info("could not say goodbye to the dispatcher: %s", error)
         self._heartbeats.join(timeout=HEARTBEAT_WAIT_MS / 1000 + 1)
+
+    def _given_by(self, client: Client, left: int) -> tuple[Key, int] | None:
+        if self._given is None or self._given[0] is not client:
+            return None
+        _, key, block = self._given
+        return key, block.count - left
 
     # -- the dispatcher ------------------------------------------------------------------------
 
@@ -392,7 +483,7 @@ class Consumer:
         uid = task.worker_uid
         client: Client
 
-        def deliver(task_id: int, _: int, item: Block | End) -> None:
+        def deliver(task_id: int, _: int, item: Block | End | HandedOut) -> None:
             if isinstance(item, Block):
                 self._arrived(client, task_id, item)
             self._inbox.put(_Delivery(client, task_id, item))
@@ -462,6 +553,7 @@ class Consumer:
                     self._end_if_completed(task)
 
     def _end(self, task_id: int, end: End) -> None:
+        self._handed_out.discard(task_id)
         if isinstance(end, TaskFailed):
             raise PipelineError(end.code, end.message)
         task = self._listed.get(task_id) or self._given_up.get(task_id)
@@ -492,6 +584,19 @@ class Consumer:
 _open: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
 
+def open_consumers() -> list[Consumer]:
+    """Those of this process that were not closed."""
+    return [consumer for consumer in list(_open) if consumer.is_ours()]
+
+
+def close_between_steps(consumer: Consumer) -> None:
+    """In the thread that takes its elements, while it takes none."""
+    if consumer.taker is not None:
+        with suppress(ValueError):  # another thread takes them, and is in the midst of it
+            consumer.taker.close()
+    consumer.close()
+
+
 @atexit.register
 def _leave_all() -> None:
     # A thread of TensorFlow's that runs Python while the interpreter is taken down would never
@@ -500,6 +605,6 @@ def _leave_all() -> None:
     consumers = list(_open)
     for consumer in consumers:
         if time.monotonic() < give_up_s:
-            consumer.close()
+            close_between_steps(consumer)
     if consumers:
         time.sleep(LEAVING_S)

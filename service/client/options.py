@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..connections.protocols import LOCAL, transfer_protocol
-from ..delivery import ANY, Cached, Order, Skips
+from ..delivery import AnyBlock, Cached, Order, Skips
 from ..errors import InvalidArgument
 from ..pipelines.splits import SHARD_HINT
 
@@ -138,11 +138,12 @@ class ReadOptions:
     num_consumers: int | None = None  # None: it is none
     cache: CrossTrainerCache | None = None
     dynamic: bool = False  # whether tasks share splits, so that what one loses another makes
+    hands_back: bool = False  # whether others are to get what this one does not take
 
     @property
     def order(self) -> Order:
         """What is asked of each task."""
-        return ANY if self.cache is None else self.cache.order
+        return AnyBlock(self.hands_back) if self.cache is None else self.cache.order
 
 
 AS_EVER = ReadOptions()

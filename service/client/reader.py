@@ -20,7 +20,7 @@ from ..pipelines.tf_data.split_sources import require_splittable
 from ..proto import forebay_pb2 as pb
 from ..structure import assemble
 from ..transport import has_local_workers
-from .consumer import Consumer
+from .consumer import Consumer, Taker, stopping
 from .options import (
     AS_EVER,
     CrossTrainerCache,
@@ -48,11 +48,18 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 
-def fetch_dataset(service: str | tuple[str, str], dataset_id: str) -> pb.GetDatasetResponse:
-    """What was registered, without the graph. Raises NotFound, Unavailable."""
+def fetch_dataset(
+    service: str | tuple[str, str], dataset_id: str, job_name: str | None = None
+) -> pb.GetDatasetResponse:
+    """What was registered, without the graph, and how far the job of this whole name is.
+
+    Raises NotFound, Unavailable.
+    """
     client = DispatcherClient(service)
     try:
-        return client.get_dataset(dataset_id, with_graph=False, patience_s=PATIENCE_S)
+        return client.get_dataset(
+            dataset_id, with_graph=False, job_name=job_name, patience_s=PATIENCE_S
+        )
     finally:
         client.close()
 
@@ -87,11 +94,14 @@ class Reader:
         self.dataset_id = dataset_id
         self._policy = policy
         self._job_name = job_name
-        self._how = replace(how, dynamic=policy == ShardingPolicy.DYNAMIC)
+        self.how = replace(how, dynamic=policy == ShardingPolicy.DYNAMIC)
+        if job_name and not self._is_static and how.num_consumers is None and how.cache is None:
+            self.how = replace(self.how, hands_back=True)
         self._epochs = itertools.count(first_epoch)  # from 1, as stock clients count
         self._not_joined: list[int] = []  # a heap of those that were drawn, and left before
         self._credit_bytes = credit_bytes
         self._known: pb.JournalPosition | None = None  # so that all are of one journal
+        self.epochs_over = 0  # of the job, when `definition` asked
 
     def definition(self) -> ev.DatasetDefinition:
         """What was registered, without the graph.
@@ -100,19 +110,20 @@ class Reader:
         one that ends InvalidArgument if it is to be cached, FailedPrecondition if this is a
         coordinated read.
         """
-        dataset = fetch_dataset(self.service, self.dataset_id)
+        dataset = fetch_dataset(self.service, self.dataset_id, self._job_name)
+        self.epochs_over = dataset.epochs_over
         definition = dataset.definition
-        if dataset.colocated and self._is_static and self._how.targets == TargetWorkers.AUTO:
-            self._how = replace(self._how, targets=TargetWorkers.LOCAL)
+        if dataset.colocated and self._is_static and self.how.targets == TargetWorkers.AUTO:
+            self.how = replace(self.how, targets=TargetWorkers.LOCAL)
         cardinality = metadata_of(definition.metadata).cardinality
-        if self._how.cache is not None and cardinality >= 0:
+        if self.how.cache is not None and cardinality >= 0:
             raise InvalidArgument(
                 "Cross-trainer caching requires the input dataset to be infinite. Got input "
                 f"with cardinality {cardinality}"
             )
         if self._policy == ShardingPolicy.DYNAMIC:
             require_splittable(definition.sources, definition.unsplittable)
-        if self._how.num_consumers is not None and cardinality >= 0:
+        if self.how.num_consumers is not None and cardinality >= 0:
             raise FailedPrecondition(
                 "Round robin reads require that the input dataset has infinite cardinality, "
                 f"but the dataset has cardinality {cardinality}. Consider adding a `.repeat()` "
@@ -124,12 +135,17 @@ class Reader:
     def _is_static(self) -> bool:
         return self._policy not in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
 
-    def iterate(self, nothing: Block | None = None) -> Generator[Block, None, None]:
+    def iterate(
+        self, nothing: Block | None = None, taker: Taker | None = None
+    ) -> Generator[Block, None, None]:
         """The blocks of the next epoch. Close the iterator to leave it early.
 
-        `nothing`, if it is given, comes now and then while no block does.
+        `nothing`, if it is given, comes now and then while no block does. With a `taker`, a block
+        counts as taken as far as that has come with it, else as a whole.
         """
-        if self._how.targets == TargetWorkers.LOCAL and not has_local_workers():
+        if stopping.is_set():
+            return
+        if self.how.targets == TargetWorkers.LOCAL and not has_local_workers():
             what = f"Static sharding policy <{self._policy.name}> requires"
             raise InvalidArgument(
                 f"{what if self._is_static else 'Local reads require'} local tf.data workers, but "
@@ -140,13 +156,15 @@ class Reader:
         consumer = None
         try:
             joined = yield from self._joined(dispatcher, nothing)
-            consumer = (Consumer if self._how.num_consumers is None else RoundsConsumer)(
-                dispatcher, joined, credit_bytes=self._credit_bytes, reading=self._how
+            consumer = (Consumer if self.how.num_consumers is None else RoundsConsumer)(
+                dispatcher, joined, credit_bytes=self._credit_bytes, reading=self.how, taker=taker
             )
+            if stopping.is_set():
+                consumer.leave()
             yield from consumer.blocks(nothing)
         finally:
             if consumer is not None:
-                consumer.close()
+                consumer.close(0 if taker is None else taker.left())
             if consumer is None or consumer.is_ours():
                 dispatcher.close()
                 self._known = dispatcher.known
@@ -156,7 +174,7 @@ class Reader:
     ) -> Generator[Block, None, pb.JoinIterationResponse]:
         """The job's next epoch; for the next iteration, if this one is left before it is there."""
         epoch = self._next_epoch() if self._job_name else 0
-        if self._how.cache is not None and epoch > 1:
+        if self.how.cache is not None and epoch > 1:
             raise InvalidArgument(
                 "Cross-trainer caching requires infinite datasets and disallows multiple "
                 f"repetitions of the same dataset. Got repetition {epoch}"
@@ -165,12 +183,12 @@ class Reader:
             dataset_id=self.dataset_id,
             job_name=self._job_name or "",
             sharding=self._policy.name,
-            num_consumers=self._how.num_consumers,
-            target_workers=self._how.targets,
-            cross_trainer_cache=self._how.cache is not None,
+            num_consumers=self.how.num_consumers,
+            target_workers=self.how.targets,
+            cross_trainer_cache=self.how.cache is not None,
         )
 
-        index = None if self._how.num_consumers is None else self._how.consumer_index
+        index = None if self.how.num_consumers is None else self.how.consumer_index
 
         def ask(**how: Any) -> Generator[Block, None, pb.JoinIterationResponse]:
             request = pb.JoinIterationRequest(epoch=epoch, consumer_index=index, **how)
@@ -244,6 +262,17 @@ def _arriving(definition: ev.DatasetDefinition) -> tuple[bytes, bool]:
     return spec, not definition.structure and compresses(definition)
 
 
+def structure_of(dataset_id: str, definition: ev.DatasetDefinition) -> str:
+    """How the dataset's elements are nested. Raises InvalidArgument if only TensorFlow knows."""
+    if not definition.structure:
+        raise InvalidArgument(
+            f"dataset {dataset_id} was registered by tf.data service's client, which "
+            "says how its elements are nested to TensorFlow only: register it with "
+            "forebay.service.register_dataset, or read it with from_dataset_id"
+        )
+    return definition.structure
+
+
 class ElementIterator:
     """Iterates over the elements of one epoch; made by `read`.
 
@@ -255,22 +284,17 @@ class ElementIterator:
     """
 
     def __init__(self, reader: Reader) -> None:
-        definition = reader.definition()
-        if not definition.structure:
-            raise InvalidArgument(
-                f"dataset {reader.dataset_id} was registered by tf.data service's client, which "
-                "says how its elements are nested to TensorFlow only: register it with "
-                "forebay.service.register_dataset, or read it with from_dataset_id"
-            )
-        self._assemble = assemble(definition.structure)
-        self._blocks = reader.iterate()
+        self._assemble = assemble(structure_of(reader.dataset_id, reader.definition()))
+        self._block: Iterator[Any] = iter(())  # what is left of the present one
+        self._blocks = reader.iterate(taker=self)
         self._elements: Iterator[Any] = itertools.chain.from_iterable(
             map(self._elements_of, self._blocks)
         )
 
     def _elements_of(self, block: Block) -> Iterator[Any]:
         columns = [component.elements() for component in block.components]
-        return self._assemble(columns, block.count)
+        self._block = self._assemble(columns, block.count)
+        return self._block
 
     def __iter__(self) -> Self:
         return self
@@ -278,8 +302,20 @@ class ElementIterator:
     def __next__(self) -> Any:
         return next(self._elements)
 
+    def left(self) -> int:
+        """How many elements of the present block were not given: they are gone over."""
+        return sum(1 for _ in self._block)
+
+    def leave(self) -> None:
+        """Leave the iteration when the next element is asked for. Called by any thread."""
+        self._elements = itertools.chain.from_iterable(map(self._closed, [()]))
+
+    def _closed(self, nothing: tuple[()]) -> tuple[()]:
+        self.close()
+        return nothing
+
     def close(self) -> None:
-        """Leave the iteration. Idempotent."""
+        """Leave the iteration. Of a shared job others get what was not given here. Idempotent."""
         self._elements = iter(())
         self._blocks.close()
 

@@ -6,11 +6,13 @@ never an element. NumPy arrays that begin at a multiple of 64 bytes are adopted,
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,12 +37,16 @@ from ..pipelines.tf_data.element_specs import (
     without_extension_types,
 )
 from ..pipelines.tf_data.transformations import (
+    Once,
+    Traced,
     call_as_it_is,
     concrete,
     flat_mapped,
     mapped,
+    mapped_by,
     nothing_of,
-    once,
+    opened,
+    traced,
     unbatched,
     until_stopped,
 )
@@ -94,9 +100,9 @@ def dataset_of_blocks(
         with _making:
             if key not in _makers:
                 _makers[key] = _Maker(element_spec, compressed, cardinality, options)
-        built = _makers[key].make(number).with_options(options)
-    else:  # the nodes are the user's function's, which says what becomes of them
-        built = _built(number, element_spec, compressed, cardinality, options)
+            built = _makers[key].make(number)
+    else:  # the functions are the user's function's, which says what becomes of them
+        built = _Maker(element_spec, compressed, cardinality, options).built(number)
     kind = _ReadyElements if _are_ready(list(map(_Column, specs)), compressed) else _Elements
     return kind(built, element_spec, cardinality)
 
@@ -116,22 +122,79 @@ _numbers = itertools.count()
 class _Maker:
     """Makes datasets of blocks that differ in nothing but where the blocks come from.
 
-    Traced once: TensorFlow takes 40 ms to trace the functions of such a dataset anew.
+    Their functions are traced once: TensorFlow takes some 3 ms for each.
     """
 
     def __init__(self, element_spec: Any, compressed: bool, cardinality: int, options: Any) -> None:
-        def make(number: Tensor) -> list[Tensor]:
-            built = _built(number, element_spec, compressed, cardinality, options)
-            self._spec = built.element_spec
-            return [built._variant_tensor]
-
+        specs = [tf.TensorSpec([], tf.variant)] if compressed else component_specs(element_spec)
+        columns = [_Column(spec) for spec in specs]
+        self._cardinality = cardinality
+        self._options = options
+        self._ready = _are_ready(columns, compressed)
+        self._cut: Traced | None = None
+        self._finished: Traced | None = None
+        self._made: Any = None
         with _callbacks_kept() as self._callbacks:
-            self._make = concrete(make, [tf.TensorSpec([], tf.int64)])
+            if self._ready:
+                self._trace_ready(columns, element_spec)
+            else:
+                self._trace(columns, element_spec, compressed)
 
     def make(self, number: int) -> Any:
         """The dataset of the blocks that are opened under this number."""
-        (variant,) = call_as_it_is(self._make, tf.constant(number, tf.int64))
-        return dataset_ops._VariantDataset(variant, self._spec)
+        if self._made is None:  # traced as well: one call instead of five, of a millisecond each
+            self._made = concrete(
+                lambda number: [self.built(number)._variant_tensor], [tf.TensorSpec([], tf.int64)]
+            )
+        (variant,) = call_as_it_is(self._made, tf.constant(number, tf.int64))
+        return dataset_ops._VariantDataset(variant, self._spec).with_options(self._options)
+
+    def built(self, number: Tensor) -> Any:
+        """The same, in a function."""
+        number = tf.convert_to_tensor(number, tf.int64)
+        # Of a range, because TensorFlow's sharding by files takes two flat_maps in a row over one
+        # tensor for a list of files, and would leave all but the first trainer without elements.
+        built = opened(tf.data.Dataset.range(number, number + 1), self._blocks)
+        said = self._cardinality == tf.data.UNKNOWN_CARDINALITY
+        if self._cut is not None:
+            built = opened(built, self._cut)
+        elif self._cardinality == tf.data.INFINITE_CARDINALITY:
+            # Said of blocks it costs elements nothing, and unbatch passes it on.
+            built, said = unbatched(_with_cardinality(built, self._cardinality)), True
+        else:
+            built = unbatched(built)
+        if self._finished is not None:
+            built = mapped_by(built, self._finished)
+        self._spec = built.element_spec
+        built = built.with_options(self._options)
+        return built if said else _with_cardinality(built, self._cardinality)
+
+    def _trace_ready(self, columns: list[_Column], element_spec: Any) -> None:
+        def stacks(count: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
+            return tuple(own[0] for own in _rows(columns, count, parts))
+
+        self._blocks = _opening(columns, stacks)
+        stacked = self._blocks.output_structure._element_spec
+        if sum(column.least_bytes for column in columns) >= SLICED_BYTES:
+            self._cut = traced(lambda *s: tf.data.Dataset.from_tensor_slices(s), stacked)
+        if not all(isinstance(leaf, tf.TensorSpec) for leaf in nest.flatten(element_spec)):
+            rows = tuple(tf.TensorSpec(spec.shape[1:], spec.dtype) for spec in stacked)
+            self._finished = traced(partial(_finished, element_spec), rows)
+
+    def _trace(self, columns: list[_Column], element_spec: Any, compressed: bool) -> None:
+        def elements(count: Tensor, *parts: Tensor) -> Any:
+            own = _rows(columns, count, parts)
+
+            def element(row: Tensor) -> Any:
+                tensors = [c.element(r, row) for c, r in zip(columns, own, strict=True)]
+                if compressed:
+                    return compression_ops.uncompress(tensors[0], element_spec)
+                return _finished(element_spec, *tensors)
+
+            return mapped(tf.data.Dataset.range(count), element)
+
+        self._blocks = _opening(columns)
+        self._cut = traced(elements, self._blocks.output_structure._element_spec)
 
 
 @contextmanager
@@ -150,65 +213,14 @@ def _callbacks_kept() -> Iterator[list[Any]]:
     del graph._py_funcs_used_in_graph[before:]
 
 
-def _built(number: Any, element_spec: Any, compressed: bool, cardinality: int, options: Any) -> Any:
-    """The dataset of the blocks that are opened under this number."""
-    specs = [tf.TensorSpec([], tf.variant)] if compressed else component_specs(element_spec)
-    columns = [_Column(spec) for spec in specs]
-    signature = (
-        tf.TensorSpec([], tf.int64),
-        *[part for column in columns for part in column.signature],
-    )
+def _rows(columns: list[_Column], count: Tensor, parts: tuple[Tensor, ...]) -> list[list[Tensor]]:
+    rest = iter(parts)
+    return [c.rows(count, [next(rest) for _ in c.signature]) for c in columns]
 
-    no_rows = tuple(_no_rows(part) for part in signature)
 
-    def arrays(number: int) -> Generator[tuple[Any, ...], None, None]:
-        with closing(_open[number]()) as blocks, _as_tensorflows_errors():
-            for block in blocks:
-                if block is NOTHING:
-                    yield no_rows
-                else:
-                    _check_components(columns, block)
-                    pairs = zip(columns, block.components, strict=True)
-                    yield (block.count, *[part for c, own in pairs for part in c.arrays(own)])
-
-    def rows(count: Tensor, parts: tuple[Tensor, ...]) -> list[list[Tensor]]:
-        rest = iter(parts)
-        return [c.rows(count, [next(rest) for _ in c.signature]) for c in columns]
-
-    def stacks(count: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
-        return tuple(own[0] for own in rows(count, parts))
-
-    def finished(*tensors: Tensor) -> tuple[Tensor, ...]:
-        # As tf.data itself keeps composites inside, so that the element_spec is exactly it.
-        return tuple(to_tensor_list(element_spec, restore(element_spec, tensors)))
-
-    def elements(count: Tensor, *parts: Tensor) -> Any:
-        own = rows(count, parts)
-
-        def element(row: Tensor) -> Any:
-            tensors = [c.element(r, row) for c, r in zip(columns, own, strict=True)]
-            if compressed:
-                return compression_ops.uncompress(tensors[0], element_spec)
-            return finished(*tensors)
-
-        return mapped(tf.data.Dataset.range(count), element)
-
-    said = cardinality == tf.data.UNKNOWN_CARDINALITY
-    if _are_ready(columns, compressed):
-        stacked = _from_generator(arrays, number, signature, stacks)
-        if sum(column.least_bytes for column in columns) >= SLICED_BYTES:
-            built = flat_mapped(stacked, lambda *s: tf.data.Dataset.from_tensor_slices(s))
-        elif cardinality == tf.data.INFINITE_CARDINALITY:
-            # Said of blocks it costs elements nothing, and unbatch passes it on.
-            built, said = unbatched(_with_cardinality(stacked, cardinality)), True
-        else:
-            built = unbatched(stacked)
-        if not all(isinstance(leaf, tf.TensorSpec) for leaf in nest.flatten(element_spec)):
-            built = mapped(built, finished)
-    else:
-        built = flat_mapped(_from_generator(arrays, number, signature), elements)
-    built = built.with_options(options)
-    return built if said else _with_cardinality(built, cardinality)
+def _finished(element_spec: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """As tf.data itself keeps composites inside, so that the element_spec is exactly it."""
+    return tuple(to_tensor_list(element_spec, restore(element_spec, tensors)))
 
 
 def _are_ready(columns: list[_Column], compressed: bool) -> bool:
@@ -269,50 +281,75 @@ class _ReadyElements(_Elements):
         return self
 
 
-def _from_generator(
-    generate: Callable[[int], Generator[tuple[Any, ...], None, None]],
-    number: Any,
-    signature: tuple[Any, ...],
-    then: Callable[..., tuple[Tensor, ...]] | None = None,
-) -> Any:
-    """`tf.data.Dataset.from_generator`, for a generator that keeps to the signature, and a map.
+def _opening(
+    columns: list[_Column], then: Callable[..., tuple[Tensor, ...]] | None = None
+) -> Traced:
+    """The dataset of the blocks of a number: their counts and arrays, or what `then` makes of
+    these.
 
-    TensorFlow's own only opens and closes the generator of an iteration.
+    TensorFlow's generator only opens and closes an iteration. In a function, as alone TensorFlow
+    could not serialize it.
     """
-    generators: dict[int, Generator[tuple[Any, ...], None, None]] = {}  # of what is under way
-    iterations = itertools.count()
+    number = tf.TensorSpec([], tf.int64)
+    signature = [number, *[part for column in columns for part in column.signature]]
+    nothing = [_no_rows(part) for part in signature]
 
-    def begin(number: Any) -> Any:
-        malloc.keep_large_buffers()  # only now: TensorFlow set its own when it made this iterator
-        iteration = next(iterations)
-        generators[iteration] = generate(int(number))
-        return np.int64(iteration)
-
-    def end(iteration: Any) -> Any:
-        generators.pop(int(iteration)).close()
-        return np.int64(0)
+    def arrays(iteration: Any) -> list[Any]:
+        blocks = _under_way[int(iteration)]
+        block = next(blocks)
+        if block is NOTHING:
+            return nothing
+        try:
+            _check_components(columns, block)
+            pairs = zip(columns, block.components, strict=True)
+            return [block.count, *[part for c, own in pairs for part in c.arrays(own)]]
+        except BaseException:
+            blocks.close()  # it is asked again
+            raise
 
     def one(iteration: Tensor) -> tuple[Tensor, ...]:
-        found = tf.numpy_function(
-            lambda iteration: next(generators[int(iteration)]),
-            [iteration],
-            [spec.dtype for spec in signature],
-        )
+        found = tf.numpy_function(arrays, [iteration], [spec.dtype for spec in signature])
         # In tf.data's debug mode, a single one comes as it is.
         tensors = found if isinstance(found, list | tuple) else [found]
         for tensor, spec in zip(tensors, signature, strict=True):
             tensor.set_shape(spec.shape)
         return then(*tensors) if then is not None else tuple(tensors)
 
-    def items(number: Tensor) -> Any:
-        under_way = once(_python(begin), _python(end), number)
-        return flat_mapped(under_way, lambda iteration: until_stopped(lambda: one(iteration)))
+    turn = _turn() if tf.executing_eagerly() else Once(_python(_begin), _python(_end), number)
 
-    # In a function, as alone TensorFlow could not serialize it; and of a range, because its
-    # sharding by files takes two flat_maps in a row over one tensor for a list of files, and
-    # would leave all but the first trainer without elements.
-    number = tf.convert_to_tensor(number, tf.int64)
-    return flat_mapped(tf.data.Dataset.range(number, number + 1), items)
+    def items(number: Tensor) -> Any:
+        return flat_mapped(turn.dataset(number), lambda i: until_stopped(lambda: one(i)))
+
+    return traced(items, number)
+
+
+_under_way: dict[int, Generator[Block, None, None]] = {}
+"""The blocks of each iteration, by its number."""
+
+_iterations = itertools.count()
+
+
+def _begin(number: Any) -> Any:
+    malloc.keep_large_buffers()  # only now: TensorFlow set its own when it made this iterator
+    iteration = next(_iterations)
+    _under_way[iteration] = _blocks_of(int(number))
+    return np.int64(iteration)
+
+
+def _end(iteration: Any) -> Any:
+    _under_way.pop(int(iteration)).close()
+    return np.int64(0)
+
+
+def _blocks_of(number: int) -> Generator[Block, None, None]:
+    with closing(_open[number]()) as blocks, _as_tensorflows_errors():
+        yield from blocks
+
+
+@functools.cache
+def _turn() -> Once:
+    """What begins and ends an iteration, of whatever elements."""
+    return Once(_python(_begin), _python(_end), tf.TensorSpec([], tf.int64))
 
 
 def _python(function: Callable[[Any], Any]) -> Callable[[Tensor], Tensor]:

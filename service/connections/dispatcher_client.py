@@ -220,10 +220,17 @@ class DispatcherClient:
                 self._channel = self._connect()
 
     def get_dataset(
-        self, dataset_id: str, *, with_graph: bool, patience_s: float | None = None
+        self,
+        dataset_id: str,
+        *,
+        with_graph: bool,
+        job_name: str | None = None,
+        patience_s: float | None = None,
     ) -> pb.GetDatasetResponse:
-        """A registered dataset. Raises NotFound."""
-        request = pb.GetDatasetRequest(dataset_id=dataset_id, with_graph=with_graph)
+        """A registered dataset, and how far the job of this whole name is. Raises NotFound."""
+        request = pb.GetDatasetRequest(
+            dataset_id=dataset_id, with_graph=with_graph, job_name=job_name or ""
+        )
         return self.call(request, pb.GetDatasetResponse, timeout_s=60, patience_s=patience_s)
 
     def close(self) -> None:

@@ -35,7 +35,8 @@ class GetSplit(Command, frozen=True, kw_only=True):
 class LeaseSplits(Command, frozen=True, kw_only=True):
     """→ LeaseBegun …, LeaseReturned …, then SplitsLeased or PassStarted.
 
-    Answers as GetSplit does. If want is 0: None; or the lease of what is kept of one of which the
+    Answers as GetSplit does. If want is 0 and there is nothing to report it only asks: None, too,
+    as long as there are splits. If there is: None; or the lease of what is kept of one of which the
     rest is returned, if the request is numbered. In one that is not, that counts as begun.
     """
 
@@ -91,10 +92,14 @@ def _lease_splits(state: State, command: LeaseSplits) -> Decision:
             f"parts of {len(kept)} leases are returned, and one answer tells of one lease: return "
             "them one by one"
         )
-    if command.want <= 0:
-        return Decision([*events, *kept], kept[0].splits_leased if kept else None)
     iteration = state.iterations[task.iteration_id]
+    if command.want <= 0 and (command.begun or command.returned):
+        return Decision([*events, *kept], kept[0].splits_leased if kept else None)
     ledger = _find_ledger(iteration, command.source)
+    if command.want <= 0:
+        offer = ledger.offer(ledger.size_together, command.pass_number, command.or_later)
+        over = not (offer.total or offer.waits)
+        return Decision([], ev.SplitsLeased(pass_number=offer.pass_number) if over else None)
     if ledger.leased_with is not None:
         raise InvalidArgument(
             f"split provider {command.source} is zipped with {ledger.leased_with}, and leased "

@@ -97,7 +97,7 @@ class AddressedOutput(TaskOutput):
     def put(self, block: Block) -> NoReturn:
         raise TypeError("blocks of bundles are put to a run: see begin()")
 
-    def open(self, order: Order) -> Subscription | End:
+    def _open(self, order: Order) -> Subscription | End:
         if not isinstance(order, Addressed):
             return refused(order, "bundles that are addressed")
         with self.changed:

@@ -1,4 +1,8 @@
-"""*Any*: first come, first served. Each block goes to one consumer, whoever asks for it first."""
+"""*Any*: first come, first served. Each block goes to one consumer, whoever asks for it first.
+
+Who hands back gives what its trainer did not take to whoever asks next. Until a trainer has taken
+all, the output is not drained, so that its task is there for what may come back.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,31 @@ from collections.abc import Sequence
 
 from ..block_limits import check_block, cost
 from ..blocks import Block, split
-from .base import End, Listener, Subscription, TaskOutput, refused
+from .base import (
+    End,
+    EndOfTask,
+    HandedOut,
+    Listener,
+    Subscription,
+    TaskOutput,
+    TaskUnknown,
+    refused,
+)
 from .orders import AnyBlock, Order
 
 
 class AnyOutput(TaskOutput):
     """One task's blocks, from one producer to any number of consumers, each block to one.
 
-    Its subscriptions have no state of their own: several threads may share one.
+    Subscriptions that do not hand back have no state of their own: several threads may share one.
     """
 
     def __init__(self, max_bytes: int = 64 << 20, listener: Listener | None = None) -> None:
         super().__init__(max_bytes, listener)
         self._blocks: collections.deque[tuple[Block, int]] = collections.deque()  # with their cost
         self._bytes = 0
+        self._held = 0  # elements that subscriptions have, and may hand back
+        self._awaits_takes = True
 
     def put(self, block: Block) -> None:
         check_block(block)
@@ -34,10 +49,16 @@ class AnyOutput(TaskOutput):
             self.changed.notify_all()
         self._tell()
 
-    def open(self, order: Order) -> Subscription | End:
+    def _open(self, order: Order) -> Subscription | End:
         if not isinstance(order, AnyBlock):
             return refused(order, "any block to anybody")
-        return _AnySubscription(self)
+        return _HandingBack(self) if order.hands_back else _AnySubscription(self)
+
+    def forgo_handing_back(self) -> None:
+        with self.changed:
+            self._awaits_takes = False
+            self.changed.notify_all()
+        self._tell()
 
     @property
     def waiting_elements(self) -> int:
@@ -45,7 +66,11 @@ class AnyOutput(TaskOutput):
             return sum(block.count for block, _ in self._blocks)
 
     def _holds(self) -> bool:
-        return bool(self._blocks)
+        return bool(self._blocks) or self._awaits(self._held)
+
+    def _awaits(self, elements: int) -> bool:
+        """Whether these, which subscriptions have, are still worth waiting for."""
+        return elements > 0 and self._awaits_takes and isinstance(self._end, EndOfTask)
 
     def _clear(self) -> None:
         self._dropped(block for block, _ in self._blocks)
@@ -56,7 +81,9 @@ class AnyOutput(TaskOutput):
 class _AnySubscription(Subscription):
     output: AnyOutput
 
-    def next(self, credit: bool, max_elements: int | None = None) -> tuple[Block, int] | End | None:
+    def next(
+        self, credit: bool, max_elements: int | None = None
+    ) -> tuple[Block, int] | End | HandedOut | None:
         output = self.output
         with output.changed:
             if not output._blocks:
@@ -78,3 +105,48 @@ class _AnySubscription(Subscription):
 
     def close(self, lacking: Sequence[Block] = ()) -> None:
         self.output._dropped(lacking)
+
+
+class _HandingBack(_AnySubscription):
+    hands_back = True
+    _mine = 0  # elements of those that are held
+
+    def next(
+        self, credit: bool, max_elements: int | None = None
+    ) -> tuple[Block, int] | End | HandedOut | None:
+        output = self.output
+        with output.changed:
+            item = super().next(credit, max_elements)
+            if isinstance(item, tuple):
+                self._hold(item[0].count)
+            others = output._held - self._mine
+            if isinstance(item, EndOfTask) and output._awaits(others):
+                return HandedOut(others)
+            return item
+
+    def received(self, blocks: Sequence[Block]) -> None:
+        with self.output.changed:
+            self._hold(-sum(block.count for block in blocks))
+        super().received(blocks)
+
+    def hand_back(self, blocks: Sequence[Block]) -> None:
+        output = self.output
+        with output.changed:
+            if isinstance(output._end, TaskUnknown):
+                output._dropped(blocks)
+            else:
+                sized = [(block, cost(block)) for block in blocks]
+                output._blocks.extendleft(reversed(sized))
+                output._bytes += sum(size for _, size in sized)
+            self._hold(-sum(block.count for block in blocks))
+
+    def close(self, lacking: Sequence[Block] = ()) -> None:
+        with self.output.changed:
+            self._hold(-self._mine)
+        super().close(lacking)
+
+    def _hold(self, elements: int) -> None:
+        """So many more."""
+        self._mine += elements
+        self.output._held += elements
+        self.output.changed.notify_all()

@@ -11,6 +11,11 @@ policy; or a face that answers one request at a time.
 **Ordering.** A subscription gives its blocks in the order of the policy, and then its end, again
 and again. What it was given stays its consumer's, and is given to nobody else instead.
 
+**Handing back.** A subscription that `hands_back` has what it was given until it is said to be
+received, which its carrier then says of what a trainer has *taken*, and may hand the rest back,
+for others. So the task ends for others only when it has nothing left: until then they are told how
+much others have (HandedOut), and may go without waiting for it.
+
 **Wake-ups.** As long as there is something for a subscription, `next` with credit gives it.
 Whenever the producer's side (`put`, `finish`, `fail`, `cancel`, or what else a policy has) may
 have made something ready, `on_change` is called, by the thread that did so, with no lock of the
@@ -89,6 +94,13 @@ class Superseded:
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class HandedOut:
+    """No end: the task makes no more, and has given all to subscriptions that may hand it back."""
+
+    elements: int  # that others than this one have
+
+
 End = EndOfTask | TaskFailed | TaskUnknown | EndOfBundle | BundleForgotten | Superseded
 
 
@@ -119,13 +131,18 @@ class Listener(Protocol):
 class Subscription(ABC):
     """What one consumer reads of a task."""
 
+    hands_back = False
+    """Whether what is not received may be handed back."""
+
     def __init__(self, output: TaskOutput) -> None:
         self.output = output
 
     @abstractmethod
-    def next(self, credit: bool, max_elements: int | None = None) -> tuple[Block, int] | End | None:
+    def next(
+        self, credit: bool, max_elements: int | None = None
+    ) -> tuple[Block, int] | End | HandedOut | None:
         """The next block with its cost; the end, again and again, if no block is left for this
-        subscription; None if there is neither yet.
+        subscription; None if there is neither yet. Likewise HandedOut, if it hands back.
 
         Without `credit` there is no block. A block has `max_elements` at most; what is cut off
         stays. Never waits.
@@ -142,19 +159,28 @@ class Subscription(ABC):
         To be called once, and nothing after it. Never waits.
         """
 
+    def hand_back(self, blocks: Sequence[Block]) -> None:
+        """Of what was given and not received: these go to others, in this order, before all else.
+
+        Only if it `hands_back`. Never waits.
+        """
+        raise TypeError(f"{type(self).__name__} hands nothing back")
+
     def wait(self, timeout_s: float, max_elements: int | None = None) -> Block | End | None:
         """`next` for a consumer without a connection: waits for it, None if it does not come in
         time. What it gives counts as received.
         """
-        found: tuple[Block, int] | End | None = None
+        found: tuple[Block, int] | End | HandedOut | None = None
 
         def look() -> bool:
             nonlocal found
             found = self.next(True, max_elements)
-            return found is not None
+            return not isinstance(found, HandedOut | None)
 
         with self.output.changed:
             self.output.changed.wait_for(look, timeout_s)
+        if isinstance(found, HandedOut):
+            return None
         if not isinstance(found, tuple):
             return found
         self.received((found[0],))
@@ -172,6 +198,7 @@ class TaskOutput(ABC):
         # How its blocks travel; its producer may set it before the first one.
         self.compression: ev.BlockCompression = ev.MEASURED
         self.changed = threading.Condition(threading.RLock())  # guards all, also of policies
+        self.opened = threading.Event()  # for good, once there was a subscription
         self._max_bytes = max_bytes
         self._listener = listener
         self._end: End | None = None
@@ -208,12 +235,15 @@ class TaskOutput(ABC):
 
     # -- the carrier ----------------------------------------------------------------------------
 
-    @abstractmethod
     def open(self, order: Order) -> Subscription | End:
         """A subscription for a consumer; an end if it can never have a block. Never waits.
 
         An order of another policy's is answered with TaskFailed.
         """
+        opened = self._open(order)
+        if isinstance(opened, Subscription):
+            self.opened.set()
+        return opened
 
     def on_change(self, callback: Callable[[TaskOutput], None] | None) -> None:
         """Have this called, from any thread, when a subscription may have something new."""
@@ -222,7 +252,8 @@ class TaskOutput(ABC):
     # -- the worker -----------------------------------------------------------------------------
 
     def wait_drained(self, timeout_s: float) -> bool:
-        """Wait until the output has ended and every element has been given to who wants it.
+        """Wait until the output has ended and every element has been given to who wants it; and
+        received by who may hand it back, unless `forgo_handing_back` was called.
 
         What was given is kept until its consumer says that it has it: see BlockServer.stop.
         """
@@ -230,6 +261,9 @@ class TaskOutput(ABC):
             return self.changed.wait_for(
                 lambda: self._end is not None and not self._holds(), timeout_s
             )
+
+    def forgo_handing_back(self) -> None:  # noqa: B027 - most policies have none
+        """Wait no more for what may be handed back: nobody could be given it much longer."""
 
     @property
     @abstractmethod
@@ -242,6 +276,10 @@ class TaskOutput(ABC):
         return self._end is not None
 
     # -- for policies ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def _open(self, order: Order) -> Subscription | End:
+        """`open`, which remembers that there was a subscription."""
 
     @abstractmethod
     def _holds(self) -> bool:

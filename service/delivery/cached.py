@@ -112,7 +112,7 @@ class CachedOutput(TaskOutput):
             self.changed.notify_all()
         self._tell()
 
-    def open(self, order: Order) -> Subscription | End:
+    def _open(self, order: Order) -> Subscription | End:
         if not isinstance(order, Cached):
             return refused(order, "what is cached, to each trainer")
         return _CachedSubscription(self, order.trainer_id)

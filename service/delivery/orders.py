@@ -36,7 +36,9 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class AnyBlock(Order):
-    """Whatever block comes next."""
+    """Whatever block comes next. What is not taken in the end may be handed back, for others."""
+
+    hands_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,8 @@ ANY = AnyBlock()
 def encode(order: Order, read: pb.Read) -> pb.Read:
     """Writes the order into `read`, and returns it."""
     match order:
-        case AnyBlock():
+        case AnyBlock(hands_back):
+            read.any.hands_back = hands_back
             read.any.SetInParent()
         case Addressed(bundle, index, stride, generation):
             addressed = read.addressed
@@ -141,7 +144,7 @@ def decode(read: pb.Read) -> Order:
     """The order of a `read`. Raises ProtocolError."""
     match read.WhichOneof("order"):
         case "any":
-            return ANY
+            return AnyBlock(read.any.hands_back)
         case "addressed":
             return _of(read, Addressed, ("bundle", "index", "stride", "generation"))
         case "rounds":

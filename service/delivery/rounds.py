@@ -68,7 +68,7 @@ class RoundsOutput(TaskOutput):
                 self._drop(incomplete)
         super().finish()
 
-    def open(self, order: Order) -> Subscription | End:
+    def _open(self, order: Order) -> Subscription | End:
         if not isinstance(order, Rounds) or order.of != self.num_consumers:
             return refused(order, f"an element a round to each of {self.num_consumers} consumers")
         with self.changed:

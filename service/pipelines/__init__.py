@@ -6,8 +6,9 @@ dispatcher, which runs none of them, by `definitions`.
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ...journal.proto import events_pb2 as ev
@@ -33,6 +34,7 @@ __all__ = [
     "SplitRange",
     "chunk_opener",
     "forget_idle",
+    "has_tensorflow",
     "hide_gpus",
     "load",
     "nurseries",
@@ -131,12 +133,22 @@ def hide_gpus() -> None:
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 
-def load(op_libraries: Iterable[str] = ()) -> None:
+def has_tensorflow() -> bool:
+    """Whether it is installed: registered graphs need it."""
+    return importlib.util.find_spec("tensorflow") is not None
+
+
+def load(op_libraries: Sequence[str] = ()) -> None:
     """Import what pipelines need, so that the first task does not wait for it; and what their
     custom ops are in. The process may be the user's: its environment stays as it is.
 
-    Raises InvalidArgument for a library that cannot be loaded.
+    Without TensorFlow only Python datasets can be opened. Raises InvalidArgument for a library that
+    cannot be loaded.
     """
+    if not has_tensorflow():
+        if op_libraries:
+            raise InvalidArgument(f"{op_libraries} cannot be loaded: there is no TensorFlow here")
+        return
     from .tf_data import op_libraries as libraries
     from .tf_data import pipeline, stock_elements  # noqa: F401
 
@@ -154,6 +166,8 @@ def nurseries() -> Nurseries:
 def forget_idle() -> None:
     """Free what is kept in this process for pipelines that may be opened again. To be called after
     `load`; pipelines that are open are not concerned."""
+    if not has_tensorflow():
+        return
     from .tf_data import pipeline
 
     pipeline.TRACES.forget_idle()
@@ -182,6 +196,11 @@ def open_pipeline(
 def _open_graph(
     definition: ev.DatasetDefinition, graph: bytes, shard: Shard | None, _: PythonRules
 ) -> Pipeline:
+    if not has_tensorflow():
+        raise FailedPrecondition(
+            "this worker cannot run the dataset, which is tf.data's, as there is no TensorFlow on "
+            "its host: install forebay[tensorflow] there"
+        )
     from .tf_data.element_specs import decode_metadata, without_extension_types
     from .tf_data.pipeline import TfDataPipeline
 
@@ -246,7 +265,15 @@ def chunk_opener(graph: bytes, compression: str) -> Callable[[str], Chunk]:
 
 
 def response_maker(definition: ev.DatasetDefinition) -> Callable[[Block], tf.GetElementResponse]:
-    """Makes of a block of one element the answer that tf.data service's own clients want."""
+    """Makes of a block of one element the answer that tf.data service's own clients want.
+
+    Raises Unimplemented without TensorFlow.
+    """
+    if not has_tensorflow():
+        raise Unimplemented(
+            "this worker cannot answer tf.data service's own clients, as there is no TensorFlow on "
+            "its host: read with Forebay's, or install forebay[tensorflow] there"
+        )
     from .tf_data import stock_elements
 
     return stock_elements.response_maker(definition)

@@ -219,3 +219,64 @@ class GradientDef(_message.Message):
     function_name: str
     gradient_func: str
     def __init__(self, function_name: _Optional[str] = ..., gradient_func: _Optional[str] = ...) -> None: ...
+
+class StructuredValue(_message.Message):
+    __slots__ = ("none_value", "tensor_spec_value", "tuple_value", "dict_value", "named_tuple_value")
+    NONE_VALUE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_SPEC_VALUE_FIELD_NUMBER: _ClassVar[int]
+    TUPLE_VALUE_FIELD_NUMBER: _ClassVar[int]
+    DICT_VALUE_FIELD_NUMBER: _ClassVar[int]
+    NAMED_TUPLE_VALUE_FIELD_NUMBER: _ClassVar[int]
+    none_value: NoneValue
+    tensor_spec_value: TensorSpec
+    tuple_value: TupleValue
+    dict_value: DictValue
+    named_tuple_value: NamedTupleValue
+    def __init__(self, none_value: _Optional[_Union[NoneValue, _Mapping]] = ..., tensor_spec_value: _Optional[_Union[TensorSpec, _Mapping]] = ..., tuple_value: _Optional[_Union[TupleValue, _Mapping]] = ..., dict_value: _Optional[_Union[DictValue, _Mapping]] = ..., named_tuple_value: _Optional[_Union[NamedTupleValue, _Mapping]] = ...) -> None: ...
+
+class NoneValue(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TensorSpec(_message.Message):
+    __slots__ = ("shape", "dtype")
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    shape: TensorShape
+    dtype: int
+    def __init__(self, shape: _Optional[_Union[TensorShape, _Mapping]] = ..., dtype: _Optional[int] = ...) -> None: ...
+
+class TupleValue(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedCompositeFieldContainer[StructuredValue]
+    def __init__(self, values: _Optional[_Iterable[_Union[StructuredValue, _Mapping]]] = ...) -> None: ...
+
+class DictValue(_message.Message):
+    __slots__ = ("fields",)
+    class FieldsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: StructuredValue
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[StructuredValue, _Mapping]] = ...) -> None: ...
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    fields: _containers.MessageMap[str, StructuredValue]
+    def __init__(self, fields: _Optional[_Mapping[str, StructuredValue]] = ...) -> None: ...
+
+class PairValue(_message.Message):
+    __slots__ = ("key", "value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: StructuredValue
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[StructuredValue, _Mapping]] = ...) -> None: ...
+
+class NamedTupleValue(_message.Message):
+    __slots__ = ("name", "values")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    values: _containers.RepeatedCompositeFieldContainer[PairValue]
+    def __init__(self, name: _Optional[str] = ..., values: _Optional[_Iterable[_Union[PairValue, _Mapping]]] = ...) -> None: ...

@@ -53,8 +53,10 @@ class Read(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., any: _Optional[_Union[Any, _Mapping]] = ..., addressed: _Optional[_Union[Addressed, _Mapping]] = ..., rounds: _Optional[_Union[Rounds, _Mapping]] = ..., cached: _Optional[_Union[Cached, _Mapping]] = ..., received: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
 
 class Any(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("hands_back",)
+    HANDS_BACK_FIELD_NUMBER: _ClassVar[int]
+    hands_back: bool
+    def __init__(self, hands_back: bool = ...) -> None: ...
 
 class Addressed(_message.Message):
     __slots__ = ("bundle", "index", "stride", "generation")
@@ -99,14 +101,18 @@ class Credit(_message.Message):
     def __init__(self, bytes: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., slabs: _Optional[_Iterable[int]] = ..., abandoned_slabs: _Optional[_Iterable[int]] = ..., elements: _Optional[int] = ...) -> None: ...
 
 class Position(_message.Message):
-    __slots__ = ("task_id", "received", "subscription")
+    __slots__ = ("task_id", "received", "subscription", "taken", "elements")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     received: int
     subscription: int
-    def __init__(self, task_id: _Optional[int] = ..., received: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
+    taken: int
+    elements: int
+    def __init__(self, task_id: _Optional[int] = ..., received: _Optional[int] = ..., subscription: _Optional[int] = ..., taken: _Optional[int] = ..., elements: _Optional[int] = ...) -> None: ...
 
 class Stop(_message.Message):
     __slots__ = ("task_id", "subscription")
@@ -117,11 +123,13 @@ class Stop(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
 
 class Goodbye(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("positions",)
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    positions: _containers.RepeatedCompositeFieldContainer[Position]
+    def __init__(self, positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ...) -> None: ...
 
 class ToConsumer(_message.Message):
-    __slots__ = ("welcome", "block", "end_of_task", "task_failed", "task_unknown", "refused", "end_of_bundle", "bundle_forgotten", "superseded")
+    __slots__ = ("welcome", "block", "end_of_task", "task_failed", "task_unknown", "refused", "end_of_bundle", "bundle_forgotten", "superseded", "handed_out", "farewell")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     END_OF_TASK_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +139,8 @@ class ToConsumer(_message.Message):
     END_OF_BUNDLE_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
+    HANDED_OUT_FIELD_NUMBER: _ClassVar[int]
+    FAREWELL_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     block: Block
     end_of_task: EndOfTask
@@ -140,7 +150,13 @@ class ToConsumer(_message.Message):
     end_of_bundle: EndOfBundle
     bundle_forgotten: BundleForgotten
     superseded: Superseded
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., block: _Optional[_Union[Block, _Mapping]] = ..., end_of_task: _Optional[_Union[EndOfTask, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., task_unknown: _Optional[_Union[TaskUnknown, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., end_of_bundle: _Optional[_Union[EndOfBundle, _Mapping]] = ..., bundle_forgotten: _Optional[_Union[BundleForgotten, _Mapping]] = ..., superseded: _Optional[_Union[Superseded, _Mapping]] = ...) -> None: ...
+    handed_out: HandedOut
+    farewell: Farewell
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., block: _Optional[_Union[Block, _Mapping]] = ..., end_of_task: _Optional[_Union[EndOfTask, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., task_unknown: _Optional[_Union[TaskUnknown, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., end_of_bundle: _Optional[_Union[EndOfBundle, _Mapping]] = ..., bundle_forgotten: _Optional[_Union[BundleForgotten, _Mapping]] = ..., superseded: _Optional[_Union[Superseded, _Mapping]] = ..., handed_out: _Optional[_Union[HandedOut, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ...) -> None: ...
+
+class Farewell(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("version",)
@@ -209,6 +225,16 @@ class EndOfTask(_message.Message):
     task_id: int
     subscription: int
     def __init__(self, task_id: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
+
+class HandedOut(_message.Message):
+    __slots__ = ("task_id", "subscription", "elements")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    subscription: int
+    elements: int
+    def __init__(self, task_id: _Optional[int] = ..., subscription: _Optional[int] = ..., elements: _Optional[int] = ...) -> None: ...
 
 class EndOfBundle(_message.Message):
     __slots__ = ("task_id", "subscription", "bundle", "length")

@@ -17,9 +17,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..client.api import fingerprint, from_dataset_id, register, registered
+from ..client import parameter_servers
+from ..client.api import fingerprint, from_dataset_id, register
 from ..client.options import CrossTrainerCache, ShardingPolicy, check_job_name
 from ..client.reader import name_of_job
+from ..client.registration import registered
 from ..client.tf_errors import raising_tensorflows
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
@@ -101,12 +103,7 @@ def distribute_across(
     """
     check_job_name(job_name)
     context, replicas = _cluster_of(context_or_strategy)
-    if context.role == Role.PARAMETER_SERVER:
-        raise FailedPrecondition(
-            f"this task is parameter server {context.index} of {len(context.cluster['ps'])}, which "
-            "reads nothing: have it run tf.distribute.Server(…).join(), and call distribute_across "
-            "in the chief, whose ClusterCoordinator hands the dataset to the workers"
-        )
+    _require_reader(context)
     trial = context.trial or "1"
     name = job_name if cross_trainer_cache or not context.trial else f"{job_name}/trial={trial}"
     shared = job_name if context.trains else None  # an evaluator's iterations have nothing to share
@@ -127,21 +124,23 @@ def distribute_across(
             found = training.wait()
     finally:
         client.close()
+    metadata = decode_metadata(found.definition)
     if isinstance(max_outstanding_requests, str):
         if max_outstanding_requests != "AUTO":
             raise InvalidArgument(
                 f'max_outstanding_requests={max_outstanding_requests!r}: expected a number, "AUTO" '
                 "or None"
             )
-        ends = decode_metadata(found.definition).cardinality != tf.data.INFINITE_CARDINALITY
-        in_step = context.trains and context.num_consumers > 1 and ends
-        max_outstanding_requests = IN_STEP_ELEMENTS if in_step else None
+        ends = metadata.cardinality != tf.data.INFINITE_CARDINALITY
+        in_step = context.num_consumers > 1 and not parameter_servers.are_there()
+        max_outstanding_requests = IN_STEP_ELEMENTS if shared and in_step and ends else None
     if cross_trainer_cache and not context.trains:
         shared = f"{job_name}/{context.role}"  # a cache is found by its job's name
     dataset = from_dataset_id(
         processing_mode,
         service,
         training.dataset_id,
+        metadata.element_spec,
         job_name=shared,
         max_outstanding_requests=max_outstanding_requests,
         data_transfer_protocol=data_transfer_protocol,
@@ -161,7 +160,7 @@ def _cluster_of(given: TaskContext | Any) -> tuple[TaskContext, int]:
     if given is None:
         given = TaskContext.from_env()
     if isinstance(given, TaskContext):
-        return given, given.num_consumers
+        return given, 1 if "ps" in given.cluster else given.num_consumers
     if not isinstance(given, tf.distribute.Strategy):
         raise InvalidArgument(
             f"context_or_strategy={given!r} must be a TaskContext or a tf.distribute.Strategy"
@@ -172,7 +171,30 @@ def _cluster_of(given: TaskContext | Any) -> tuple[TaskContext, int]:
         context = context_of(cluster, resolver.task_type, resolver.task_id, os.environ)
     else:
         context = TaskContext.from_env()
+        if context.trains and context.num_consumers > 1:
+            log.warning(
+                "%s trains in this process alone, which is one of %d tasks that train: each of "
+                "them learns a model of its own, from its part of the data; "
+                "MultiWorkerMirroredStrategy has them learn one", type(given).__name__,
+                context.num_consumers,
+            )  # fmt: skip
     return context, int(given.num_replicas_in_sync)
+
+
+def _require_reader(context: TaskContext) -> None:
+    """Raises FailedPrecondition if the task does only what others tell it to."""
+    servers = context.cluster.get("ps", ())
+    if context.role == Role.PARAMETER_SERVER:
+        said = f"parameter server {context.index} of {len(servers)}"
+    elif context.role == Role.WORKER and servers:
+        said = f"worker {context.index} of a cluster with parameter servers"
+    else:
+        return
+    raise FailedPrecondition(
+        f"this task is {said}, which reads nothing by itself: have it run "
+        "tf.distribute.Server(…).join(), and call distribute_across in the chief, whose "
+        "ClusterCoordinator hands the dataset to the workers"
+    )
 
 
 class _Training:
@@ -218,20 +240,19 @@ class _Training:
 
     def require_next(self, found: pb.GetDatasetResponse, initial_epoch: int) -> None:
         """Raises FailedPrecondition if more epochs are over: this task would train on nothing."""
-        if self._job and found.epochs_over > initial_epoch:
+        over = found.epochs_over
+        if self._job and over > initial_epoch:
+            go_on = f"initial_epoch={over} to go on, or "
             raise FailedPrecondition(
-                f"{self._name!r} has read {found.epochs_over} epochs, and initial_epoch is "
-                f"{initial_epoch}: give initial_epoch={found.epochs_over} to go on, or another "
-                "job_name for another training"
+                f"{self._name!r} has read {over} epochs, and initial_epoch is {initial_epoch}: "
+                f"give {'' if parameter_servers.are_there() else go_on}another job_name for "
+                "another training"
             )
 
     def begin(
         self, dataset_fn: Callable[[Any], Any], service: Service, compression: str | None
     ) -> pb.GetDatasetResponse:
         """Registers what the function makes. Raises FailedPrecondition if another is registered."""
-        if not tf.executing_eagerly():
-            raise InvalidArgument("the chief calls distribute_across outside of any tf.function")
-        dataset = dataset_fn(tf.distribute.InputContext(num_replicas_in_sync=self._replicas))
         mine = pb.Training(replicas=self._replicas)
 
         def send(service: Service, request: pb.RegisterDatasetRequest) -> str:
@@ -239,11 +260,14 @@ class _Training:
             request.metadata += mine.SerializeToString()
             return registered(service, request)
 
-        try:
-            register(service, dataset, compression, self.dataset_id, None, False, {}, send)
-        except InvalidArgument:  # of the dataset, or of what another has registered meanwhile
-            if self.find() is None:
-                raise
+        with tf.init_scope():  # once, and now, in the function that a ClusterCoordinator traces
+            context = tf.distribute.InputContext(num_replicas_in_sync=self._replicas)
+            dataset = dataset_fn(context)
+            try:
+                register(service, dataset, compression, self.dataset_id, None, False, {}, send)
+            except InvalidArgument:  # of the dataset, or of what another has registered meanwhile
+                if self.find() is None:
+                    raise
         found = self.find()
         if found is None or _tag(found).fingerprint != mine.fingerprint:
             raise FailedPrecondition(

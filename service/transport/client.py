@@ -19,7 +19,7 @@ import tenacity
 from ..block_limits import MAX_PAYLOAD_BYTES
 from ..blocks import Block
 from ..connections.protocols import GRPC, TCP, UNIX
-from ..delivery import ANY, End, Order
+from ..delivery import ANY, End, HandedOut, Order
 from ..errors import ForebayError, ProtocolError
 from ..proto import transfer_pb2 as pb
 from ..shared import Borrower
@@ -58,7 +58,7 @@ class BlockClient(WorkerClient):
         *,
         worker_uid: int,
         consumer_id: int,
-        deliver: Callable[[int, int, Block | End], None],
+        deliver: Callable[[int, int, Block | End | HandedOut], None],
         lost: Callable[[str], None],
         credit_bytes: int = 64 << 20,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
@@ -99,6 +99,8 @@ class BlockClient(WorkerClient):
         self._connected = False
         self._turned_away = False  # the last time
         self._heard_at = time.monotonic()  # or connected, or cut off
+        self._goodbye: pb.ToWorker | None = None  # once it was said
+        self._parted = False  # the worker has heard it
 
     def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
         with self._lock:
@@ -109,24 +111,39 @@ class BlockClient(WorkerClient):
             if self._receiving.incoming.pop((task_id, subscription), None) is not None:
                 self._say_stop(task_id, subscription)
 
-    def taken(self, block: Block) -> None:
+    def taken(self, block: Block, key: Key | None = None) -> None:
         with self._lock:
-            self._receiving.taken(block)
-            self._give_credit()
+            last = self._receiving.taken(block, key)
+            self._give_credit(at_once=last)  # others may wait for it to be taken
 
     def silent(self) -> tuple[bool, float]:
         return self._turned_away, time.monotonic() - self._heard_at
+
+    def hand_back(self, given: tuple[Key, int] | None) -> None:
+        with self._lock:
+            goodbye = self._receiving.goodbye(given)
+            if goodbye.positions and self._goodbye is None:
+                self._goodbye = pb.ToWorker(goodbye=goodbye)
+                self._say(self._goodbye)
 
     def hang_up(self) -> None:
         if self._elements is not None:
             self._elements.leave()
         with self._lock:
-            self._say(pb.ToWorker(goodbye=pb.Goodbye()))
+            if self._goodbye is None:
+                self._say(pb.ToWorker(goodbye=pb.Goodbye()))
             self._closing.set()  # not before: the thread would hang up without a word
             self._cut()
 
+    def close(self, give_up_s: float = 0.0) -> bool:
+        if self._goodbye is not None:
+            self._join(max(0.0, give_up_s - time.monotonic()))
+        self.hang_up()
+        self._join()
+        return self._parted or self._goodbye is None
+
     def _reading(self) -> Collection[Key]:
-        return self._receiving.incoming
+        return [key for key, i in self._receiving.incoming.items() if not i.ended]
 
     def _read_on(self) -> str:
         try:
@@ -241,7 +258,10 @@ class BlockClient(WorkerClient):
             self._heard_at = time.monotonic()
             for message in self._receiving.resume():
                 self._say(message)
-            self._give_credit(at_once=True)
+            if self._goodbye is None:
+                self._give_credit(at_once=True)
+            else:
+                self._say(self._goodbye)
         return reader
 
     def _handle(self, frame: frames.Frame, reader: frames.FrameReader) -> bool:
@@ -250,6 +270,14 @@ class BlockClient(WorkerClient):
         self._heard_at = time.monotonic()
         message = parse(frame, peer)
         match message.WhichOneof("message"):
+            case "farewell" if self._goodbye is not None:
+                with self._lock:
+                    self._parted = True
+                    self._closing.set()
+                    self._cut()
+                return True
+            case _ if self._goodbye is not None:
+                return False  # what was on its way
             case "block":
                 header = message.block
                 block = decode_block(header, self._payload(header, frame, reader), peer)
@@ -309,11 +337,13 @@ class BlockClient(WorkerClient):
         unpack_payload(header, frame.payload, payload, reader.peer)
         return payload
 
-    def _end(self, key: Key, end: End) -> bool:
+    def _end(self, key: Key, end: End | HandedOut) -> bool:
         with self._lock:
             self._give_credit(at_once=True)  # so that the worker may forget the last blocks
-            known = self._receiving.incoming.pop(key, None) is not None
-            if key[1]:  # of one of several, that it was heard; a task's is kept as long as that
+            known = self._receiving.over(key, end)
+            if key[1] and not isinstance(
+                end, HandedOut
+            ):  # of one of several, that it was heard; a task's is kept as long as that
                 self._say_stop(*key)
         if known:
             self._deliver(*key, end)

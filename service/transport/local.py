@@ -7,11 +7,12 @@ are those of `Sessions`, as over any connection; only that here nothing is ever 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+import threading
+from collections.abc import Callable, Collection, Iterable
 
 from ..block_limits import cost
 from ..blocks import Block
-from ..delivery import ANY, End, Order
+from ..delivery import ANY, End, HandedOut, Order
 from ..proto import transfer_pb2 as pb
 from .budget import Share
 from .messages import Key
@@ -51,7 +52,7 @@ class LocalClient(WorkerClient):
         worker: Sessions,
         *,
         consumer_id: int,
-        deliver: Callable[[int, int, Block | End], None],
+        deliver: Callable[[int, int, Block | End | HandedOut], None],
         lost: Callable[[str], None],
         credit_bytes: int = 64 << 20,
         elements: Share | None = None,
@@ -62,32 +63,54 @@ class LocalClient(WorkerClient):
         self._elements = elements
         self._link = worker.attach(consumer_id, lambda: None)
         self._asked: set[Key] = set()  # and not ended
+        self._positions: dict[Key, pb.Position] = {}
+        self._moving = threading.Lock()  # what is handed back is what was not taken
 
     def start(self) -> None:
         self._give(self._credit_bytes)
         super().start()
 
     def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
-        self._asked.add((task_id, subscription))
+        key = task_id, subscription
+        self._asked.add(key)
+        self._positions[key] = pb.Position(task_id=task_id, subscription=subscription)
         self._worker.read(self._link, task_id, 0, order, subscription)
 
     def stop_task(self, task_id: int, subscription: int = 0) -> None:
         self._asked.discard((task_id, subscription))
         self._worker.stop_reading(self._link, task_id, subscription)
 
-    def taken(self, block: Block) -> None:
+    def taken(self, block: Block, key: Key | None = None) -> None:
         if self._elements is not None:
             self._elements.taken(block.count)
-        self._give(cost(block))
+        with self._moving:
+            positions = []
+            if key is not None and key in self._positions:
+                position = self._positions[key]
+                position.taken = min(position.taken + 1, position.received)
+                positions.append(position)
+            self._give(cost(block), positions)
 
     def silent(self) -> tuple[bool, float]:
         return False, 0.0  # it is never out of reach
+
+    def hand_back(self, given: tuple[Key, int] | None) -> None:
+        with self._moving:
+            self._closing.set()
+            if given is not None and given[0] in self._positions:
+                self._positions[given[0]].elements = given[1]
+            self._worker.part(self._link, self._positions.values())
 
     def hang_up(self) -> None:
         self._closing.set()
         if self._elements is not None:
             self._elements.leave()
         self._worker.forget(self._link)
+
+    def close(self, give_up_s: float = 0.0) -> bool:
+        self.hang_up()
+        self._join()
+        return True
 
     def _reading(self) -> Collection[Key]:
         return self._asked
@@ -100,7 +123,9 @@ class LocalClient(WorkerClient):
                     case Sent():
                         self._receive(out)
                     case Ended(task_id, end, subscription):
-                        if (task_id, subscription) in self._asked:
+                        if isinstance(end, HandedOut):
+                            self._deliver(task_id, subscription, end)
+                        elif (task_id, subscription) in self._asked:
                             self._asked.discard((task_id, subscription))
                             if subscription:
                                 self._worker.stop_reading(self._link, task_id, subscription)
@@ -111,8 +136,10 @@ class LocalClient(WorkerClient):
 
     def _receive(self, sent: Sent) -> None:
         task_id, subscription = sent.task_id, sent.subscription
-        position = pb.Position(task_id=task_id, received=sent.number, subscription=subscription)
-        self._worker.give_credit(self._link, 0, [position])
+        with self._moving:
+            position = self._positions[task_id, subscription]
+            position.received = sent.number
+            self._worker.give_credit(self._link, 0, [position])
         if self._elements is not None:
             self._elements.received(sent.block.count)
         if (task_id, subscription) in self._asked:
@@ -120,8 +147,8 @@ class LocalClient(WorkerClient):
         else:
             self.taken(sent.block)
 
-    def _give(self, size: int) -> None:
+    def _give(self, size: int, positions: Iterable[pb.Position] = ()) -> None:
         elements = None
         if self._elements is not None:
             elements = self._elements.grant() if self._elements.is_due() else 0
-        self._worker.give_credit(self._link, size, (), elements)
+        self._worker.give_credit(self._link, size, positions, elements)

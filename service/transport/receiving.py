@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ..block_limits import cost
 from ..blocks import Block
-from ..delivery import Order, orders
+from ..delivery import AnyBlock, End, HandedOut, Order, TaskUnknown, orders
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 from .budget import Share
@@ -26,6 +26,13 @@ class Incoming:
     def __init__(self, order: Order) -> None:
         self.order = order  # of what is still to come
         self.received = 0  # blocks
+        self.taken = 0  # of these
+        self.is_over = False  # as far as is known, nothing more comes
+        self.ended = False
+
+    @property
+    def hands_back(self) -> bool:
+        return isinstance(self.order, AnyBlock) and self.order.hands_back
 
 
 class Receiving:
@@ -73,7 +80,7 @@ class Receiving:
         self._granted -= size
         self._unreported += size
         incoming = self.incoming.get(key)
-        if incoming is None or number <= incoming.received:
+        if incoming is None or incoming.ended or number <= incoming.received:
             if self._elements is not None:
                 self._elements.taken(block.count)
             return False
@@ -86,17 +93,46 @@ class Receiving:
         except ValueError as error:
             raise ProtocolError(f"{peer} sent block {number} of task {task_id}: {error}") from None
         incoming.received = number
+        incoming.is_over = False
         self._held += size
         self._news.add(key)
         self.unsaid = True
         return True
 
-    def taken(self, block: Block) -> None:
-        """A block that was delivered is not here any more."""
+    def over(self, key: Key, end: End | HandedOut) -> bool:
+        """Of a subscription nothing more comes, for all that is known; whether that is news."""
+        incoming = self.incoming.get(key)
+        if incoming is None or incoming.ended:
+            return False
+        incoming.is_over, incoming.ended = True, not isinstance(end, HandedOut)
+        if incoming.ended and (isinstance(end, TaskUnknown) or not incoming.hands_back):
+            del self.incoming[key]
+        return True
+
+    def goodbye(self, given: tuple[Key, int] | None) -> pb.Goodbye:
+        """What the worker is to be told at last. `given` are the elements that the trainer has of
+        the block that was delivered and not yet taken.
+        """
+        goodbye = pb.Goodbye()
+        for key, incoming in self.incoming.items():
+            if incoming.hands_back:
+                goodbye.positions.append(_position(key, incoming))
+                if given is not None and given[0] == key:
+                    goodbye.positions[-1].elements = given[1]
+        return goodbye
+
+    def taken(self, block: Block, key: Key | None) -> bool:
+        """A block that was delivered is not here any more; whether it was the last one."""
+        last = False
+        if key is not None and (incoming := self.incoming.get(key)) is not None:
+            incoming.taken = min(incoming.taken + 1, incoming.received)  # it may have begun anew
+            self._news.add(key)
+            last = incoming.is_over and incoming.taken == incoming.received
         self._held -= cost(block)
         if self._elements is not None:
             self._elements.taken(block.count)
         self.unsaid = True  # a slab may be free
+        return last
 
     def credit(self, at_once: bool, connected: bool) -> pb.Credit | None:
         """What the worker is to be told of room and of what has come; None if that is not worth a
@@ -111,10 +147,7 @@ class Receiving:
         credit = pb.Credit(bytes=room)
         for key in self._news:
             if (incoming := self.incoming.get(key)) is not None:
-                task_id, subscription = key
-                credit.positions.add(
-                    task_id=task_id, received=incoming.received, subscription=subscription
-                )
+                credit.positions.append(_position(key, incoming))
         if self._elements is not None and connected:
             credit.elements = self._elements.grant()
         self._news.clear()
@@ -122,6 +155,14 @@ class Receiving:
         self._granted += room
         self._unreported = 0
         return credit
+
+
+def _position(key: Key, incoming: Incoming) -> pb.Position:
+    task_id, subscription = key
+    position = pb.Position(task_id=task_id, received=incoming.received, subscription=subscription)
+    if incoming.hands_back:
+        position.taken = incoming.taken
+    return position
 
 
 def _read(key: Key, incoming: Incoming) -> pb.ToWorker:

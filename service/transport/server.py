@@ -26,9 +26,9 @@ from ..proto import transfer_pb2 as pb
 from ..shared import Lender
 from . import frames, local
 from .compression import Packer
-from .messages import VERSION, encode_block, encode_end, encode_refusal
+from .messages import VERSION, encode_block, encode_end, encode_parting, encode_refusal
 from .sessions import Sessions
-from .streams import Ended, Link, Outgoing, Refusal, Sent
+from .streams import Ended, Link, Outgoing, Parting, Refusal, Sent
 
 _log = logging.getLogger(__name__)
 
@@ -271,7 +271,8 @@ class _Connection:
                 except RuntimeError as error:  # no more threads
                     raise OSError(str(error)) from error
                 self._attended = link, sender
-                self._listen(link)
+                if self._listen(link):
+                    sender.join(_FAREWELL_S)
             except ProtocolError as error:
                 self._sessions.refuse(link, str(error))
                 sender.join(_FAREWELL_S)
@@ -320,7 +321,8 @@ class _Connection:
         self._write(encode_refusal(reason))
         raise ProtocolError(f"it was refused: {reason}")
 
-    def _listen(self, link: Link) -> None:
+    def _listen(self, link: Link) -> bool:
+        """Until the connection ends; whether with a goodbye."""
         while (message := self._next()) is not None:
             match message.WhichOneof("message"):
                 case "read":
@@ -337,10 +339,11 @@ class _Connection:
                     stop = message.stop
                     self._sessions.stop_reading(link, stop.task_id, stop.subscription)
                 case "goodbye":
-                    self._sessions.forget(link)
-                    return
+                    self._sessions.part(link, message.goodbye.positions)
+                    return True
                 case other:
                     raise ProtocolError(f"{self._peer} sent {other or 'an empty message'}")
+        return False
 
     def _write(self, header: bytes) -> None:
         frames.send(self._socket, frames.encode(header))
@@ -385,6 +388,8 @@ class _Connection:
                         buffers += frames.encode(encode_end(task_id, end, subscription))
                     case Refusal(reason, broken):
                         buffers += frames.encode(encode_refusal(reason, broken))
+                    case Parting():
+                        buffers += frames.encode(encode_parting())
             begun = time.perf_counter()
             frames.send(self._socket, buffers, descriptors)
             if self._packer is not None:

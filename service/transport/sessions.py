@@ -17,7 +17,7 @@ from ..delivery import ANY, End, Order, Subscription, TaskOutput, TaskUnknown
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 from .messages import Key
-from .streams import Ended, Link, Outgoing, Refusal, Session, Stream
+from .streams import Ended, Link, Outgoing, Parting, Refusal, Session, Stream
 
 MAX_CREDIT_BYTES = 64 << 30
 MAX_CREDIT_ELEMENTS = 1 << 40
@@ -75,8 +75,27 @@ class Sessions:
                     self._drop(link.session)
                 self._bound_what_is_kept()
 
+    def part(self, link: Link, positions: Iterable[pb.Position]) -> None:
+        """The consumer has said goodbye: what it hands back is for others. It is told so."""
+        with self._lock:
+            if link.closed or link.session.link is not link:
+                return  # another connection has taken its place
+            link.refused = True  # it is given nothing more, of what it hands back either
+            for position in positions:
+                key = position.task_id, position.subscription
+                stream = link.session.streams.get(key)
+                if stream is not None and stream.subscription.hands_back:
+                    stream.received(position.received)
+                    stream.hand_back(position.taken, position.elements)
+                    del link.session.streams[key]
+                    self._wake_readers(stream.subscription.output)
+            self._drop(link.session)
+            link.outbox.clear()
+            link.outbox.append(Parting())
+            link.ready.notify()
+
     def forget(self, link: Link) -> None:
-        """The consumer has said goodbye."""
+        """The consumer has gone without a word."""
         with self._lock:
             self._close(link)
             if link.session.link is link:
@@ -136,8 +155,7 @@ class Sessions:
                     return
                 stream = link.session.streams[key] = Stream(key, opened, received)
             stream.received(received)
-            stream.resend = deque(stream.retained)
-            stream.link = link
+            stream.resume(link)
             link.streams.append(stream)
             self._wake(link)
 
@@ -173,6 +191,8 @@ class Sessions:
                 stream = link.session.streams.get(key)
                 if stream is not None:
                     stream.received(position.received)
+                    if position.taken and stream.taken(position.taken):
+                        self._wake_readers(stream.subscription.output)
             self._acknowledged.notify_all()
             self._wake(link)
 

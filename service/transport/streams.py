@@ -2,7 +2,8 @@
 
 A *session* is what the worker knows of a consumer. It outlives connections for a while: for
 each subscription of the consumer to a task, a *stream*, it keeps the blocks that the consumer has
-not yet said it received, so that a connection that is cut loses nothing. A *link* is one
+not yet said it received, so that a connection that is cut loses nothing; and, of who hands back,
+those that its trainer has not taken, so that what is left goes to others. A *link* is one
 connection: what is on its way to the consumer, and for how much more there is credit.
 
 Nothing here is thread-safe: sessions.py has the lock, and knows all consumers.
@@ -15,9 +16,10 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..blocks import Block
-from ..delivery import End, Subscription, TaskUnknown
+from ..blocks import Block, split
+from ..delivery import End, HandedOut, Subscription, TaskUnknown
 from ..errors import ProtocolError
+from ..proto import transfer_pb2 as pb
 from .messages import Key
 
 BATCH_BYTES = 256 << 10  # of small blocks leave together
@@ -37,7 +39,7 @@ class Sent(NamedTuple):
 
 class Ended(NamedTuple):
     task_id: int
-    end: End
+    end: End | HandedOut
     subscription: int = 0
 
 
@@ -48,7 +50,11 @@ class Refusal(NamedTuple):
     broken: bool  # a rule was, on this connection: another may be made
 
 
-Outgoing = Sent | Ended | Refusal
+class Parting(NamedTuple):
+    """The last that a link sends to who has said goodbye."""
+
+
+Outgoing = Sent | Ended | Refusal | Parting
 
 
 class Stream:
@@ -60,7 +66,9 @@ class Stream:
         self.link: Link | None = None  # that it is read on, until its end is sent there
         self.number = received  # of the last block handed to this consumer
         self.retained: deque[Sent] = deque()  # handed to it and not received: up to `number`
-        self.retained_bytes = 0
+        self.held: deque[Sent] = deque()  # received and not taken, if it may be handed back
+        self.retained_bytes = 0  # of both
+        self._told: HandedOut | None = None  # since the last block
         self.resend: deque[Sent] = deque()  # of these, what this connection still has to send
 
     def received(self, count: int) -> None:
@@ -70,13 +78,61 @@ class Stream:
                 f"{count} blocks of task {self.key[0]} were reported as received, after "
                 f"{self.number - len(self.retained)} of the {self.number} sent"
             )
-        blocks = []
-        while self.retained and self.retained[0].number <= count:
-            sent = self.retained.popleft()
-            self.retained_bytes -= sent.cost
-            blocks.append(sent.block)
-        if blocks:
-            self.subscription.received(blocks)
+        arrived = self._until(count, self.retained)
+        if self.subscription.hands_back:
+            self.held += arrived
+        else:
+            self._done_with(arrived)
+
+    def taken(self, count: int) -> bool:
+        """The consumer's trainer has the blocks up to `count`; whether that is news."""
+        if count > self.number - len(self.retained):
+            raise ProtocolError(
+                f"{count} blocks of task {self.key[0]} were reported as taken, and "
+                f"{self.number - len(self.retained)} as received"
+            )
+        taken = self._until(count, self.held)
+        self._done_with(taken)
+        return bool(taken)
+
+    def hand_back(self, taken: int, elements: int) -> None:
+        """The consumer leaves: but for the blocks up to `taken`, and so many elements of the next
+        one, what it was given is for others.
+        """
+        self.taken(taken)
+        left = [sent.block for sent in (*self.held, *self.retained)]
+        if elements and left and self.number - len(left) == taken:
+            if elements > left[0].count:
+                raise ProtocolError(
+                    f"{elements} elements of block {taken + 1} of task {self.key[0]} were reported "
+                    f"as taken, which has {left[0].count}"
+                )
+            if elements == left[0].count:
+                self.subscription.received([left.pop(0)])
+            else:
+                head, left[0] = split(left[0], elements)
+                self.subscription.received([head])
+        self.held.clear()
+        self.retained.clear()
+        self.subscription.hand_back(left)
+        self.close()
+
+    def resume(self, link: Link) -> None:
+        """It is read on another connection: what was said on the one before may not have come."""
+        self.resend = deque(self.retained)
+        self._told = None
+        self.link = link
+
+    def _until(self, count: int, sent: deque[Sent]) -> list[Sent]:
+        found = []
+        while sent and sent[0].number <= count:
+            found.append(sent.popleft())
+        return found
+
+    def _done_with(self, sent: list[Sent]) -> None:
+        if sent:
+            self.retained_bytes -= sum(each.cost for each in sent)
+            self.subscription.received([each.block for each in sent])
 
     def next(self, credit: bool, room: bool, max_elements: int | None) -> Sent | Ended | None:
         """What to send next: a block only with `credit`, and a new one only with `room`.
@@ -89,9 +145,15 @@ class Stream:
         if item is None:
             return None
         task_id, subscription_number = self.key
+        if isinstance(item, HandedOut):
+            if item == self._told:
+                return None
+            self._told = item
+            return Ended(task_id, item, subscription_number)
         if not isinstance(item, tuple):
             self.link = None
             return Ended(task_id, item, subscription_number)
+        self._told = None
         self.number += 1
         compression = self.subscription.output.compression
         sent = Sent(task_id, self.number, *item, compression, subscription_number)
@@ -101,7 +163,8 @@ class Stream:
 
     def close(self) -> None:
         """The consumer wants no more of it, nor what it has not received."""
-        self.subscription.close([sent.block for sent in self.retained])
+        self.subscription.close([sent.block for sent in (*self.held, *self.retained)])
+        self.held.clear()
         self.retained.clear()  # now: we are part of cycles of references
         self.resend.clear()
         self.retained_bytes = 0
@@ -167,7 +230,9 @@ class Link:
             misses = 0
             self.outbox.append(out)
             if isinstance(out, Ended):
-                if isinstance(out.end, TaskUnknown):  # the consumer may ask for it anew
+                if isinstance(out.end, HandedOut):
+                    self.streams.append(stream)
+                elif isinstance(out.end, TaskUnknown):  # the consumer may ask for it anew
                     self.session.close_stream(stream.key)
             else:
                 self.streams.append(stream)

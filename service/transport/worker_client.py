@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 
 from ..blocks import Block
-from ..delivery import ANY, End, Order, TaskFailed
+from ..delivery import ANY, End, HandedOut, Order, TaskFailed
 from .messages import Key
 
 
@@ -17,7 +17,7 @@ class WorkerClient(ABC):
     def __init__(
         self,
         name: str,
-        deliver: Callable[[int, int, Block | End], None],
+        deliver: Callable[[int, int, Block | End | HandedOut], None],
         lost: Callable[[str], None],
     ) -> None:
         """`deliver(task_id, subscription, block or end)` is called in the order of each
@@ -47,10 +47,11 @@ class WorkerClient(ABC):
         """Have no more of it delivered, as soon as a delivery under way has returned."""
 
     @abstractmethod
-    def taken(self, block: Block) -> None:
+    def taken(self, block: Block, key: Key | None = None) -> None:
         """The trainer has the block, or nobody wants it: another may come in its place.
 
-        To be called once for each block that was delivered.
+        To be called once for each block that was delivered. Of a subscription that hands back, in
+        their order, with its `key`: the task and the subscription.
         """
 
     @abstractmethod
@@ -60,14 +61,26 @@ class WorkerClient(ABC):
         """
 
     @abstractmethod
+    def hand_back(self, given: tuple[Key, int] | None) -> None:
+        """Say goodbye: of subscriptions that hand back, what was not taken goes to others, but for
+        what was `given`: so many elements of the block that was delivered, and is being taken.
+        """
+
+    @abstractmethod
     def hang_up(self) -> None:
         """End the connection, and the thread soon. Idempotent."""
 
-    def close(self) -> None:
-        """Hang up, and await the thread; nothing is delivered afterwards. Idempotent."""
-        self.hang_up()
+    @abstractmethod
+    def close(self, give_up_s: float = 0.0) -> bool:
+        """Hang up, and await the thread; nothing is delivered afterwards. Idempotent.
+
+        After `hand_back` the worker has until `give_up_s`, of the monotonic clock, to hear it.
+        Whether it has.
+        """
+
+    def _join(self, timeout_s: float | None = None) -> None:
         if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(timeout_s)
 
     @abstractmethod
     def _read_on(self) -> str:

@@ -9,6 +9,9 @@ pipeline may leave before their end are leased one split at a time, when it is n
 A pipeline that works on several ranges at a time, in processes, is given each lease in parts. What
 of it was not given when the worker drains is handed back. The pace is known once each process has
 ended something: how fast they are given their first splits says nothing.
+
+A task that nobody reads leases nothing: consumers may be told not to read this worker, or not reach
+it, and what it made would be missing from the epoch for ever.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ LEASE_S = 0.25
 MAX_GROWTH = 8
 MAX_WANT = 1 << 20
 HAND_BACK_S = 5.0
+UNREAD_S = 0.5
+"""How often a task that nobody reads asks whether others have taken all splits."""
 
 
 class LeaseFeed:
@@ -43,15 +48,20 @@ class LeaseFeed:
         sources: Sequence[ev.SplitSource],
         observer: Observer,
         processes: int = 0,
+        read: threading.Event | None = None,
     ) -> None:
         """`processes`: how many ranges the pipeline works on at a time, each a part of a lease; 0:
-        on a lease as a whole.
+        on a lease as a whole. `read` is set once somebody reads the task: until then it leases
+        nothing; without it, it does so at once.
         """
         self.sources = sources
         self.failed: ForebayError | None = None  # why `next_range` raised
         self.given_up = False  # the dispatcher leases to this task no more
         self._closed = threading.Event()
         self._draining = threading.Event()
+        self._read = read or threading.Event()
+        if read is None:
+            self._read.set()
         sizes = [source_size(source) for source in sources]
         for source, size in zip(sources, sizes, strict=True):
             if source.HasField("leased_with"):
@@ -65,8 +75,16 @@ class LeaseFeed:
         )
         self._leases = [
             _SourceLeases(
-                dispatcher, task_id, number, source, self._pool, self._closed, observer, processes
-            )
+                dispatcher,
+                task_id,
+                number,
+                source,
+                self._pool,
+                self._closed,
+                observer,
+                processes,
+                self._read,
+            )  # fmt: skip
             for number, source in enumerate(sources)
         ]
 
@@ -111,6 +129,7 @@ class LeaseFeed:
         self._draining.set()
         for leases in self._leases:
             leases.draining.set()
+        self._read.set()  # whoever waits for a reader
         give_up_s = max(give_up_s, time.monotonic() + LEASE_S)
         for leases in self._leases:
             leases.hand_back(min(HAND_BACK_S, give_up_s - time.monotonic()))
@@ -122,6 +141,7 @@ class LeaseFeed:
         silent takes its time.
         """
         self._closed.set()
+        self._read.set()  # whoever waits for a reader
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
 
@@ -136,7 +156,9 @@ class _SourceLeases:
         closed: threading.Event,
         observer: Observer,
         processes: int,
+        read: threading.Event,
     ) -> None:
+        self._read = read
         self._dispatcher = dispatcher
         self._observer = observer
         self._task_id = task_id
@@ -185,7 +207,7 @@ class _SourceLeases:
                 self._pass = self._pass + 1 if endless else opening
             if self._pass < self._present:
                 return None  # it was over before this worker came
-            lease = (self._ahead or self._ask()).result()
+            lease = self._over_unread() or (self._ahead or self._ask()).result()
             self._ahead = None
             while lease.not_yet and not self.draining.is_set():
                 lease = self._ask().result()
@@ -270,6 +292,20 @@ class _SourceLeases:
         else:
             if kept.lease_id:
                 self._working = kept
+
+    def _over_unread(self) -> pb.LeaseSplitsResponse | None:
+        """Wait until somebody reads the task; the end of the pass, if that comes before."""
+        request = pb.LeaseSplitsRequest(
+            task_id=self._task_id,
+            source=self._number,
+            pass_number=self._pass,
+            or_later=self._endless,
+        )
+        while not self._read.wait(UNREAD_S):
+            answer = self._dispatcher.call(request, pb.LeaseSplitsResponse, closed=self._closed)
+            if answer.end_of_splits:
+                return answer
+        return None
 
     def _ask(self) -> Future[pb.LeaseSplitsResponse]:
         if self._closed.is_set():

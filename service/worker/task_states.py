@@ -36,6 +36,7 @@ TASK: Table = {
     "unlisted": {RUNNING: ABSENT, DRAINING: ABSENT, ENDED: ABSENT, HANDED_OUT: KEPT},
     "drained": {RUNNING: DRAINING},
     "handed out": {RUNNING: HANDED_OUT, DRAINING: ENDED},
+    "exhausted": {RUNNING: HANDED_OUT, DRAINING: HANDED_OUT},
     "ended": {RUNNING: ENDED, DRAINING: ENDED},
     "let go": dict.fromkeys((RUNNING, DRAINING, HANDED_OUT, ENDED, KEPT), ABSENT),
 }
@@ -74,9 +75,13 @@ class StopAsked(NamedTuple):
 
 
 class HandedOut(NamedTuple):
-    """The task's pipeline has ended, and consumers have taken all that it made."""
+    """The task's pipeline has ended, and consumers have taken all that it made.
+
+    `data_over`: it was the data that ended, and not, of a task that is drained, its leases.
+    """
 
     task_id: int
+    data_over: bool = False
 
 
 class Ended(NamedTuple):
@@ -158,8 +163,8 @@ class TaskStates:
             case StopAsked():
                 self._stopping = True
                 return self._let_go(list(self._states))
-            case HandedOut(task_id):
-                moved = self._move("handed out", task_id)
+            case HandedOut(task_id, data_over):
+                moved = self._move("exhausted" if data_over else "handed out", task_id)
                 return [Complete(task_id)] if moved == HANDED_OUT else []
             case Ended(task_id):
                 self._move("ended", task_id)

@@ -191,6 +191,7 @@ class TaskRunner:
         back by `give_up_s`, of the monotonic clock, is lost.
         """
         self._drain_by_s = give_up_s
+        self.output.forgo_handing_back()
         if self._feed is not None:
             self._feed.drain(give_up_s)
         elif (run := self._pipeline_run) is not None:
@@ -218,6 +219,7 @@ class TaskRunner:
         task_id = self.task.task_id
         try:
             self._produce()
+            data_over = self._is_data_over()
             while not self.output.wait_drained(timeout_s=60):
                 pass  # for consumers, or for cancel()
             if self._arrivals is not None:
@@ -225,7 +227,8 @@ class TaskRunner:
                     pass  # for what is on its way, or for consumers that will not come again
             # Whose task the dispatcher lists no more, its end is not the data's.
             given_up = self._feed is not None and self._feed.given_up
-            if Complete(task_id) in self._tell(self, (Ended if given_up else HandedOut)(task_id)):
+            over = Ended(task_id) if given_up else HandedOut(task_id, data_over)
+            if Complete(task_id) in self._tell(self, over):
                 self._dispatcher.call(
                     pb.CompleteTaskRequest(task_id=task_id, metrics=self.metrics()),
                     pb.CompleteTaskResponse,
@@ -268,7 +271,7 @@ class TaskRunner:
             python = dataset.definition.HasField("python_function")
             self._feed = LeaseFeed(
                 self._dispatcher, task.task_id, sources, self._observer,
-                self._pipelines.python.width if python else 0,
+                self._pipelines.python.width if python else 0, self.output.opened,
             )  # fmt: skip
         self.definition = dataset.definition
         self.output.compression = dataset.definition.compression

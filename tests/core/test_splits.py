@@ -50,6 +50,27 @@ def test_a_lease_is_at_most_half_of_an_even_share() -> None:
     assert sum(counts) == 100
 
 
+def test_who_wants_none_is_told_of_the_end_of_the_pass_only() -> None:
+    given = Given()
+    first, second = given.worker(1), given.worker(2)
+    given.iteration()
+
+    def ask(pass_number: int) -> ev.SplitsLeased | None:
+        asking = c.LeaseSplits(
+            task_id=given.task_of(second), source=0, pass_number=pass_number, want=0
+        )
+        answer: ev.SplitsLeased | None = given.when(asking)
+        assert given.then == []
+        return answer
+
+    assert ask(0) is None
+    while given.lease(given.task_of(first), 100) is not None:
+        pass
+    over = ask(0)
+    assert over is not None and not over.count
+    assert ask(1) is None  # which has not begun, and is not begun for that
+
+
 def test_a_sweeping_task_ends_the_iteration_whatever_it_left() -> None:
     given = Given()
     first, second = given.worker(1), given.worker(2)

@@ -459,7 +459,7 @@ def test_reports_say_which_elements() -> None:
 
 def test_orders_of_others() -> None:
     refused = AddressedOutput().open(ANY)
-    assert isinstance(refused, TaskFailed) and "AnyBlock()" in refused.message
+    assert isinstance(refused, TaskFailed) and "AnyBlock(" in refused.message
     output = ended(together(1))
     output.cancel()
     assert output.open(Addressed(BUNDLE)) == TaskUnknown()

@@ -208,6 +208,13 @@ class TestInOneProcess:
                 )
                 assert [int(x) for x in here] == [*range(SIZE)]
             assert used == {"local"}
+            # Nor does it lease what nobody would read.
+            for client, targets in ((service, "AUTO"), (service, "LOCAL"), (stock, "AUTO")):
+                distribute = client.distribute(
+                    client.ShardingPolicy.DYNAMIC, dispatcher.target, target_workers=targets
+                )
+                here = tf.data.Dataset.range(SIZE).apply(distribute)
+                assert sorted(int(x) for x in here) == [*range(SIZE)], (client, targets)
 
     def test_who_shares_a_job_has_the_same_targets(
         self, dispatcher: DispatcherProcess, dataset_id: str

@@ -9,6 +9,10 @@ import sys
 
 import pytest
 
+from ..trainers.conftest import target
+
+__all__ = ["frameworks", "target"]
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

@@ -26,6 +26,7 @@ class Dispatcher:
     def __init__(self, splits: int = 10, least: int = 0) -> None:
         self._next, self._splits, self._least = 0, splits, least
         self.wanted: list[int] = []
+        self.asked = threading.Event()  # without wanting any
         self.returned: list[tuple[int, int]] = []
         self.begun: list[int] = []
         self.numbers: list[int] = []
@@ -36,8 +37,10 @@ class Dispatcher:
         if request.request.number:
             self.numbers.append(request.request.number)
         if not request.want:
+            self.asked.set()
             kept = KEPT if request.returned and request.request.number else 0
-            return pb.LeaseSplitsResponse(lease_id=kept)
+            over = self._next == self._splits
+            return pb.LeaseSplitsResponse(lease_id=kept, end_of_splits=over)
         self.wanted.append(request.want)
         want = max(request.want, self._least)
         first, self._next = self._next, min(self._splits, self._next + want)
@@ -136,6 +139,33 @@ def test_a_drain_does_not_overtake_the_lease_that_is_on_its_way() -> None:
     feed._leases[0].draining.set()
     assert feed.next_range(0, 0, endless=False) is None
     assert dispatcher.returned == [(160, 150), (320, 160)]
+    feed.close()
+
+
+@pytest.mark.parametrize("comes", ["a reader", "the end", "a drain", "a stop"])
+def test_a_task_that_nobody_reads_leases_nothing(comes: str) -> None:
+    dispatcher, read = Dispatcher(1), threading.Event()
+    feed = LeaseFeed(
+        cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1)], Observer(), read=read
+    )
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(feed.next_range, 0, 0, False)
+        assert dispatcher.asked.wait(60)
+        assert not waiting.done() and not dispatcher.wanted
+        if comes == "a reader":
+            read.set()
+            assert waiting.result(60) == SplitRange(0, 1, 0)
+        elif comes == "the end":
+            dispatcher._next = 1  # others have it
+            assert waiting.result(60) is None
+            assert not dispatcher.wanted
+        elif comes == "a drain":
+            feed.drain(time.monotonic() + 60)
+            assert waiting.result(60) is None
+            assert [count for _, count in dispatcher.returned] == [1] * len(dispatcher.wanted)
+        else:
+            feed.close(wait=False)
+            assert isinstance(waiting.exception(60), Unavailable)
     feed.close()
 
 

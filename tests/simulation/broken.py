@@ -106,6 +106,21 @@ def forgets_what_was_sent() -> AbstractContextManager[None]:
     return replaced(Stream, next=forgets)
 
 
+def drops_what_is_handed_back() -> AbstractContextManager[None]:
+    """A worker that forgets a consumer that leaves, and what it had not taken."""
+    return replaced(Stream, hand_back=lambda self, *_: self.close())
+
+
+def hands_out_again_what_was_taken() -> AbstractContextManager[None]:
+    """A worker that gives all of a block to others, of which a trainer has taken some."""
+    hand_back = Stream.hand_back
+
+    def hands_back_more(self: Stream, taken: int, elements: int) -> None:
+        hand_back(self, taken, 0)
+
+    return replaced(Stream, hand_back=hands_back_more)
+
+
 def keeps_splits_at_drain() -> AbstractContextManager[None]:
     """A worker that is told to stop, and hands nothing back."""
     return replaced(_SourceLeases, _return_unbegun=lambda *_, **__: None)
@@ -373,6 +388,14 @@ BROKEN: dict[str, Variant] = {
         Variant(leases_returned_splits_twice, "is leased by", ("drain worker",)),
         Variant(resends_what_has_arrived, "came to", ("cut connections",)),
         Variant(forgets_what_was_sent, "", ("cut connections",)),
+        Variant(
+            drops_what_is_handed_back, "never delivered", seeds=400,
+            fits=lambda scenario: scenario.preempted > 0 and not scenario.faults,
+        ),
+        Variant(
+            hands_out_again_what_was_taken, "came to", seeds=400,
+            fits=lambda scenario: scenario.preempted > 0 and not scenario.faults,
+        ),
         Variant(keeps_splits_at_drain, "was never delivered", ("drain worker",)),
         Variant(
             forgets_what_an_earlier_pass_handed_back, "nobody was ever given",

@@ -161,6 +161,10 @@ class WorkerNode(Node):
             self._commands.put(drain)
 
 
+class Preempted(Exception):
+    """The trainer was told to stop."""
+
+
 class Trainer(Node):
     """A training program: reads the job's epochs through the product's client."""
 
@@ -189,6 +193,8 @@ class Trainer(Node):
             self.reading = True
             try:
                 enough = self._read(reader)
+            except Preempted:
+                return  # and is started again
             except NotFound:
                 return  # it was given up: it begins again
             except PipelineError as error:
@@ -213,13 +219,23 @@ class Trainer(Node):
                     self.job.deliver(self.name, element)
                 self.job.seen.add(element.iteration_id)
                 if self.job.leaves and rng.random() < self.job.leaves:
-                    oracle.excused_consumers += 1  # what is on its way to it
+                    self._hands_back()
                     return True
+                if self.job.preempted and rng.random() < self.job.preempted:
+                    self.kernel.trace("preempted", self.name)
+                    self._hands_back()
+                    raise Preempted
                 if self.job.step_s:
                     self.kernel.sleep(self.job.step_s * rng.uniform(0.1, 2))
                 if left >= 0 and (left := left - block.count) <= 0:
                     return True
         return False
+
+    def _hands_back(self) -> None:
+        """It leaves in order, and what it has not taken is for others."""
+        oracle = self.kernel.oracle
+        if not self.job.hands_back or oracle.elements_may_not_come_back:
+            oracle.excused_consumers += 1  # what is on its way to it
 
     def killed(self, process: Process) -> None:
         if self.reading:
@@ -263,6 +279,7 @@ class Job:
         credit_bytes: int,
         step_s: float,
         leaves: float = 0,
+        preempted: float = 0,
     ) -> None:
         self.service = service
         self.pipeline = pipeline
@@ -272,6 +289,11 @@ class Job:
         self.credit_bytes = credit_bytes
         self.step_s = step_s  # a trainer's time for a block
         self.leaves = leaves  # the chance that it leaves the epoch after a block
+        self.preempted = preempted  # that it is told to stop
+        self.hands_back = name is not None and policy in (
+            ShardingPolicy.OFF,
+            ShardingPolicy.DYNAMIC,
+        )
         self.seen: set[int] = set()  # iterations of which a trainer had an element
         self.registered: set[str] = set()  # ids of datasets
         is_dynamic = policy is ShardingPolicy.DYNAMIC

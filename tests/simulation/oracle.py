@@ -110,6 +110,7 @@ class Oracle:
         self.mute_uids: set[int] = set()  # workers that were frozen until readers let them go
         self.leaving_uids: set[int] = set()  # workers that were told to stop
         self.hand_back_may_fail = False  # because the dispatcher may be out of reach for long
+        self.elements_may_not_come_back = False  # to the worker that made them, for it is not there
         self.readers_may_be_cut_off = False  # from a worker, when the dispatcher gives that up
         self.not_handed_back: set[int] = set()  # tasks whose drained worker could not
         self.heard: set[int] = set()  # leases of which their workers know

@@ -90,7 +90,7 @@ class Run:
         self.job = Job(
             self.oracle, service, scenario.pipeline, scenario.policy,
             "job" if scenario.named else None, scenario.epochs, scenario.credit_bytes,
-            scenario.step_s, scenario.leaves,
+            scenario.step_s, scenario.leaves, scenario.preempted,
         )  # fmt: skip
         self.shards: Shards | None = None
         places = [hosts[(2 if scenario.neighbours else 5) + i] for i in range(scenario.trainers)]
@@ -183,6 +183,12 @@ class Run:
         self.oracle.hand_back_may_fail = self.scenario.weather.lost > 0 or any(
             fault.kind not in harmless for fault in self.scenario.faults
         )
+        nearby = {"pause trainer", "kill trainer", "kill dispatcher", "pause dispatcher"}
+        self.oracle.elements_may_not_come_back = (
+            self.scenario.weather.lost > 0
+            or self.scenario.weather.late > 0
+            or any(fault.kind not in nearby for fault in self.scenario.faults)
+        )
         cuts = {"partition", "cut connections"}
         self.oracle.readers_may_be_cut_off = self.scenario.weather.lost > 0 or any(
             fault.kind in cuts for fault in self.scenario.faults
@@ -199,6 +205,8 @@ class Run:
         self._heal()
         if not this.run(self._few_are_idle, IDLE_S):
             raise Violation(f"epochs that nobody reads go on:\n{self._idle()}")
+        if not this.run(self._all_is_read, IDLE_S):
+            raise Violation(f"what was handed back was given to nobody:\n{self._unread()}")
         missing = self._account()
         self._stop()
         self._examine()
@@ -214,6 +222,19 @@ class Run:
         """The epochs of the job that nobody reads, and that workers still have tasks of."""
         iterations = self.oracle.state.iterations.values()
         return [i for i in iterations if i.tasks and not i.consumers]
+
+    def _unread(self) -> list[int]:
+        """The iterations that did not finish, though all of their trainers left in order and came
+        again, or came to the end."""
+        scenario = self.scenario
+        is_shared = scenario.mode in ("shared", "save") and scenario.named
+        endless = scenario.pipeline.endless or scenario.leaves or scenario.removals
+        if scenario.faults or self.oracle.elements_may_not_come_back or endless or not is_shared:
+            return []
+        return sorted(self.job.seen - self.oracle.books.finished)
+
+    def _all_is_read(self) -> bool:
+        return not self._unread()
 
     def _few_are_idle(self) -> bool:
         return len(self._idle()) <= MAX_IDLE

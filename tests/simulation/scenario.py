@@ -78,6 +78,7 @@ class Scenario:
     retention_hours: float
     same_ports: bool  # a worker that is started again has its data port, too
     neighbours: bool  # trainers are on the workers' hosts
+    preempted: float = 0  # with this chance after each block, a trainer is told to stop
     leaves: float = 0  # with this chance after each block, a trainer leaves the epoch
     finished_retention_ms: int = 300_000
     unused_retention_s: float = -1
@@ -164,6 +165,10 @@ def draw(seed: int, only: Sequence[str] = (), mode: str = "") -> Scenario:
     if chances.random() < 0.15 and not scenario.steps:
         scenario.leaves = chances.choice([0.02, 0.2, 1])
         scenario.named, scenario.epochs = True, chances.randint(3, 6)
+    spot = random.Random(f"preempted {seed}")
+    if spot.random() < 0.4 and scenario.mode in ("shared", "save"):
+        scenario.preempted = spot.choice([0.01, 0.05, 0.3])
+        scenario.named, scenario.trainers = True, spot.randint(1, 3)
     functions = random.Random(f"python {seed}")
     if functions.random() < 0.3 and scenario.mode == "shared" and not only:
         scenario.pipeline = replace(

@@ -234,6 +234,53 @@ def test_a_strategy_says_how_many_replicas_there_are(target: str) -> None:
     assert sizes == [6]
 
 
+def test_a_strategy_of_one_process_in_a_cluster_is_warned_of(
+    target: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = tf.distribute.OneDeviceStrategy("cpu:0")
+    for cluster in ({"worker": ["a:1"]}, {"worker": ["a:1", "b:1"]}):
+        assert not caplog.messages
+        with tf_config(cluster, "worker", 0):
+            service.distribute_across(numbers, target, strategy, job_name=f"of {cluster}")
+    (said,) = caplog.messages
+    assert said.startswith("OneDeviceStrategy trains in this process alone, which is one of 2 task")
+
+
+def test_who_reads_for_itself_beside_others_is_told_what_doubles(
+    target: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset_id = service.register_dataset(target, numbers(None))
+    two = {"chief": ["a:1"], "worker": ["b:1"]}
+
+    def warned(cluster: Any, kind: str, job_name: str | None) -> int:
+        caplog.clear()
+        with tf_config(cluster, kind, 0):
+            service.from_dataset_id("parallel_epochs", target, dataset_id, job_name=job_name)
+            numbers(None).apply(service.distribute("parallel_epochs", target, job_name))
+        return sum("each of the 2 tasks" in said for said in caplog.messages)
+
+    assert warned(two, "chief", None) == warned(two, "worker", None) == 2
+    assert warned(two, "evaluator", None) == warned(two, "worker", "a name") == 0
+    assert warned({"worker": ["a:1"]}, "worker", None) == warned("no cluster", "worker", None) == 0
+
+
+def test_who_shards_what_is_shared_is_warned_by_tensorflow(
+    target: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also behind other transformations; AUTO is nothing said."""
+    shared = across(target, TaskContext(), "sharded", dataset_fn=numbers)
+    policies = tf.data.experimental.AutoShardPolicy
+    for dataset in (shared, shared.map(lambda i: i).batch(2)):
+        for policy, warned in (("AUTO", 0), ("OFF", 0), ("FILE", 1), ("DATA", 1)):
+            caplog.clear()
+            options = tf.data.Options()
+            options.experimental_distribute.auto_shard_policy = policies[policy]
+            found = dataset.with_options(options).options().experimental_distribute
+            assert (found.auto_shard_policy != policies.OFF) == warned
+            changing = "Changing the value of option auto_shard_policy from <AutoShardPolicy.OFF"
+            assert sum(said.startswith(changing) for said in caplog.messages) == warned
+
+
 @pytest.mark.parametrize("task", [CHIEF, WORKER, EVALUATOR])
 def test_an_absent_dispatcher_is_waited_for_as_long_as_the_chief(
     task: TaskContext, monkeypatch: pytest.MonkeyPatch

@@ -7,10 +7,9 @@ ragged tensor is its flat values and row splits, a sparse one indices, values an
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import data_service_pb2, struct_pb2
 from tensorflow.python.data.util import nest
@@ -83,62 +82,6 @@ def _expand(spec: Spec, leaf: Any) -> list[Any]:
 
 def _is_none(spec: Spec) -> bool:
     return spec is None or isinstance(spec, tf.NoneTensorSpec)
-
-
-def spec_of(elements: Sequence[Any], path: str = "element") -> Spec:
-    """The spec of what these elements of a Python function have in common; dimensions that differ
-    are unknown. Raises InvalidArgument, naming the place."""
-    first = elements[0]
-
-    def members(of: Any) -> Any:
-        return sorted(of) if isinstance(of, Mapping) else len(of)
-
-    for kind in (Mapping, tuple):
-        if not isinstance(first, kind):
-            continue
-        if any(type(e) is not type(first) or members(e) != members(first) for e in elements):
-            break
-        if kind is Mapping:
-            return {key: spec_of([e[key] for e in elements], f"{path}[{key!r}]") for key in first}
-        parts = [
-            spec_of(part, f"{path}[{i}]") for i, part in enumerate(zip(*elements, strict=True))
-        ]
-        return type(first)._make(parts) if hasattr(first, "_make") else tuple(parts)
-    else:
-        return _leaf_spec(elements, path)
-    raise InvalidArgument(
-        f"{path} differs among the first elements, {first!r:.80} …: yield the same dicts, tuples "
-        "and types, or give element_spec"
-    )
-
-
-def _leaf_spec(leaves: Sequence[Any], path: str) -> Spec:
-    if all(leaf is None for leaf in leaves):
-        return None
-    arrays = [np.asarray(leaf) for leaf in leaves]
-    texts = [array.dtype.kind in "SU" or _is_text(array) for array in arrays]
-    dtypes = {tf.string if text else array.dtype for text, array in zip(texts, arrays, strict=True)}
-    ranks = {array.ndim for array in arrays}
-    if len(dtypes) > 1 or len(ranks) > 1:
-        raise InvalidArgument(
-            f"{path} is of different types or ranks among the first elements: {dtypes}, {ranks} "
-            "dimensions; yield the same, or give element_spec"
-        )
-    (dtype,) = dtypes
-    try:
-        dtype = tf.as_dtype(dtype)
-    except TypeError:
-        raise InvalidArgument(
-            f"{path} is {leaves[0]!r:.80} ({type(leaves[0]).__qualname__}), which is no array: "
-            "yield arrays, numbers, strings or bytes, in dicts and tuples"
-        ) from None
-    sizes = [set(size) for size in zip(*(array.shape for array in arrays), strict=True)]
-    return tf.TensorSpec([size.pop() if len(size) == 1 else None for size in sizes], dtype)
-
-
-def _is_text(array: Any) -> bool:
-    flat = array.ravel().tolist() if array.dtype == object else []
-    return bool(flat) and all(isinstance(text, str | bytes) for text in flat)
 
 
 def check_element_spec(given: Spec, registered: Spec) -> None:
@@ -246,7 +189,7 @@ def encode_element_spec(element_spec: Spec) -> bytes:
                 f"TensorFlow cannot write down this element_spec ({error}): map the dataset to "
                 f"dicts, tuples or named tuples of tensors; it is {element_spec}"
             ) from None
-    return bytes(encoded.SerializeToString())
+    return bytes(encoded.SerializeToString(deterministic=True))  # of dicts the order is by chance
 
 
 def decode_element_spec(data: bytes) -> Spec:

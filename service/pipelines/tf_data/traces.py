@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar, cast
@@ -19,6 +20,7 @@ import tensorflow as tf
 from tensorflow.python.data.experimental.ops import compression_ops
 from tensorflow.python.data.ops import dataset_ops
 
+from ... import structure
 from ..splits import SplitFeed
 from .bundles import BundleGraph
 from .columns import column
@@ -52,7 +54,7 @@ class Loaded(Protocol):
 class Trace:
     """How the elements of a graph get into a queue, traced into a function.
 
-    What is common to both ways to run it; `_function` is made by a subclass.
+    What is common to both ways to run it; `_drive` is made by a subclass.
     """
 
     def __init__(
@@ -64,12 +66,12 @@ class Trace:
     ) -> None:
         """As for TfDataPipeline. Raises UnsupportedElement."""
         self._graph = graph
-        self._places = Places()
-        self._function: Any = None
+        self._drive: Drive | None = None
         self._element_spec = element_spec
         self._compressed = compressed
         raw = graph.component_specs
         specs = list(raw) if element_spec is None else component_specs(element_spec)
+        self._specs = specs
         alone = compressed or graph.calls_functions
         self._pack = 1 if alone else min(elements_per_pack(specs), graph.most_at_once)
         self.shapes = [spec.shape for spec in specs] if self._pack > 1 else None
@@ -114,12 +116,8 @@ class Trace:
 
         Raises TensorFlow's errors.
         """
-        function = self._function
-        with self._places.taken() as place:
-            call_as_it_is(function, *inputs, place=place)
-
-    def _trace(self, function: Callable[..., Tensor], *inputs: Any) -> None:
-        self._function = concrete(lambda *own: [function(*own)], inputs)
+        assert self._drive is not None
+        self._drive.call(*inputs)
 
     def _elements(self, variant: Tensor) -> Any:
         """The dataset of the elements as their specs say."""
@@ -173,7 +171,25 @@ class Trace:
     def close(self) -> None:
         """Free what TensorFlow holds of it. Idempotent. No run may use it any more."""
         self._graph.close()
-        self._function = None
+        self._drive = None
+
+
+class Drive:
+    """A traced function that takes elements to queues."""
+
+    def __init__(self, function: Callable[..., Tensor], *inputs: Any) -> None:
+        self._places = Places()
+        self._function = concrete(lambda *own: [function(*own)], inputs)
+
+    def call(self, *inputs: Tensor) -> None:
+        with self._places.taken() as place:
+            call_as_it_is(self._function, *inputs, place=place)
+
+
+_drives: weakref.WeakValueDictionary[Hashable, Drive] = weakref.WeakValueDictionary()
+"""Those of long runs, by all that they depend on. A dataset is an argument."""
+
+_making = threading.Lock()
 
 
 class RunTrace(Trace):
@@ -181,8 +197,10 @@ class RunTrace(Trace):
 
     _graph: TracedGraph
 
-    def __init__(self, graph: TracedGraph, *layout: Any) -> None:
-        super().__init__(graph, *layout)
+    def __init__(
+        self, graph: TracedGraph, element_spec: Any, compressed: bool, block_bytes: int
+    ) -> None:
+        super().__init__(graph, element_spec, compressed, block_bytes)
 
         def drive(variant: Tensor, stop: Tensor, again: Tensor, *handles: Tensor) -> Tensor:
             packed = self._packed(self._elements(variant))
@@ -192,7 +210,14 @@ class RunTrace(Trace):
             return self._drained(fed, stop, again, tf.data.Options(), enqueue)
 
         handles = [tf.TensorSpec([], tf.resource)] * (2 + len(self._queues))
-        self._trace(drive, tf.TensorSpec([], tf.variant), *handles)
+        nesting = None if element_spec is None else structure.encode(element_spec)
+        layout = nesting, tuple(self._specs), graph.component_specs
+        key = *layout, compressed, block_bytes, self._pack
+        with _making:
+            self._drive = _drives.get(key)
+            if self._drive is None:
+                self._drive = Drive(drive, tf.TensorSpec([], tf.variant), *handles)
+                _drives[key] = self._drive
 
     def _closing(self, packed: Any, handle: Tensor) -> Any:
         """No element; who looks for one closes the queue, which is over then (drivers.py)."""
@@ -246,7 +271,7 @@ class BundleTrace(Trace):
             asked = until_stopped(lambda: tuple(Queue(self._requests, requests).dequeue()))
             return self._drained(flat_mapped(asked, bundle), stop, again, graph.options)
 
-        self._trace(drive, *[tf.TensorSpec([], tf.resource)] * 3)
+        self._drive = Drive(drive, *[tf.TensorSpec([], tf.resource)] * 3)
         graph.forget()
 
     def make_requests(self) -> OwnedQueue:

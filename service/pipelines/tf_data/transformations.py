@@ -84,6 +84,11 @@ def mapped(
 ) -> Dataset:
     """`dataset.map(function)`, in the thread that asks for elements."""
     made = traced(function, dataset.element_spec)
+    return mapped_by(dataset, made, preserve_cardinality=preserve_cardinality)
+
+
+def mapped_by(dataset: Dataset, made: Traced, *, preserve_cardinality: bool = True) -> Dataset:
+    """The same with a function that was traced before."""
     variant = gen_dataset_ops.map_dataset(
         dataset._variant_tensor,
         made.function.captured_inputs,
@@ -107,12 +112,12 @@ def until_stopped(function: Callable[[], tuple[Tensor, ...]]) -> Dataset:
 
 def flat_mapped(dataset: Dataset, function: Callable[..., Dataset]) -> Dataset:
     """`dataset.flat_map(function)`."""
-    made = traced(function, dataset.element_spec)
-    return opened(dataset, made, made.function.captured_inputs)
+    return opened(dataset, traced(function, dataset.element_spec))
 
 
-def opened(dataset: Dataset, made: Traced, captured: Sequence[Tensor]) -> Dataset:
+def opened(dataset: Dataset, made: Traced, captured: Sequence[Tensor] | None = None) -> Dataset:
     """The same with a function that was traced before, on what it shall have captured."""
+    captured = made.function.captured_inputs if captured is None else captured
     spec = made.output_structure._element_spec
     variant = gen_dataset_ops.flat_map_dataset(
         dataset._variant_tensor, captured, f=made.function, **_types(spec)
@@ -157,25 +162,31 @@ def drained(dataset: Dataset, function: Callable[[Any], Any] | None = None) -> T
     return state
 
 
-def once(
-    begin: Callable[[Tensor], Tensor], end: Callable[[Tensor], Tensor], argument: Tensor
-) -> Dataset:
-    """The one tensor that `begin(argument)` returns in each iteration; `end` gets it when the
-    iteration is over, or dropped.
+class Once:
+    """Functions for datasets of one tensor: what `begin(argument)` returns in each iteration; `end`
+    gets it when the iteration is over, or dropped.
     """
-    first = traced(begin, tf.TensorSpec.from_tensor(argument))
-    spec = first.output_structure
-    again, last = traced(tf.identity, spec), traced(end, spec)
-    variant = gen_dataset_ops.generator_dataset(
-        [argument, *first.function.captured_inputs],
-        again.function.captured_inputs,
-        last.function.captured_inputs,
-        init_func=first.function,
-        next_func=again.function,
-        finalize_func=last.function,
-        **_types(spec),
-    )
-    return dataset_ops._VariantDataset(variant, spec).take(1)
+
+    def __init__(
+        self, begin: Callable[[Tensor], Tensor], end: Callable[[Tensor], Tensor], argument: Any
+    ) -> None:
+        """`argument` is the spec of one."""
+        self._first = traced(begin, argument)
+        spec = self._first.output_structure
+        self._again, self._last = traced(tf.identity, spec), traced(end, spec)
+
+    def dataset(self, argument: Tensor) -> Dataset:
+        spec = self._first.output_structure
+        variant = gen_dataset_ops.generator_dataset(
+            [argument, *self._first.function.captured_inputs],
+            self._again.function.captured_inputs,
+            self._last.function.captured_inputs,
+            init_func=self._first.function,
+            next_func=self._again.function,
+            finalize_func=self._last.function,
+            **_types(spec),
+        )
+        return dataset_ops._VariantDataset(variant, spec).take(1)
 
 
 def call_as_it_is(function: Any, *inputs: Tensor, place: int = 0) -> list[Tensor]:

@@ -1,0 +1,168 @@
+"""Registering functions of splits, without TensorFlow; `api.py` registers all kinds with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ...journal.proto import events_pb2 as ev
+from ..block_limits import MAX_COMPONENTS
+from ..connections.dispatcher_client import DispatcherClient
+from ..errors import FailedPrecondition, InvalidArgument
+from ..pipelines.python.columns import fields_of
+from ..pipelines.python.inferred import element_spec_of, inferred
+from ..proto import forebay_pb2 as pb
+from ..proto import tf_service_pb2
+from . import functions
+from .functions import PythonDataset, python_dataset
+from .reader import PATIENCE_S
+
+Service = str | tuple[str, str]
+Send = Callable[[Service, pb.RegisterDatasetRequest], str]
+
+COMPRESSIONS: dict[str | None, ev.BlockCompression] = {
+    "AUTO": ev.MEASURED,
+    None: ev.NEVER,
+    "SNAPPY": ev.NEVER,  # its elements are compressed already
+    "ZSTD": ev.ZSTD,
+    "LZ4": ev.LZ4,
+}
+
+UNKNOWN = -2
+"""A cardinality, as tf.data has them."""
+
+
+def check_compression(compression: str | None) -> None:
+    """Raises InvalidArgument."""
+    if not isinstance(compression, str | None) or compression not in COMPRESSIONS:
+        raise InvalidArgument(
+            f"Invalid `compression` argument: {compression}. Must be one of {list(COMPRESSIONS)}."
+        )
+
+
+def function_of(dataset: Any, splits: Any, verify: bool, python: dict[str, Any]) -> Any:
+    """The PythonDataset that these arguments of `register_dataset` make of a function, or of a
+    PCollection; anything else as it is. Raises InvalidArgument."""
+    given = [*python] if splits is None else ["splits", *python]
+    if verify:
+        raise InvalidArgument(
+            "verify=True is for the directory of a materialized dataset, whose files have "
+            f"checksums, and this is {type(dataset)}: leave it out"
+        )
+    if given and isinstance(dataset, PythonDataset):
+        raise InvalidArgument(
+            f"{given} are given for a decorated function: give all to its decorator"
+        )
+    if functions.is_pcollection(dataset):
+        if splits is not None:
+            raise InvalidArgument(
+                "a PCollection's splits are its source's: give split_bytes instead"
+            )
+        functions.require_options(python, "split_bytes")
+        return functions.beam_dataset(dataset, **python)
+    if splits is not None:
+        functions.require_options(python)
+        return python_dataset(splits, **python)(dataset)
+    if python:
+        raise InvalidArgument(f"{[*python]} are for functions: give their `splits` as well")
+    return dataset
+
+
+def require_expressible(structure: str) -> None:
+    """That a function can yield such elements. Raises InvalidArgument."""
+    try:
+        fields, _ = fields_of(structure)
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from error
+    require_few_components(len(fields))
+
+
+def require_few_components(components: int) -> None:
+    """Raises InvalidArgument."""
+    if components > MAX_COMPONENTS:
+        raise InvalidArgument(
+            f"an element of {components} tensors cannot travel, above {MAX_COMPONENTS}: stack them"
+        )
+
+
+def send_function(
+    service: Service,
+    request: pb.RegisterDatasetRequest,
+    structure: str,
+    element_spec: bytes,
+    *,
+    compression: str | None,
+    dataset_id: str | None,
+    cardinality: int,
+    send: Send,
+) -> str:
+    """With what `functions.request_of` made of it; returns its id. Raises InvalidArgument."""
+    if compression == "SNAPPY":
+        raise InvalidArgument(
+            'compression="SNAPPY" compresses graphs\' elements; give "AUTO", None, "ZSTD" or "LZ4"'
+        )
+    request.structure = structure
+    request.dataset_id = dataset_id or ""
+    request.compression = COMPRESSIONS[compression]
+    request.metadata = tf_service_pb2.DataServiceMetadata(
+        element_spec=element_spec,
+        compression=tf_service_pb2.DataServiceMetadata.COMPRESSION_OFF,
+        cardinality=cardinality,
+    ).SerializeToString()
+    return send(service, request)
+
+
+def described(request: pb.RegisterDatasetRequest) -> tuple[str, bytes]:
+    """The structure and TensorFlow's element_spec of what the function yields, for which it is
+    called here. Raises InvalidArgument, and what the function does."""
+    structure = inferred(functions.first_elements(request))
+    require_expressible(structure)
+    return structure, element_spec_of(structure)
+
+
+def registered(service: Service, request: pb.RegisterDatasetRequest) -> str:
+    """The id that the dispatcher answers."""
+    client = DispatcherClient(service)
+    try:
+        answer = client.call(
+            request, pb.RegisterDatasetResponse, timeout_s=60, patience_s=PATIENCE_S
+        )
+        return answer.dataset_id
+    finally:
+        client.close()
+
+
+def register_dataset(
+    service: Service,
+    dataset: Any,
+    compression: str | None = "AUTO",
+    dataset_id: str | None = None,
+    *,
+    splits: Any = None,
+    verify: bool = False,
+    **python: Any,
+) -> str:
+    """What `forebay.service.register_dataset` is where there is no TensorFlow: for functions of
+    `splits`, decorated ones, and Beam's PCollections; otherwise the same (api.py).
+
+    Raises ValueError, Unavailable, and FailedPrecondition for what TensorFlow is needed for.
+    """
+    check_compression(compression)
+    if not isinstance(dataset, str | os.PathLike):
+        dataset = function_of(dataset, splits, verify, python)
+    if (
+        not isinstance(dataset, PythonDataset)
+        or dataset.splits is None
+        or dataset.element_spec is not None
+    ):
+        raise FailedPrecondition(
+            f"{dataset!r:.100} cannot be registered here, where there is no TensorFlow: install "
+            "forebay[tensorflow], or give a function with `splits`, and without element_spec"
+        )
+    request = functions.request_of(dataset, functions.listed(dataset.splits))
+    structure, element_spec = described(request)
+    return send_function(
+        service, request, structure, element_spec,
+        compression=compression, dataset_id=dataset_id, cardinality=UNKNOWN, send=registered,
+    )  # fmt: skip

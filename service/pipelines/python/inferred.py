@@ -1,0 +1,114 @@
+"""What the elements of a Python function are, from the first of them, without TensorFlow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...block_limits import DTYPES
+from ...errors import InvalidArgument
+from ...proto import graph_pb2
+
+Node = dict[str, Any]
+
+TENSORFLOWS = {
+    "float32": 1, "float64": 2, "int32": 3, "uint8": 4, "int16": 5, "int8": 6, "string": 7,
+    "complex64": 8, "int64": 9, "bool": 10, "bfloat16": 14, "uint16": 17, "complex128": 18,
+    "float16": 19, "uint32": 22, "uint64": 23, "float8_e5m2": 24, "float8_e4m3fn": 25,
+    "float8_e4m3fnuz": 26, "float8_e4m3b11fnuz": 27, "float8_e5m2fnuz": 28, "int4": 29, "uint4": 30,
+}  # fmt: skip
+"""The numbers of its dtypes, of those that travel."""
+
+
+def inferred(elements: Sequence[Any]) -> str:
+    """The structure (structure.py) that these elements have in common; dimensions that differ are
+    unknown. Raises InvalidArgument, naming the place."""
+    return json.dumps(_node(elements, "element"), separators=(",", ":"))
+
+
+def _node(elements: Sequence[Any], path: str) -> Node:
+    first = elements[0]
+    if not isinstance(first, Mapping | tuple):
+        return _leaf(elements, path)
+
+    def members(of: Any) -> Any:
+        return sorted(of, key=str) if isinstance(of, Mapping) else len(of)
+
+    if any(type(e) is not type(first) or members(e) != members(first) for e in elements):
+        raise InvalidArgument(
+            f"{path} differs among the first elements, {first!r:.80} …: yield the same dicts, "
+            "tuples and types, or give element_spec"
+        )
+    if isinstance(first, Mapping):
+        if odd := [key for key in first if not isinstance(key, str)]:
+            raise InvalidArgument(
+                f"{path} has the key {odd[0]!r}, and only strings can be registered"
+            )
+        keys = sorted(first)
+        return {"dict": [[k, _node([e[k] for e in elements], f"{path}[{k!r}]")] for k in keys]}
+    columns = [*zip(*elements, strict=True)]
+    if names := getattr(first, "_fields", None):
+        named = zip(names, columns, strict=True)
+        fields = [[name, _node(column, f"{path}.{name}")] for name, column in named]
+        return {"named": type(first).__name__, "fields": fields}
+    return {"tuple": [_node(column, f"{path}[{i}]") for i, column in enumerate(columns)]}
+
+
+def _leaf(leaves: Sequence[Any], path: str) -> Node:
+    if all(leaf is None for leaf in leaves):
+        return {"none": True}
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    dtypes = {"string" if _is_text(array) else array.dtype.name for array in arrays}
+    ranks = {array.ndim for array in arrays}
+    if len(dtypes) > 1 or len(ranks) > 1:
+        raise InvalidArgument(
+            f"{path} is of different types or ranks among the first elements: {sorted(dtypes)}, "
+            f"{sorted(ranks)} dimensions; yield the same, or give element_spec"
+        )
+    (dtype,) = dtypes
+    if dtype not in TENSORFLOWS or dtype not in {*DTYPES, "string"}:
+        raise InvalidArgument(
+            f"{path} is {leaves[0]!r:.80} ({type(leaves[0]).__qualname__}), which is no array: "
+            "yield arrays, numbers, strings or bytes, in dicts and tuples"
+        )
+    sizes = [set(size) for size in zip(*(array.shape for array in arrays), strict=True)]
+    return {"tensor": dtype, "shape": [size.pop() if len(size) == 1 else None for size in sizes]}
+
+
+def _is_text(array: Any) -> bool:
+    if array.dtype.kind in "SU":
+        return True
+    flat = array.ravel().tolist() if array.dtype == object else []
+    return bool(flat) and all(isinstance(text, str | bytes) for text in flat)
+
+
+def element_spec_of(structure: str) -> bytes:
+    """The same as TensorFlow's metadata keep it; equal structures have equal bytes."""
+    return _spec(json.loads(structure)).SerializeToString(deterministic=True)
+
+
+def _spec(node: Node) -> graph_pb2.StructuredValue:
+    made = graph_pb2.StructuredValue()
+    match node:
+        case {"tensor": dtype, "shape": shape}:
+            made.tensor_spec_value.dtype = TENSORFLOWS[dtype]
+            made.tensor_spec_value.shape.SetInParent()
+            for size in shape:
+                made.tensor_spec_value.shape.dim.add(size=-1 if size is None else size)
+        case {"dict": items}:
+            made.dict_value.SetInParent()
+            for key, item in items:
+                made.dict_value.fields[key].CopyFrom(_spec(item))
+        case {"tuple": items}:
+            made.tuple_value.SetInParent()
+            made.tuple_value.values.extend(map(_spec, items))
+        case {"named": name, "fields": fields}:
+            made.named_tuple_value.name = name
+            for key, item in fields:
+                made.named_tuple_value.values.add(key=key).value.CopyFrom(_spec(item))
+        case _:
+            made.none_value.SetInParent()
+    return made

@@ -1,0 +1,224 @@
+"""Elements and batches of them in NumPy, made by the block, for trainers without TensorFlow.
+
+A batch is itself a block, of as many elements as it is to have: views of the block that was
+received, or one copy where it lies in several. `Layout` says how blocks look to a trainer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..blocks import Block, Component, Strings, joined, numpy_dtype, split
+from ..errors import InvalidArgument
+from ..structure import assemble
+
+Array = npt.NDArray[Any]
+Convert = Callable[[Any], Any]
+Each = Callable[[Component], Iterator[Any]]
+_Column = Callable[[Iterator[Component], int], Any]
+
+SHORT = 64
+"""Rows of fewer values than this are padded all at once, as a row in Python takes longer."""
+
+
+def laid_out(
+    blocks: Generator[Block, None, None],
+    layout: Layout,
+    batch_size: int | None,
+    *,
+    drop_remainder: bool = False,
+) -> Generator[Any, None, None]:
+    """The elements of `blocks`, or their batches; closes `blocks` when it is closed, or ends."""
+    try:
+        if batch_size is None:
+            for block in blocks:
+                yield from layout.elements(block)
+        else:
+            yield from map(layout.batch, batched(blocks, batch_size, drop_remainder=drop_remainder))
+    finally:
+        blocks.close()
+
+
+def check_batch_size(batch_size: int | None) -> None:
+    """Raises InvalidArgument for what is no number of elements, or None for single ones."""
+    number = isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool)
+    if batch_size is not None and not (number and batch_size > 0):
+        raise InvalidArgument(
+            f"batch_size={batch_size!r} must be an integer from 1 on, or None for single elements"
+        )
+
+
+def batched(blocks: Iterable[Block], size: int, *, drop_remainder: bool = False) -> Iterator[Block]:
+    """Blocks of `size` elements each; the last one has what is left, unless that is dropped.
+
+    Raises InvalidArgument for elements of several ranks in one batch.
+    """
+    parts: list[Block] = []
+    missing = size
+    for block in blocks:
+        rest = block
+        while rest.count > missing:
+            head, rest = split(rest, missing)
+            yield _whole([*parts, head])
+            parts, missing = [], size
+        parts.append(rest)
+        missing -= rest.count
+        if not missing:
+            yield _whole(parts)
+            parts, missing = [], size
+    if parts and not drop_remainder:
+        yield _whole(parts)
+
+
+def _whole(parts: list[Block]) -> Block:
+    for column in zip(*(part.components for part in parts), strict=True):
+        if len(ranks := {_rank(component) for component in column}) > 1:
+            raise InvalidArgument(
+                f"a batch has elements of ranks {sorted(ranks)}: read them one by one, without "
+                "batch_size, or give them one rank before they are registered"
+            )
+    return joined(parts)
+
+
+def _rank(component: Component) -> int:
+    if component.shapes is not None:
+        return int(component.shapes.shape[1])
+    values = component.values
+    return (values.lengths if isinstance(values, Strings) else values).ndim - 1
+
+
+class Layout:
+    """How a dataset's elements look to a trainer: nested as they were registered.
+
+    `convert` is given each array, of an element's or of a batch's component, or an element's
+    NumPy scalar or `bytes`; strings come as object arrays of `bytes`.
+
+    In a batch, a component has one more dimension at its front. If its shape was not registered
+    in full, it is a list of the elements' arrays; or, with a `pad_value`, one array, in which
+    each element is filled up to the largest behind its own values (strings with b"", if the value
+    is no bytes). A `pad_value` may also be nested like the elements, None where lists are wanted.
+    Ragged and sparse tensors are lists of theirs. Raises InvalidArgument for a pad_value that
+    does not fit.
+    """
+
+    def __init__(
+        self,
+        structure: str,
+        convert: Convert | None = None,
+        pad_value: Any = None,
+        each: Each | None = None,
+    ) -> None:
+        """`each` has a component's elements converted, if that can be done faster together."""
+        convert = convert or _itself
+        self._convert = convert
+        self._each = each or (lambda component: map(convert, component.elements()))
+        self._assemble = assemble(structure)
+        self._columns: list[_Column] = []
+        reduced = self._reduced(json.loads(structure), pad_value, "element")
+        self._assemble_batch = assemble(json.dumps(reduced))
+
+    def elements(self, block: Block) -> Iterator[Any]:
+        """One by one."""
+        return self._assemble([*map(self._each, block.components)], block.count)
+
+    def batch(self, block: Block) -> Any:
+        """All of a block's elements in one."""
+        components = iter(block.components)
+        columns = [[column(components, block.count)] for column in self._columns]
+        return next(self._assemble_batch(columns, 1))
+
+    def _reduced(self, node: dict[str, Any], pad: Any, path: str) -> dict[str, Any]:
+        """The node with one component for each tensor, of whatever kind; notes their columns."""
+        match node:
+            case {"dict": items}:
+                return {"dict": [[k, self._member(v, pad, k, f"{path}[{k!r}]")] for k, v in items]}
+            case {"tuple": items}:
+                parts = [self._member(v, pad, i, f"{path}[{i}]") for i, v in enumerate(items)]
+                return {"tuple": parts}
+            case {"named": name, "fields": fields}:
+                named = [[k, self._member(v, pad, k, f"{path}.{k}")] for k, v in fields]
+                return {"named": name, "fields": named}
+            case {"tensor": dtype, "shape": shape}:
+                if shape is not None and None not in shape:
+                    self._columns.append(self._stacked)
+                elif pad is None:
+                    self._columns.append(self._listed)
+                else:
+                    self._columns.append(self._padded(_filling(pad, dtype, path)))
+                return {"tensor": dtype, "shape": shape}
+            case {"ragged": _} | {"sparse": _}:
+                self._columns.append(self._composite(node))
+                return {"tensor": "", "shape": None}
+        return node
+
+    def _member(self, node: dict[str, Any], pad: Any, key: Any, path: str) -> dict[str, Any]:
+        """Of a dict, a tuple or a named tuple; of its pad_value what is the member's own."""
+        if isinstance(pad, Mapping):
+            pad = pad.get(key)
+        elif isinstance(pad, tuple):
+            if isinstance(key, str):
+                pad = getattr(pad, key, None)
+            else:
+                pad = pad[key] if key < len(pad) else None
+        return self._reduced(node, pad, path)
+
+    def _stacked(self, components: Iterator[Component], count: int) -> Any:
+        values = next(components).values
+        return self._convert(values.to_numpy() if isinstance(values, Strings) else values)
+
+    def _listed(self, components: Iterator[Component], count: int) -> Any:
+        return [*self._each(next(components))]
+
+    def _padded(self, filling: Any) -> _Column:
+        return lambda components, count: self._convert(padded(next(components), filling))
+
+    def _composite(self, node: dict[str, Any]) -> _Column:
+        """Of a ragged or a sparse tensor, which has several components."""
+        number = 1 + node["ragged_rank"] if "ragged" in node else 3
+        build = assemble(json.dumps(node))
+
+        def column(components: Iterator[Component], count: int) -> Any:
+            own = [self._each(next(components)) for _ in range(number)]
+            return [*build(own, count)]
+
+        return column
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _filling(pad: Any, dtype: str, path: str) -> Any:
+    """What is filled in for this pad_value. Raises InvalidArgument."""
+    if dtype == "string":
+        return pad if isinstance(pad, bytes) else b""
+    kind = numpy_dtype(dtype)
+    try:
+        filling = np.full((), pad, kind)
+        if kind.kind not in "biu" or filling == pad:
+            return filling[()]
+    except (OverflowError, TypeError, ValueError):
+        pass
+    raise InvalidArgument(f"pad_value={pad!r} is no value of {path}, which is of {dtype}")
+
+
+def padded(component: Component, filling: Any) -> Array:
+    """Its elements in one array, each filled up to the largest. As it is if all are as large."""
+    values, shapes = component.values, component.shapes
+    if isinstance(values, Strings):
+        values = values.to_numpy()
+    if shapes is None:
+        return values
+    count, rank = shapes.shape
+    found: Array = np.full((count, *shapes.max(axis=0)), filling, values.dtype)
+    if rank == 1 and len(values) < SHORT * count:
+        found[np.arange(found.shape[1]) < shapes] = values
+        return found
+    for row, element in zip(found, Component(values, shapes).elements(), strict=True):
+        row[tuple(map(slice, element.shape))] = element
+    return found

@@ -1,0 +1,61 @@
+"""What the processes of a JAX training tell each other, so that all of them take the same steps.
+
+It goes through the key-value store of `jax.distributed`'s coordinator, between hosts: a collective
+operation of devices would have to come at the same place among those of the training's own steps,
+on each process, while these are still under way; where it does not, both hang.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Sequence
+
+import jax
+
+from ..errors import FailedPrecondition, Unavailable
+
+_numbers: dict[str, itertools.count[int]] = collections.defaultdict(itertools.count)
+
+
+class Exchange:
+    """Rounds in which each of these processes says something, and hears what all have said.
+
+    Those of one `name` are told apart by their order, which is the same in all processes.
+    """
+
+    def __init__(self, name: str, processes: Sequence[int], timeout_s: float) -> None:
+        """Raises FailedPrecondition if there is no coordinator."""
+        # JAX has no public name for this.
+        self._client = jax._src.distributed.global_state.client
+        if self._client is None:
+            raise FailedPrecondition(
+                f"the mesh has devices of processes {[*processes]}, which have no coordinator: "
+                "call jax.distributed.initialize() in each before anything else"
+            )
+        self._key = f"forebay/{name}/{next(_numbers[name])}"
+        self.processes = [*processes]
+        self._timeout_s = timeout_s
+        self._rounds = itertools.count()
+
+    def tell(self, mine: str) -> list[str]:
+        """What each process says in this round, in their order.
+
+        Waits for all of them. Raises Unavailable if one of them does not come within `timeout_s`.
+        """
+        number = next(self._rounds)
+        me = jax.process_index()
+        key = f"{self._key}/{number}"
+        try:
+            self._client.key_value_set(f"{key}/{me}", mine)
+            self._client.wait_at_barrier(key, int(1000 * self._timeout_s), self.processes)
+            said = dict(self._client.key_value_dir_get(f"{key}/"))
+            if number and me == self.processes[0]:  # all have passed it
+                self._client.key_value_delete(f"{self._key}/{number - 1}/")
+        except jax.errors.JaxRuntimeError as error:
+            raise Unavailable(
+                f"processes {self.processes} have not all come to their next batch in "
+                f"{self._timeout_s:g} s: see whether one of them has ended, waits for its data, "
+                f"or has taken another number of steps ({error})"
+            ) from error
+        return [said[f"{key}/{process}"] for process in self.processes]

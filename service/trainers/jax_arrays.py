@@ -1,0 +1,400 @@
+"""`ServiceDataset`: a dataset of the service as JAX arrays, without TensorFlow.
+
+Of a process's own, or, given a sharding, global ones: each process reads the rows that its devices
+hold. All processes share a job, which gives each element to one of them, so one may have come to
+the end of an epoch when another has batches left. A batch is taken only when all are known to take
+it (`in_step.py`); what the epoch's end makes of the rest is the user's choice.
+
+On CPUs an array is the received block's own memory, if the place of the batch in it is aligned: JAX
+holds a reference, nobody else sees the NumPy array, and XLA does not write into memory that it was
+lent, even if the array is donated.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from ..client.options import ShardingPolicy, check_initial_epoch, check_job_name, reading
+from ..client.options import sharding_policy as policy_of
+from ..client.reader import Reader, name_of_job, structure_of
+from ..errors import FailedPrecondition, InvalidArgument, Unavailable
+from ..pipelines.definitions import metadata_of
+from .batches import Layout, batched, check_batch_size
+from .context import TaskContext
+from .in_step import Exchange
+from .shapes import require_shapes, rows_of, zeros_of
+
+Array = npt.NDArray[Any]
+Service = str | tuple[str, str]
+Tree = Any
+"""Arrays, nested."""
+
+IN_STEP_ELEMENTS = 16
+"""As in across.py; here, or two batches."""
+
+INFINITE = -1  # of cardinalities, as tf.data has them
+
+REMAINDERS = ("keep", "drop", "pad")
+
+
+class ServiceDataset:
+    """Reads a registered dataset as pytrees of `jax.Array`s. Each `iter` is the next epoch.
+
+    Args:
+      service: as in `forebay.service.read`.
+      dataset_id: what `register_dataset` returned.
+      batch_size: elements in a batch: of this process, or with a sharding in the global batch, of
+        all processes. By default elements are taken as they were registered, and with a sharding
+        they are this process's part of a global batch: their first dimension, which the dataset
+        has to know (`batch(…, drop_remainder=True)`), is its rows.
+      sharding: a `jax.sharding.Mesh`, all of whose axes divide the batch, or a `NamedSharding`
+        whose spec names the axes that do. Batches are global arrays then, and every process whose
+        devices are in the mesh iterates over them, in step. No two processes may hold the same
+        rows. By default arrays are this process's own, on its default device.
+      remainder: what becomes of the elements at the end that make no whole batch. "keep" (the
+        default without a sharding): a smaller batch. "drop" (the default with one): they are left
+        out; with several processes the epoch ends with the last batch that all have, which leaves
+        out what the others had received. "pad": batches are pairs (batch, mask), and all have the
+        same shape; where there are no elements the mask, bool [batch size], is False and arrays are
+        zero. No element is left out.
+      pad_value: as in `forebay.torch.ServiceDataset`: what elements whose shapes differ are filled
+        up with, to the largest of their batch.
+      map: a function of a batch in NumPy, before it goes to the devices: it may leave out what JAX
+        has no arrays for, as strings. It must not write to its arrays, nor keep them.
+      prefetch: how many batches are put on the devices ahead of the one that is taken.
+      processing_mode: as in `read`; by default DYNAMIC, by which each element comes once an epoch.
+      job_name: of this training, the same in all its processes, which share the elements, and when
+        it is started again. With several processes it is needed.
+      initial_epoch: how many epochs of the job are over, for who goes on from a checkpoint.
+      max_outstanding_requests: at most so many elements are on their way to each process, or here.
+        "AUTO" is no bound for one process, or a dataset without an end, and otherwise two of the
+        process's batches, or 16 elements if that is more, lest one takes what others wait for.
+      data_transfer_protocol, target_workers: as in `read`.
+      timeout_s: how long, in seconds, a process waits for the others to have their next batch.
+
+    How many processes train is what JAX says, if `jax.distributed` is initialized, else the
+    environment (`TaskContext`).
+
+    Components are arrays of the dtype that JAX makes of theirs: without `jax_enable_x64`, float64
+    becomes float32, int64 int32 and uint64 uint32, but integers that these cannot hold are an
+    error. On CPUs they share memory with the received block where its alignment allows.
+
+    Raises NotFound for an unknown dataset, Unimplemented if it cannot be split as processing_mode
+    asks, InvalidArgument (a ValueError) for arguments that make no sense, and FailedPrecondition
+    if more epochs of the job are over than `initial_epoch`. Iterating raises PipelineError when the
+    pipeline fails, InvalidArgument for what JAX has no arrays for, and, in all processes,
+    Unavailable when one of them has failed or does not take part.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        dataset_id: str,
+        *,
+        batch_size: int | None = None,
+        sharding: jax.sharding.Mesh | jax.sharding.NamedSharding | None = None,
+        remainder: str | None = None,
+        pad_value: Any = None,
+        map: Callable[[Any], Any] | None = None,  # noqa: A002 - what tf.data and Grain call it
+        prefetch: int = 1,
+        processing_mode: ShardingPolicy | str = ShardingPolicy.DYNAMIC,
+        job_name: str | None = None,
+        initial_epoch: int = 0,
+        max_outstanding_requests: int | str | None = "AUTO",
+        data_transfer_protocol: str | None = None,
+        target_workers: str = "AUTO",
+        timeout_s: float = 600.0,
+    ) -> None:
+        check_job_name(job_name)
+        check_batch_size(batch_size)
+        check_initial_epoch(initial_epoch, job_name, cached=False)
+        self._remainder = _remainder(remainder, batch_size, sharded=sharding is not None)
+        if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
+            raise InvalidArgument(f"prefetch={prefetch!r} must be a number of batches from 0 on")
+        policy = policy_of(processing_mode)
+        processes = _processes()
+        everything = policy == ShardingPolicy.OFF and sharding is None
+        if processes > 1 and job_name is None and not everything:
+            raise InvalidArgument(
+                f"{processes} processes train, and without a job_name each would read everything: "
+                "give all of them the same job_name, whose elements they share"
+            )
+        automatic = max_outstanding_requests == "AUTO"
+        how = reading(
+            max_outstanding_requests=None if automatic else max_outstanding_requests,  # type: ignore[arg-type]
+            data_transfer_protocol=data_transfer_protocol,
+            target_workers=target_workers,
+        )
+        name = name_of_job(dataset_id, job_name)
+        asked = Reader(service, dataset_id, policy, name, how)
+        definition = asked.definition()
+        if asked.epochs_over > initial_epoch:
+            raise FailedPrecondition(
+                f"the job {job_name!r} has read {asked.epochs_over} epochs, and initial_epoch is "
+                f"{initial_epoch}: give initial_epoch={asked.epochs_over} to go on, or another "
+                "job_name for another training"
+            )
+        self._structure = structure_of(dataset_id, definition)
+        self._layout = Layout(self._structure, pad_value=pad_value)
+        self._batch_size, self._map, self._prefetch = batch_size, map, prefetch
+        self._rows = batch_size or 1  # of this process, in each batch
+        self._places: _Places | None = None
+        self._exchange: Exchange | None = None
+        if sharding is not None:
+            if map is None:
+                require_shapes(self._structure)
+            rows = None if batch_size else rows_of(self._structure)
+            self._places = _Places(sharding, batch_size, rows)
+            self._rows = self._places.rows
+            if len(self._places.processes) > 1:
+                self._exchange = Exchange(name or "", self._places.processes, timeout_s)
+        how = asked.how
+        self._cardinality = int(metadata_of(definition.metadata).cardinality)
+        if automatic and processes > 1 and self._cardinality != INFINITE:
+            in_step = 2 * self._rows if batch_size else 0
+            how = replace(how, max_elements=max(IN_STEP_ELEMENTS, in_step))
+        self._reader = Reader(service, dataset_id, policy, name, how, first_epoch=initial_epoch + 1)
+        self._alone = processes == 1 and policy == ShardingPolicy.DYNAMIC
+
+    def __len__(self) -> int:
+        """Batches, or elements, of an epoch, by what the registered dataset says of itself. Raises
+        TypeError where it does not say, or others may have a part of them."""
+        if self._cardinality < 0 or not self._alone:
+            raise TypeError(
+                f"dataset {self._reader.dataset_id} has no len() here: it has one where a single "
+                "process reads it under ShardingPolicy.DYNAMIC, if its cardinality is known where "
+                f"it is registered; this is {self._cardinality}"
+            )
+        size, cardinality = self._batch_size or 1, self._cardinality
+        return cardinality // size if self._remainder == "drop" else -(-cardinality // size)
+
+    def __iter__(self) -> Generator[Tree, None, None]:
+        """The next epoch's batches; close it to leave early. In one thread, and with a sharding at
+        the same places of the program in all processes."""
+        batches = self._read()
+        ahead: deque[Tree] = deque()
+        failed: Exception | None = None
+        agreed, more = 0, True  # how many are to be taken before all ask each other again
+        try:
+            while True:
+                while more and failed is None and len(ahead) <= self._prefetch:
+                    try:
+                        batch = next(batches, None)
+                        if more := batch is not None:
+                            ahead.append(self._put(*batch))
+                    except Exception as error:  # noqa: BLE001 - told to the others, and raised
+                        failed = error
+                if not agreed:
+                    agreed = self._agree(ahead, failed)
+                    if not agreed:
+                        return
+                agreed -= 1
+                yield ahead.popleft() if ahead else self._put(self._nothing(), 0)
+        finally:
+            batches.close()
+
+    def _agree(self, ahead: deque[Tree], failed: Exception | None) -> int:
+        """How many batches all are to take now; 0 at the end. `failed` says it to all, then raises
+        it."""
+        if self._exchange is None:
+            if failed is not None and not ahead:
+                raise failed
+            return len(ahead)
+        spec = [(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves([*ahead][:1])]
+        mine = {
+            "ready": len(ahead),
+            "spec": zlib.crc32(repr(spec).encode()) if ahead else None,
+            "failed": None if failed is None else repr(failed),
+        }
+        said = [json.loads(each) for each in self._exchange.tell(json.dumps(mine))]
+        if failed is not None:
+            raise failed
+        by_process = dict(zip(self._exchange.processes, said, strict=True))
+        for process, each in by_process.items():
+            if each["failed"] is not None:
+                raise Unavailable(f"process {process} cannot read on: {each['failed']}")
+        if len({each["spec"] for each in said if each["ready"]}) > 1:
+            raise InvalidArgument(
+                f"the processes' batches differ in shape or dtype; this one's are {spec}: have "
+                "map= make equal ones of them"
+            )
+        ready: list[int] = [each["ready"] for each in said]
+        return max(ready) if self._remainder == "pad" else min(ready)
+
+    # -- a process's own batches, in NumPy ------------------------------------------------------
+
+    def _read(self) -> Generator[tuple[Tree, int], None, None]:
+        """Batches, and how many elements each has; what is to be one element, as it is."""
+        blocks = self._reader.iterate()
+        try:
+            if self._batch_size is None:
+                for block in blocks:
+                    for element in self._layout.elements(block):
+                        yield self._mapped(element), self._rows
+                return
+            drop = self._remainder == "drop"
+            for block in batched(blocks, self._rows, drop_remainder=drop):
+                yield self._mapped(self._layout.batch(block)), block.count
+        finally:
+            blocks.close()
+
+    def _mapped(self, batch: Tree) -> Tree:
+        return batch if self._map is None else self._map(batch)
+
+    def _nothing(self) -> Tree:
+        """A batch of no elements: the others have some yet."""
+        block = zeros_of(self._structure, self._rows)
+        if self._batch_size is not None:
+            return self._mapped(self._layout.batch(block))
+        return self._mapped(next(self._layout.elements(zeros_of(self._structure, 1))))
+
+    # -- on the devices -------------------------------------------------------------------------
+
+    def _put(self, batch: Tree, count: int) -> Tree:
+        arrays = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: self._array(jax.tree_util.keystr(path), leaf, count),
+            batch,
+            is_leaf=lambda leaf: isinstance(leaf, list),
+        )
+        if self._remainder == "pad":
+            arrays = arrays, np.arange(self._rows) < count
+        return jax.device_put(arrays) if self._places is None else self._places.put(arrays)
+
+    def _array(self, path: str, leaf: Any, count: int) -> Array:
+        """As JAX takes it, of as many rows as it is to have."""
+        if isinstance(leaf, list):
+            raise InvalidArgument(
+                f"element{path} has no one shape, of which JAX has no arrays: give a pad_value, or "
+                "leave it out with map="
+            )
+        array = np.asarray(leaf)
+        if array.dtype.kind in "OSU":
+            raise InvalidArgument(
+                f"element{path} is strings, of which JAX has no arrays: leave it out with map="
+            )
+        array = _narrowed(path, array)
+        if self._batch_size is None and self._places is None:
+            return array
+        if not array.ndim or len(array) not in (count or self._rows, self._rows):
+            raise InvalidArgument(
+                f"element{path} has shape {list(array.shape)} in a batch of {count} elements: have "
+                "map= keep their number, first"
+            )
+        if self._remainder != "pad" or count == self._rows:
+            return array
+        found = np.zeros((self._rows, *array.shape[1:]), array.dtype)
+        found[:count] = array[:count]
+        return found
+
+
+def _remainder(given: str | None, batch_size: int | None, *, sharded: bool) -> str:
+    if given is None:
+        return "drop" if sharded else "keep"
+    if given not in REMAINDERS:
+        raise InvalidArgument(f"remainder={given!r} must be one of {REMAINDERS}")
+    if given == "keep" and sharded:
+        raise InvalidArgument(
+            'remainder="keep" with a sharding: devices cannot divide a smaller batch, so have it '
+            '"drop" or "pad" what makes no whole one'
+        )
+    if batch_size is None and not sharded:
+        raise InvalidArgument(f"remainder={given!r} without batch_size: elements come one by one")
+    return given
+
+
+def _processes() -> int:
+    """How many train."""
+    if jax.distributed.is_initialized() or jax.process_count() > 1:
+        return int(jax.process_count())
+    context = TaskContext.from_env()
+    return context.num_consumers if context.trains else 1
+
+
+def _narrowed(path: str, array: Array) -> Array:
+    """Integers as wide as JAX has them: it would cut off what does not fit."""
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    if dtype == array.dtype or array.dtype.kind not in "iu":
+        return array
+    narrow = array.astype(dtype)
+    if not np.array_equal(narrow, array):
+        wrong = array[narrow != array].flat[0]
+        raise InvalidArgument(
+            f"element{path} has {wrong}, which is no {dtype.name}, and without jax_enable_x64 JAX "
+            f"has no {array.dtype.name}: set it, or have map= make something else of it"
+        )
+    return narrow
+
+
+class _Places:
+    """Which rows of a global batch this process has, and how they get to its devices."""
+
+    def __init__(
+        self,
+        sharding: jax.sharding.Mesh | jax.sharding.NamedSharding,
+        batch_size: int | None,
+        rows: int | None,
+    ) -> None:
+        """`batch_size` is the global one, or `rows` those of this process.
+
+        Raises InvalidArgument.
+        """
+        if isinstance(sharding, jax.sharding.Mesh):
+            spec = jax.sharding.PartitionSpec(sharding.axis_names)
+            sharding = jax.sharding.NamedSharding(sharding, spec)
+        if not isinstance(sharding, jax.sharding.NamedSharding):
+            raise InvalidArgument(f"sharding={sharding!r} must be a Mesh or a NamedSharding")
+        if any(axes is not None for axes in sharding.spec[1:]):
+            raise InvalidArgument(
+                f"sharding={sharding} divides more than the batch: name the axes that divide the "
+                "first dimension only, and have the step divide the others"
+            )
+        mesh = sharding.mesh
+        self._sharding = sharding
+        self.processes = sorted({device.process_index for device in mesh.devices.flat})
+        if jax.process_index() not in self.processes:
+            raise InvalidArgument(
+                f"the mesh has devices of processes {self.processes}, and none of process "
+                f"{jax.process_index()}: it has nothing to read"
+            )
+        batch_size = batch_size or (rows or 0) * len(self.processes)
+        axes = sharding.spec[0] if len(sharding.spec) else None
+        names = axes if isinstance(axes, tuple) else () if axes is None else (axes,)
+        parts = int(np.prod([mesh.shape[name] for name in names], dtype=np.int64))
+        if batch_size % parts:
+            raise InvalidArgument(
+                f"a global batch of {batch_size} elements cannot be divided into {parts} equal "
+                f"parts, as the mesh's axes {[*names]} ask: give a batch_size that is a multiple "
+                f"of {parts}"
+            )
+        self._batch_size = batch_size
+        held: dict[int, set[int]] = {process: set() for process in self.processes}
+        for device, (index,) in sharding.devices_indices_map((batch_size,)).items():
+            held[device.process_index].update(range(*index.indices(batch_size)))
+        self.rows = len(held[jax.process_index()])
+        if self.rows * len(self.processes) != batch_size or len(set.union(*held.values())) != (
+            batch_size
+        ):
+            raise InvalidArgument(
+                f"of a batch of {batch_size} elements, processes {self.processes} hold "
+                f"{[len(rows) for rows in held.values()]}, and each has to hold equally many that "
+                f"no other one has: have {[*names]} be the axes along which processes lie"
+            )
+
+    def put(self, arrays: Tree) -> Tree:
+        if len(self.processes) == 1:
+            return jax.device_put(arrays, self._sharding)
+        return jax.tree.map(
+            lambda array: jax.make_array_from_process_local_data(
+                self._sharding, array, (self._batch_size, *array.shape[1:])
+            ),
+            arrays,
+        )

@@ -1,0 +1,239 @@
+"""A trainer that is told to stop: it hands back what it has not used, saves its state, and ends.
+
+SIGTERM may come while Python waits for a training step in C++. A handler of Python's has to wait
+for it then, so another thread is woken by the C part of Python's handling of signals
+(signal.set_wakeup_fd), and hands back at once all that was received and not given to the loop. What
+concerns the loop happens where it runs: its iterations end, and it saves its state between steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from ..client import consumer
+from ..client.consumer import Consumer
+from ..errors import InvalidArgument
+
+log = logging.getLogger(__name__)
+
+TERMINATED = 128 + signal.SIGTERM
+"""The exit code of a program that SIGTERM ends, as shells say it."""
+
+CLOSING_S = 1.0
+"""Before the grace is over, who has not asked for an element since is closed by force."""
+
+
+class PreemptionHandler:
+    """Catches SIGTERM, for a training loop in its `with` block.
+
+        with service.PreemptionHandler(save, grace_period_s=25) as preemption:
+            for batch in dataset:
+                train_step(batch)
+
+    When SIGTERM comes, all datasets that this process reads from the service end, and no further
+    one begins. What they had received and not given to the loop goes to the other trainers of
+    their jobs at once (of jobs with a name, `DYNAMIC` or `OFF`; not of coordinated reads, nor of
+    cross-trainer caches). TensorFlow has been given a little ahead of the loop, which still trains
+    on that: when the block is left, all has been used or handed back. Then `save_fn` is called,
+    and the process exits.
+
+    `check()` does it at once, between two steps: for loops that would go on for long, such as over
+    epochs, or behind a large shuffle. What TensorFlow has been given and not handed out is lost
+    then. It takes, and ignores, whatever arguments a callback is called with, as of Keras:
+    `LambdaCallback(on_epoch_end=preemption.check)` loses nothing.
+
+    Trainers that step together must leave together: a loop that ends while others wait for it in a
+    collective operation holds them up, as with any dataset.
+    """
+
+    def __init__(
+        self,
+        save_fn: Callable[[float], object] | None = None,
+        *,
+        grace_period_s: float = 25.0,
+        exit_code: int | None = TERMINATED,
+    ) -> None:
+        """`save_fn` is called with the seconds that are left, in the thread of the loop; not if
+        the block is left by an exception, but for SystemExit.
+
+        The process has `grace_period_s` from the signal on: if the block has not been left then,
+        it exits without another word, with 143; so it does afterwards, if it does not end. It exits
+        with `exit_code`; with None the program goes on, and ends as it likes. The handler that was
+        there before is called as well, when Python comes to it. Raises ValueError for a period that
+        is none.
+        """
+        if not grace_period_s > 0:
+            raise InvalidArgument(
+                f"grace_period_s={grace_period_s} must be above 0: the seconds from SIGTERM to the "
+                "moment when the process is killed"
+            )
+        self._save_fn = save_fn
+        self._grace_s = grace_period_s
+        self._exit_code = exit_code
+        self._give_up_s: float | None = None  # of the monotonic clock, once it is preempted
+        self._handed_back = threading.Event()
+        self._over = threading.Event()  # nobody watches any more
+        self._finished = False
+        self._before: Any = None
+        self._wakeup_before = -1
+
+    @property
+    def preempted(self) -> bool:
+        """Whether SIGTERM has come."""
+        return self._give_up_s is not None
+
+    @property
+    def remaining_s(self) -> float:
+        """What is left of the grace period: all of it, before SIGTERM has come."""
+        if self._give_up_s is None:
+            return self._grace_s
+        return max(0.0, self._give_up_s - time.monotonic())
+
+    def __enter__(self) -> Self:
+        """Raises ValueError in another thread than the main one, which signals come to."""
+        self._wakened, self._waker = socket.socketpair()
+        self._waker.setblocking(False)
+        try:
+            self._before = signal.signal(signal.SIGTERM, self._on_signal)
+            self._wakeup_before = signal.set_wakeup_fd(
+                self._waker.fileno(), warn_on_full_buffer=False
+            )
+        except ValueError as error:
+            self._wakened.close()
+            self._waker.close()
+            raise InvalidArgument(
+                f"{error}: enter a PreemptionHandler in the main thread, which gets the signals"
+            ) from None
+        _active.append(self)
+        threading.Thread(target=self._watch, name="forebay-preemption", daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        try:
+            if self.preempted and (error is None or isinstance(error, SystemExit)):
+                self._finish()
+        finally:
+            if not self.preempted or self._exit_code is None:
+                self._give_back_signals()
+                self._over.set()
+                self._waker.send(b"\0")
+        if self.preempted and error is None and self._exit_code is not None:
+            sys.exit(self._exit_code)
+
+    def check(self, *_: Any, **__: Any) -> bool:
+        """Between two steps: if SIGTERM has come, hand back, save, and exit.
+
+        Returns whether it has, if the process is not to exit. All arguments are ignored.
+        """
+        if not self.preempted:
+            return False
+        self._finish()
+        if self._exit_code is not None:
+            sys.exit(self._exit_code)
+        return True
+
+    def _give_back_signals(self) -> None:
+        _active.remove(self)
+        if signal.getsignal(signal.SIGTERM) == self._on_signal:
+            signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
+        now = signal.set_wakeup_fd(self._wakeup_before)
+        if now != self._waker.fileno():  # somebody else's, who came later
+            signal.set_wakeup_fd(now)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._begin()
+        try:
+            self._waker.send(bytes([number]))  # if somebody else has the wake-ups
+        except OSError:  # it is full, or closed: it was woken
+            log.debug("woken already")
+        if callable(self._before):
+            self._before(number, frame)
+
+    def _give_back_in_child(self) -> None:
+        signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
+        signal.set_wakeup_fd(self._wakeup_before)
+
+    def _begin(self) -> None:
+        if self._give_up_s is None:
+            self._give_up_s = time.monotonic() + self._grace_s
+            consumer.stopping.set()
+
+    def _finish(self) -> None:
+        """In the loop's thread."""
+        if self._finished:
+            return
+        self._finished = True
+        self._handed_back.wait(self.remaining_s)
+        for reading in consumer.open_consumers():
+            consumer.close_between_steps(reading)
+        if self._save_fn is not None:
+            self._save_fn(self.remaining_s)
+
+    def _watch(self) -> None:
+        while signal.SIGTERM not in (woken := self._wakened.recv(64)):
+            if self._over.is_set() or not woken:
+                self._close()
+                return
+            self._pass_on(woken)
+        self._pass_on(woken)
+        self._begin()
+        log.warning("preempted: %g s are left to save and to end", self.remaining_s)
+        begun_s = time.monotonic()
+        leaving = [
+            threading.Thread(target=_leave, args=[reading], name="forebay-leaving", daemon=True)
+            for reading in consumer.open_consumers()
+        ]
+        for thread in leaving:
+            thread.start()
+        for thread in leaving:
+            thread.join(self.remaining_s)
+        self._handed_back.set()
+        log.info("what was not used was handed back in %.2f s", time.monotonic() - begun_s)
+        if self._over.wait(max(0.0, self.remaining_s - CLOSING_S)):
+            self._close()
+            return
+        for reading in consumer.open_consumers():  # whose loop asks for nothing any more
+            reading.close()
+        if not self._over.wait(self.remaining_s):
+            log.error("the grace of %g s is over: the process exits", self._grace_s)
+            os._exit(TERMINATED)
+        self._close()
+
+    def _pass_on(self, woken: bytes) -> None:
+        """To who was woken by signals before."""
+        if self._wakeup_before >= 0:
+            os.write(self._wakeup_before, woken)
+
+    def _close(self) -> None:
+        self._wakened.close()
+        self._waker.close()
+
+
+_active: list[PreemptionHandler] = []  # the innermost last
+
+
+def _forget_in_child() -> None:
+    """A signal to a child, as to end a process that loads data, is not its parent's."""
+    while _active:
+        _active.pop()._give_back_in_child()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def _leave(reading: Consumer) -> None:
+    reading.leave()

@@ -1,0 +1,267 @@
+"""`ServiceDataset`: a dataset of the service in PyTorch, without TensorFlow.
+
+All processes that read one share a job: the ranks of a training, and the workers of each rank's
+DataLoader. The service gives each element to one of them. What they have to agree on is which of
+the job's epochs they read: `_Epochs`, in memory that they share.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from ..blocks import Component, Strings
+from ..client.options import ShardingPolicy, check_initial_epoch, check_job_name, reading
+from ..client.options import sharding_policy as policy_of
+from ..client.reader import Reader, name_of_job, structure_of
+from ..errors import FailedPrecondition, InvalidArgument
+from ..pipelines.definitions import metadata_of
+from .batches import Layout, check_batch_size, laid_out
+from .context import Role, TaskContext
+
+Service = str | tuple[str, str]
+
+AT_ONCE = 1024
+"""Elements that are made tensors of at a time: a block may have a million of them."""
+
+IN_STEP_ELEMENTS = 16
+"""As in across.py; here, or two batches."""
+
+
+class ServiceDataset(IterableDataset):  # type: ignore[misc]
+    """Reads a registered dataset as tensors: an `IterableDataset`, for a DataLoader or alone.
+
+    Args:
+      service: as in `forebay.service.read`.
+      dataset_id: what `register_dataset` returned.
+      processing_mode: as in `read`; by default DYNAMIC, by which each element comes once an epoch.
+      job_name: of this training, the same in all its ranks, which share the elements, and when it
+        is started again. By default one of this object's own; with several ranks it is needed.
+      batch_size: elements in a batch, which is made here, by the block: give the DataLoader
+        `batch_size=None` then. By default elements come one by one, as they were registered.
+      drop_remainder: leave out what makes no whole batch at the end, of each reading process.
+      pad_value: what elements whose shapes differ are filled up with in a batch, to the largest of
+        it; or values nested like the elements, as in `{"tokens": 0, "labels": -100}`. Without one
+        they come as lists, as do all components whose shape was not registered in full.
+      rank, world_size: of this process among those that train. By default what
+        `torch.distributed` says, if it is initialized, else the environment (`TaskContext`).
+      initial_epoch: how many epochs of the job are over, for who goes on from a checkpoint.
+      max_outstanding_requests: at most so many elements are on their way to each reading process,
+        or here. "AUTO" is no bound for one rank, or a dataset without an end, and otherwise two
+        batches, or 16 elements if that is more, lest one rank takes what the others wait for.
+      data_transfer_protocol, target_workers: as in `read`.
+
+    Each iteration is the job's next epoch, in the DataLoader's workers as in this process, however
+    they are started; `set_epoch` says another. It can be pickled, and a copy goes on by itself. One
+    dataset is for one DataLoader at a time.
+
+    Components are tensors, which share memory with the block that was received if that may be
+    written to; what a worker in this very process hands over is copied. Strings are `bytes`, in
+    lists with as many levels as dimensions. bfloat16 and float8 are PyTorch's own. A ragged tensor
+    is a named tuple (values, row_splits), which `torch.nested.nested_tensor_from_jagged` takes, a
+    sparse one (indices, values, dense_shape); batches have lists of them.
+
+    Raises NotFound for an unknown dataset, Unimplemented if it cannot be split as processing_mode
+    asks, InvalidArgument (a ValueError) for arguments that make no sense, and FailedPrecondition
+    if more epochs of the job are over than `initial_epoch`.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        dataset_id: str,
+        *,
+        processing_mode: ShardingPolicy | str = ShardingPolicy.DYNAMIC,
+        job_name: str | None = None,
+        batch_size: int | None = None,
+        drop_remainder: bool = False,
+        pad_value: Any = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        initial_epoch: int = 0,
+        max_outstanding_requests: int | str | None = "AUTO",
+        data_transfer_protocol: str | None = None,
+        target_workers: str = "AUTO",
+    ) -> None:
+        super().__init__()
+        check_job_name(job_name)
+        check_batch_size(batch_size)
+        check_initial_epoch(initial_epoch, job_name, cached=False)
+        self.rank, self.world_size = _place(rank, world_size)
+        self._policy = policy_of(processing_mode)
+        if self.world_size > 1 and job_name is None and self._policy != ShardingPolicy.OFF:
+            raise InvalidArgument(
+                f"rank {self.rank} of {self.world_size} has no job_name, and each would read "
+                "everything: give all of them the same job_name, whose elements they share"
+            )
+        automatic = max_outstanding_requests == "AUTO"
+        how = reading(
+            max_outstanding_requests=None if automatic else max_outstanding_requests,  # type: ignore[arg-type]
+            data_transfer_protocol=data_transfer_protocol,
+            target_workers=target_workers,
+        )
+        self._service, self._dataset_id = service, dataset_id
+        self._job_name = name_of_job(dataset_id, job_name or f"torch/{uuid.uuid4().hex}")
+        reader = Reader(service, dataset_id, self._policy, self._job_name, how)
+        definition = reader.definition()
+        if reader.epochs_over > initial_epoch:
+            raise FailedPrecondition(
+                f"the job {job_name!r} has read {reader.epochs_over} epochs, and initial_epoch is "
+                f"{initial_epoch}: give initial_epoch={reader.epochs_over} to go on, or another "
+                "job_name for another training"
+            )
+        self._structure = structure_of(dataset_id, definition)
+        self._cardinality = metadata_of(definition.metadata).cardinality
+        self.batch_size, self.drop_remainder = batch_size, drop_remainder
+        self._pad_value = pad_value
+        self._layout()  # raises for a pad_value that does not fit
+        self._how = reader.how
+        if automatic and self.world_size > 1 and self._cardinality != INFINITE:
+            in_step = max(IN_STEP_ELEMENTS, 2 * (batch_size or 1))
+            self._how = replace(reader.how, max_elements=in_step)
+        self._epochs = _Epochs(initial_epoch)
+
+    def __iter__(self) -> Generator[Any, None, None]:
+        """The next epoch's elements or batches. Raises PipelineError when the pipeline fails."""
+        reader = Reader(
+            self._service,
+            self._dataset_id,
+            self._policy,
+            self._job_name,
+            self._how,
+            first_epoch=self._epochs.next(get_worker_info()),
+        )
+        return laid_out(
+            reader.iterate(), self._layout(), self.batch_size, drop_remainder=self.drop_remainder
+        )
+
+    def __len__(self) -> int:
+        """Elements, or batches, of an epoch, by what the registered dataset says of itself: each of
+        several DataLoader workers has a remainder of its own. Raises TypeError where it does not
+        say, or others may have a part of them.
+        """
+        if self._cardinality < 0 or self.world_size > 1 or self._policy != ShardingPolicy.DYNAMIC:
+            raise TypeError(
+                f"dataset {self._dataset_id} has no len() here: it has one with world_size=1 and "
+                "ShardingPolicy.DYNAMIC, if its cardinality is known where it is registered; this "
+                f"is {self._policy.name}, world_size={self.world_size}, cardinality "
+                f"{self._cardinality}"
+            )
+        size = self.batch_size or 1
+        return self._cardinality // size if self.drop_remainder else -(-self._cardinality // size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is this epoch, from 0, and those behind it go on from there: as with
+        a DistributedSampler, whose users call it before each. While none is under way. An epoch
+        that was read to its end is empty."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise InvalidArgument(f"epoch={epoch!r} must be an integer from 0 on")
+        self._epochs.set(epoch)
+
+    def _layout(self) -> Layout:
+        return Layout(self._structure, tensor_of, self._pad_value, _tensors_of)
+
+
+INFINITE = -1  # of cardinalities, as tf.data has them
+
+
+def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Of this process among those that train."""
+    if (rank is None) != (world_size is None):
+        raise InvalidArgument(f"rank={rank} world_size={world_size}: give both, or neither")
+    if rank is not None and world_size is not None:
+        if not 0 <= rank < world_size:
+            raise InvalidArgument(
+                f"rank={rank} world_size={world_size}: expected a rank from 0 to world_size - 1"
+            )
+        return rank, world_size
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    context = TaskContext.from_env()
+    if context.role == Role.PARAMETER_SERVER:
+        raise FailedPrecondition(f"this task is parameter server {context.index}: it reads nothing")
+    return (0, 1) if context.rank is None else (context.rank, context.num_consumers)
+
+
+# -- epochs ----------------------------------------------------------------------------------------
+
+MOST_LOADERS = 1023
+MARK = (1 << 31) - 1
+
+
+class _Epochs:
+    """Which epoch each of the processes reads that have this object: one more than any has begun,
+    unless that is one of the DataLoader's same iteration.
+
+    That is known by the seed that its workers have in common. There is no lock, which could not be
+    pickled: each process writes only its own word, epoch << 32 | mark of the seed. If two find at
+    the same time that nobody has begun the iteration yet, they come to the same number.
+    """
+
+    def __init__(self, epochs_over: int) -> None:
+        self._words = torch.zeros(1 + MOST_LOADERS, dtype=torch.int64).share_memory_()
+        self.set(epochs_over)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._words.share_memory_()  # it is, if this process was started by who has the object
+
+    def set(self, epochs_over: int) -> None:
+        words = self._words.numpy()
+        words[:] = 0
+        words[0] = epochs_over << 32
+
+    def next(self, loader: Any) -> int:
+        """For this worker of a DataLoader, or None; from 1."""
+        place = mark = 0
+        if loader is not None:
+            place, mark = 1 + loader.id, 1 + (loader.seed - loader.id) % MARK
+        if place > MOST_LOADERS:
+            raise InvalidArgument(f"num_workers={loader.num_workers} is above {MOST_LOADERS}")
+        words = self._words.numpy()
+        seen = words.copy()
+        epochs, marks = seen >> 32, seen & 0xFFFFFFFF
+        begun = int(epochs[marks == mark].max(initial=0)) if mark else 0
+        epoch = begun if begun > epochs[place] else int(epochs.max()) + 1
+        words[place] = epoch << 32 | mark
+        return epoch
+
+
+# -- tensors ---------------------------------------------------------------------------------------
+
+
+def tensor_of(value: Any) -> Any:
+    """A tensor of an array or a NumPy scalar, which shares its memory if that may be written to;
+    strings as `bytes`, or lists of them. Raises InvalidArgument for a dtype that PyTorch lacks.
+    """
+    if isinstance(value, bytes):
+        return value
+    array = np.asarray(value)
+    if array.dtype == object:
+        return array.tolist()
+    if not array.flags.writeable:  # PyTorch has no such tensors, and what is written would be kept
+        array = array.copy()
+    if array.dtype.isbuiltin == 1:
+        return torch.from_numpy(array)
+    dtype = getattr(torch, array.dtype.name, None)
+    if dtype is None or dtype.itemsize != array.itemsize or not (dtype.is_floating_point):
+        raise InvalidArgument(
+            f"PyTorch has no {array.dtype.name}: map the dataset to another dtype before it is "
+            "registered"
+        )
+    return torch.from_numpy(array.view(f"u{array.itemsize}")).view(dtype)
+
+
+def _tensors_of(component: Component) -> Iterator[Any]:
+    """Of each element."""
+    if component.shapes is not None or isinstance(component.values, Strings):
+        return map(tensor_of, component.elements())
+    parts = tensor_of(component.values).split(AT_ONCE)
+    return itertools.chain.from_iterable(part.unbind() for part in parts)

@@ -1,0 +1,76 @@
+"""What a dataset's structure (service/structure.py) says of shapes: global arrays need them all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..blocks import Block, Component, Strings, numpy_dtype
+from ..errors import InvalidArgument
+
+Array = npt.NDArray[Any]
+
+
+def _leaves(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """The tensors of a structure's node, and where they are."""
+    match node:
+        case {"dict": items}:
+            for key, inner in items:
+                yield from _leaves(inner, f"{path}[{key!r}]")
+        case {"tuple": items}:
+            for i, inner in enumerate(items):
+                yield from _leaves(inner, f"{path}[{i}]")
+        case {"named": _, "fields": fields}:
+            for key, inner in fields:
+                yield from _leaves(inner, f"{path}.{key}")
+        case {"tensor": _} | {"ragged": _} | {"sparse": _}:
+            yield path, node
+
+
+def require_shapes(structure: str) -> None:
+    """That all batches have one shape, in all processes. Raises InvalidArgument."""
+    for path, node in _leaves(json.loads(structure)):
+        shape = node["shape"]
+        if "tensor" not in node or shape is None or None in shape:
+            raise InvalidArgument(
+                f"element{path} was registered with shape {shape}, and processes would make arrays "
+                "of different shapes of it: pad it to one before it is registered, or with map="
+            )
+
+
+def rows_of(structure: str) -> int:
+    """Of elements that are batches. Raises InvalidArgument if they are not, or it is not known."""
+    found = {
+        path: (node["shape"] or [None])[0] if "tensor" in node else None
+        for path, node in _leaves(json.loads(structure))
+    }
+    (first, *others) = set(found.values()) or {None}
+    if first is None or others:
+        raise InvalidArgument(
+            f"the elements' first dimensions are {found}: without batch_size they have to be "
+            "batches of one known size (batch(…, drop_remainder=True)); give a batch_size otherwise"
+        )
+    return int(first)
+
+
+def zeros_of(structure: str, count: int) -> Block:
+    """So many elements that are zero, and empty where a dimension is not known."""
+    components: list[Component] = []
+    for _, node in _leaves(json.loads(structure)):
+        if "tensor" not in node:
+            raise InvalidArgument(
+                "a process that is to pad whole batches has to know how one looks, and of ragged "
+                'and sparse tensors it does not: give remainder="drop"'
+            )
+        shape = (count, *(size or 0 for size in node["shape"] or ()))
+        values: Array | Strings
+        if node["tensor"] == "string":
+            values = Strings(np.zeros(shape, np.int64), np.zeros(0, np.uint8))
+        else:
+            values = np.zeros(shape, numpy_dtype(node["tensor"]))
+        components.append(Component(values))
+    return Block(count, tuple(components))

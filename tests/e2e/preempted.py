@@ -1,0 +1,63 @@
+"""A trainer that may be preempted; its arguments: how it reads, the service, the dataset, a file.
+
+It writes down each element in the file as it trains on it, and then what its save_fn was called
+for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from forebay import service
+
+KIND, TARGET, DATASET_ID, PATH, STEP_S, GRACE_S = sys.argv[1:7]
+record = os.open(PATH, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+def step(numbers: list[int]) -> None:
+    time.sleep(float(STEP_S))
+    os.write(record, b"".join(b"%d\n" % number for number in numbers))
+
+
+def save(remaining_s: float) -> None:
+    os.write(record, b"saved\n")
+    assert 0 <= remaining_s <= float(GRACE_S)
+
+
+def main() -> None:
+    arguments = {"processing_mode": "distributed_epoch", "job_name": "training"}
+    if KIND == "read":
+        with service.PreemptionHandler(save, grace_period_s=float(GRACE_S)):
+            for number in service.read(TARGET, DATASET_ID, **arguments):
+                step([int(number)])
+        return
+    import tensorflow as tf
+
+    dataset = service.from_dataset_id(service=TARGET, dataset_id=DATASET_ID, **arguments)
+    if KIND == "loop":
+        with service.PreemptionHandler(save, grace_period_s=float(GRACE_S)):
+            for numbers in dataset.batch(2).prefetch(2):
+                step(numbers.numpy().tolist())
+        return
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+
+    class Recording(tf.keras.Model):  # type: ignore[misc]
+        def call(self, numbers: tf.Tensor) -> tf.Tensor:
+            return model(tf.cast(numbers[:, None], tf.float32))
+
+        def train_step(self, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+            tf.py_function(lambda n: step(n.numpy().tolist()), [numbers], [])
+            return {"loss": tf.reduce_sum(self(numbers))}
+
+    keras_model = Recording()
+    keras_model.compile()
+    with service.PreemptionHandler(save, grace_period_s=float(GRACE_S)) as preemption:
+        over = tf.keras.callbacks.LambdaCallback(on_epoch_end=preemption.check)
+        keras_model.fit(dataset.batch(2), epochs=1, verbose=0, callbacks=[over])
+
+
+print("begins", flush=True)
+main()
+print("ends", flush=True)

@@ -1,0 +1,132 @@
+"""What test_keras.py has Keras do, on the backend that KERAS_BACKEND names.
+
+python keras_program.py TARGET EXAMPLES UNSIZED NAMED PARTS
+
+Ids of datasets of 96 examples of y = 2 · x0 - x1, in pairs; the same without a known number; named
+inputs with sample weights, 0 for those whose target is wrong; and pixels of 40 classes.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+
+import forebay.keras
+
+JAX = keras.backend.backend() == "jax"
+if JAX:
+    from forebay.jax import ServiceDataset
+else:
+    from forebay.torch import ServiceDataset
+
+STEPS = 6  # of 16
+
+
+def epochs(target: str, dataset_id: str, size: int = 16, **how: Any) -> forebay.keras.Epochs:
+    return forebay.keras.Epochs(ServiceDataset(target, dataset_id, batch_size=size), **how)
+
+
+class Counted(keras.callbacks.Callback):  # type: ignore[misc]
+    """How many steps each epoch has, and what its loss is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[int] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.steps.append(0)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.steps[-1] += 1
+
+
+def linear() -> Any:
+    model = keras.Sequential([keras.layers.Dense(1, use_bias=False)])
+    model.compile(keras.optimizers.SGD(0.3), "mse", weighted_metrics=["mae"])
+    return model
+
+
+def fitted(*how: Any, **options: Any) -> tuple[Any, Counted, Any]:
+    model, counted = linear(), Counted()
+    history = model.fit(*how, callbacks=[counted], verbose=0, **options)
+    return model, counted, history.history
+
+
+def weights_of(model: Any) -> Any:
+    return np.round(keras.ops.convert_to_numpy(model.weights[0])[:, 0], 2).tolist()
+
+
+def fit(target: str, examples: str, unsized: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # its number is known: nothing runs out
+        model, counted, history = fitted(
+            epochs(target, examples), validation_data=epochs(target, examples, 40), epochs=12
+        )
+    assert counted.steps == 12 * [STEPS], counted.steps
+    assert weights_of(model) == [2, -1], model.weights
+    assert len(history["val_loss"]) == 12 and history["val_loss"][-1] < 1e-3
+
+    loss, error = model.evaluate(epochs(target, examples, 40), verbose=0)
+    assert loss < 1e-3 and error < 0.05, (loss, error)
+    assert model.evaluate(epochs(target, examples), steps=2, verbose=0)[0] < 1e-3
+    predicted = model.predict(epochs(target, examples, 40), verbose=0)
+    assert predicted.shape == (96, 1)
+    read = [pair for pair in forebay.service.read(target, examples)]
+    wanted = sorted(float(y[0]) for _, y in read)
+    assert np.allclose(np.sort(predicted[:, 0]), wanted, atol=0.1)
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model, counted, _ = fitted(epochs(target, unsized), epochs=12)
+    assert counted.steps == 12 * [STEPS], counted.steps
+    assert weights_of(model) == [2, -1]
+    assert sum("ran out of data" in str(each.message) for each in said) == 1, said
+
+    # An epoch that ends early; the next one goes on in the same of the service's.
+    model, counted, _ = fitted(epochs(target, examples), epochs=3, steps_per_epoch=2)
+    assert counted.steps == [2, 2, 2]
+    stop = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: (
+            batch == 3 and setattr(stop.model, "stop_training", 1)
+        )
+    )
+    model = linear()
+    model.fit(epochs(target, examples), epochs=1, callbacks=[stop], verbose=0)
+    model.fit(epochs(target, examples), epochs=2, verbose=0)
+
+
+def weigh(target: str, named: str, classes: str) -> None:
+    inputs = {name: keras.Input([1], name=name) for name in ("first", "second")}
+    together = keras.layers.Concatenate()([inputs["first"], inputs["second"]])
+    model = keras.Model(inputs, keras.layers.Dense(1, use_bias=False)(together))
+    model.compile(keras.optimizers.SGD(0.3), "mse", weighted_metrics=["mae"])
+    model.fit(epochs(target, named), epochs=20, verbose=0)
+    assert weights_of(model) == [2, -1], model.weights  # wrong targets weigh nothing
+
+    model = keras.Sequential([keras.layers.Dense(2, "softmax", kernel_initializer="zeros")])
+    model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
+    ignored = epochs(target, classes, class_weight={0: 0.0, 1: 1.0})
+    model.fit(ignored, epochs=3, verbose=0)
+    assert (model.predict(np.ones([1, 4]), verbose=0).argmax(axis=1) == 1).all()
+    try:
+        model.fit(epochs(target, named, class_weight={0: 1.0}), verbose=0)
+    except ValueError as error:
+        assert "no pair" in str(error)
+    else:
+        raise AssertionError("sample weights were weighed again")
+
+
+def main() -> None:
+    target, examples, unsized, named, classes = sys.argv[1:]
+    fit(target, examples, unsized)
+    weigh(target, named, classes)
+    assert "tensorflow" not in sys.modules
+    print("done on", keras.backend.backend())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""`distribute_across` under `ParameterServerStrategy`: real processes of all roles."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+from forebay.service.processes import free_port
+
+from ..stock import ServerProcess
+from .clusters import said, start
+
+TASK = """
+import json
+import os
+import sys
+import tensorflow as tf
+from forebay import service
+
+target = sys.argv[1]
+resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+
+
+def numbers(context):
+    print("built", flush=True)
+    return tf.data.Dataset.range(2000).batch(context.get_per_replica_batch_size(10))
+
+
+def across(name="shared", strategy=None):
+    return service.distribute_across(
+        numbers, target, strategy, job_name=name, max_outstanding_requests=1
+    )
+"""
+
+SERVER = """
+server = tf.distribute.Server(
+    resolver.cluster_spec(), resolver.task_type, resolver.task_id, protocol="grpc"
+)
+try:
+    across()
+except tf.errors.FailedPreconditionError as error:
+    print(error, flush=True)
+server.join()
+"""
+
+EVALUATOR = """
+print(json.dumps(sorted(x for batch in across() for x in batch.numpy().tolist())), flush=True)
+"""
+
+CHIEF = """
+strategy = tf.distribute.ParameterServerStrategy(resolver)
+coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+
+
+with strategy.scope():  # so that it is a parameter server's
+    times = tf.Variable(tf.zeros([2000], tf.int64))
+
+
+@tf.function
+def step(iterator):
+    found = iterator.get_next_as_optional()
+    nothing = tf.zeros([0], tf.int64)
+    elements = tf.cond(found.has_value(), found.get_value, lambda: nothing)
+    times.scatter_nd_add(elements[:, None], tf.ones_like(elements))
+
+
+def begin(dataset):
+    "What has workers make 20 steps; how often each element was read is counted from now on."
+    times.assign(tf.zeros_like(times))
+    iterator = iter(coordinator.create_per_worker_dataset(dataset))
+
+    def steps():
+        for _ in range(20):
+            coordinator.schedule(step, args=(iterator,))
+
+    return steps
+
+
+def end(steps):
+    before = -1
+    while before < (before := int(tf.reduce_sum(times))):
+        steps()
+        coordinator.join()
+    print(json.dumps(times.numpy().tolist()), flush=True)
+
+
+# Each worker has a plain dataset for itself.
+end(begin(lambda: tf.data.Dataset.range(2000).batch(10)))
+end(begin(lambda: across("made by a function", strategy)))
+steps = begin(across())
+steps()
+coordinator.join()
+steps()
+print("under way", flush=True)
+sys.stdin.read()
+end(steps)
+for name, how in (("shared", {}), ("shared", {"initial_epoch": 1})):
+    try:
+        service.distribute_across(numbers, target, strategy, job_name=name, **how)
+    except (ValueError, tf.errors.FailedPreconditionError) as error:
+        print(error, flush=True)
+os._exit(0)  # as TensorFlow cannot take the servers of a cluster down
+"""
+
+
+def test_a_coordinator_goes_on_when_its_workers_are_killed(target: str) -> None:
+    """Each element is for one worker, and the evaluator has all of them."""
+    numbers = {"chief": 1, "worker": 2, "ps": 1}
+    cluster = {
+        kind: [f"127.0.0.1:{free_port()}" for _ in range(number)]
+        for kind, number in numbers.items()
+    }
+    with contextlib.ExitStack() as stack:
+
+        def server(kind: str, index: int) -> ServerProcess:
+            task = ServerProcess(start(TASK + SERVER, cluster, kind, index, target))
+            stack.callback(task.kill)
+            return task
+
+        servers = [server(*task) for task in (("worker", 0), ("worker", 1), ("ps", 0))]
+        refused = [task.first_line() for task in servers]
+        for line, who in zip(refused, ("worker 0", "worker 1", "parameter server 0"), strict=True):
+            assert f"this task is {who} of" in line and "tf.distribute.Server" in line
+        evaluator = start(TASK + EVALUATOR, cluster, "evaluator", 0, target)
+        chief = start(TASK + CHIEF, cluster, "chief", 0, target)
+        own, built, by_function, built_too = (chief.line() for _ in range(4))
+        assert json.loads(own) == [2] * 2000, "each worker has all of a plain dataset"
+        assert json.loads(by_function) == [1] * 2000
+        assert (built, built_too, chief.line()) == ("built", "built", "under way")
+        for task in servers[:2]:
+            task.kill()
+        for index in range(2):
+            assert server("worker", index).first_line() == refused[index]
+        chief.close_input()
+        read, *errors = said(chief)
+        times = json.loads(read)
+        assert {*times} <= {0, 1} and sum(times) >= 1800, "some were on their way to the killed"
+        assert "give another job_name" in errors[0]
+        assert "TensorFlow's own operations read" in errors[1]
+        assert json.loads(said(evaluator)[0]) == [*range(2000)]
