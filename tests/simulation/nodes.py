@@ -290,10 +290,7 @@ class Job:
         self.step_s = step_s  # a trainer's time for a block
         self.leaves = leaves  # the chance that it leaves the epoch after a block
         self.preempted = preempted  # that it is told to stop
-        self.hands_back = name is not None and policy in (
-            ShardingPolicy.OFF,
-            ShardingPolicy.DYNAMIC,
-        )
+        self.hands_back = name is not None and policy in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
         self.seen: set[int] = set()  # iterations of which a trainer had an element
         self.registered: set[str] = set()  # ids of datasets
         is_dynamic = policy is ShardingPolicy.DYNAMIC
