@@ -84,7 +84,7 @@ class LeaseFeed:
                 observer,
                 processes,
                 self._read,
-            )  # fmt: skip
+            )
             for number, source in enumerate(sources)
         ]
 
