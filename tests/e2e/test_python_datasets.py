@@ -268,7 +268,7 @@ def test_what_a_draining_worker_keeps_is_its_own_until_it_is_begun(
     def read() -> list[int]:
         return [*map(int, service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC))]
 
-    with DispatcherProcess(journal) as dispatcher, ThreadPoolExecutor(2) as pool:
+    with DispatcherProcess(journal) as dispatcher, ThreadPoolExecutor(1) as pool:
         one = WorkerProcess(dispatcher.address, processes=1).wait_until_registered()
         dataset_id = service.register_dataset(dispatcher.target, gated, splits=range(1000))
         reading = pool.submit(read)
@@ -278,17 +278,18 @@ def test_what_a_draining_worker_keeps_is_its_own_until_it_is_begun(
                 closed.write_text(str(leased[-1].first + 2))
             time.sleep(0.01)
         with WorkerProcess(dispatcher.address, processes=1):
-            stopped = pool.submit(one.stop)
+            one._process.terminate()
             if killed == "the dispatcher":
                 dispatcher.kill()
                 dispatcher.restart()
             while (lease := kept()) is None:
-                assert not stopped.done()
+                assert one._process.poll() is None
                 time.sleep(0.05)
             if killed == "the worker":
                 one.kill()
             gate.touch()
-            stopped.result()
+            if killed != "the worker":
+                assert one.wait() == 0
             found = reading.result()
     mine = set(range(lease.first, lease.first + lease.count))
     assert len(found) == len(set(found))
