@@ -20,6 +20,7 @@ from tensorflow.python.data.ops import dataset_ops, iterator_ops
 from tensorflow.python.data.util import nest
 from tensorflow.python.data.util.structure import to_tensor_list
 from tensorflow.python.framework import errors_impl, ops
+from tensorflow.python.framework.func_graph import FuncGraph
 
 from .. import malloc
 from ..blocks import Array, Block, Component, Strings, numpy_dtype
@@ -44,8 +45,11 @@ from ..pipelines.tf_data.transformations import (
     unbatched,
     until_stopped,
 )
+from .block_sources import Source, Sources
 
 SLICED_BYTES = 4 << 10  # elements that are worth a slice of their block instead of a copy
+
+MAKERS = 100  # of datasets, kept for the next of their kind
 
 NOTHING = Block(0, ())
 """What `open_blocks` may yield while no block comes, so that an iteration can be dropped then."""
@@ -61,10 +65,11 @@ class BlockIterator(Protocol):
     def close(self) -> None: ...
 
 
-def number_of(open_blocks: Callable[[], BlockIterator]) -> int:
-    """What stands for it in graphs, from now on."""
-    number = next(_numbers)
-    _open[number] = open_blocks
+def number_of(open_blocks: Callable[[], BlockIterator], *, kept: bool) -> int:
+    """What stands for it in graphs: from now on if it is `kept`, else until many others came."""
+    number = _sources.add(Source(open_blocks))
+    if not kept:
+        _sources.drop_with(number, None)
     return number
 
 
@@ -89,28 +94,46 @@ def dataset_of_blocks(
     options = options_for(specs).merge(options or tf.data.Options())
     said = options._to_proto().SerializeToString(deterministic=True)
     key = (tuple(nest.flatten(element_spec)), compressed, cardinality, said)
-    number = number_of(open_blocks) if callable(open_blocks) else open_blocks
+    kind = _ReadyElements if _are_ready(list(map(_Column, specs)), compressed) else _Elements
     if tf.executing_eagerly():
         with _making:
-            if key not in _makers:
-                _makers[key] = _Maker(element_spec, compressed, cardinality, options)
-        built = _makers[key].make(number).with_options(options)
-    else:  # the nodes are the user's function's, which says what becomes of them
-        built = _built(number, element_spec, compressed, cardinality, options)
-    kind = _ReadyElements if _are_ready(list(map(_Column, specs)), compressed) else _Elements
+            maker = _makers.pop(key, None) or _Maker(element_spec, compressed, cardinality, options)
+            _makers[key] = maker
+            if len(_makers) > MAKERS:
+                del _makers[next(iter(_makers))]
+        number = _sources.add(Source(open_blocks, maker))
+        made = kind(maker.make(number).with_options(options), element_spec, cardinality)
+        _sources.drop_with(number, made)
+        return made
+    # The nodes are the user's function's, which says what becomes of them.
+    number = open_blocks
+    if callable(open_blocks):
+        number = _sources.add(Source(open_blocks))
+        _sources.drop_with(number, _outermost_function())
+    built = _built(number, element_spec, compressed, cardinality, options)
     return kind(built, element_spec, cardinality)
 
 
-# Both are kept for good, as TensorFlow keeps the Python functions of datasets: it may go on with
-# what it has made of one, clones for tf.distribute for instance, when the dataset itself has gone.
-_open: dict[int, Callable[[], BlockIterator]] = {}
-"""What opens the blocks of a dataset, by its number."""
+_sources = Sources()
+"""What opens the blocks of a dataset."""
 
 _makers: dict[Any, _Maker] = {}
-"""By all that they depend on."""
+"""Those that were used last, by all that they depend on; the one used longest ago comes first."""
 
 _making = threading.Lock()
-_numbers = itertools.count()
+
+_under_way: dict[int, tuple[Generator[tuple[Any, ...], None, None], Source]] = {}
+"""By a number of its own, each iteration over a dataset; with all that it needs to its end."""
+
+_iterations = itertools.count()
+
+
+def _outermost_function() -> Any:
+    """The graph of what is being traced, by whatever function: it is kept while that may be run."""
+    graph = ops.get_default_graph()
+    while isinstance(outer := getattr(graph, "outer_graph", None), FuncGraph):
+        graph = outer
+    return graph
 
 
 class _Maker:
@@ -161,8 +184,8 @@ def _built(number: Any, element_spec: Any, compressed: bool, cardinality: int, o
 
     no_rows = tuple(_no_rows(part) for part in signature)
 
-    def arrays(number: int) -> Generator[tuple[Any, ...], None, None]:
-        with closing(_open[number]()) as blocks, _as_tensorflows_errors():
+    def arrays(source: Source) -> Generator[tuple[Any, ...], None, None]:
+        with closing(source.open_blocks()) as blocks, _as_tensorflows_errors():
             for block in blocks:
                 if block is NOTHING:
                     yield no_rows
@@ -270,7 +293,7 @@ class _ReadyElements(_Elements):
 
 
 def _from_generator(
-    generate: Callable[[int], Generator[tuple[Any, ...], None, None]],
+    generate: Callable[[Source], Generator[tuple[Any, ...], None, None]],
     number: Any,
     signature: tuple[Any, ...],
     then: Callable[..., tuple[Tensor, ...]] | None = None,
@@ -279,22 +302,23 @@ def _from_generator(
 
     TensorFlow's own only opens and closes the generator of an iteration.
     """
-    generators: dict[int, Generator[tuple[Any, ...], None, None]] = {}  # of what is under way
-    iterations = itertools.count()
 
     def begin(number: Any) -> Any:
         malloc.keep_large_buffers()  # only now: TensorFlow set its own when it made this iterator
-        iteration = next(iterations)
-        generators[iteration] = generate(int(number))
+        with _as_tensorflows_errors():
+            source = _sources.use(int(number))
+        iteration = next(_iterations)
+        _under_way[iteration] = generate(source), source
         return np.int64(iteration)
 
     def end(iteration: Any) -> Any:
-        generators.pop(int(iteration)).close()
+        generator, _ = _under_way.pop(int(iteration))
+        generator.close()
         return np.int64(0)
 
     def one(iteration: Tensor) -> tuple[Tensor, ...]:
         found = tf.numpy_function(
-            lambda iteration: next(generators[int(iteration)]),
+            lambda iteration: next(_under_way[int(iteration)][0]),
             [iteration],
             [spec.dtype for spec in signature],
         )

@@ -170,7 +170,8 @@ def _cluster_of(given: TaskContext | Any) -> tuple[TaskContext, int]:
         context = context_of(cluster, resolver.task_type, resolver.task_id, os.environ)
     else:
         context = TaskContext.from_env()
-        if context.trains and context.num_consumers > 1:
+        alone = not parameter_servers.are_there()  # whose strategy names no cluster either
+        if alone and context.trains and context.num_consumers > 1:
             log.warning(
                 "%s trains in this process alone, which is one of %d tasks that train: each of "
                 "them learns a model of its own, from its part of the data; "
