@@ -105,10 +105,11 @@ def _serve() -> None:
             loss = tf.reduce_mean(losses)
         return tape.gradient(loss, weights)
 
-    @tf.function
-    def step(batch: Any) -> None:
+    def update(batch: Any) -> None:
         for variable, own in zip(weights, strategy.run(gradients, args=batch), strict=True):
             variable.assign_sub(0.01 * strategy.reduce("MEAN", own, axis=None))
+
+    step = tf.function(update)
 
     def distributed(side: str, service: str, job: str) -> Any:
         if side == "ours":

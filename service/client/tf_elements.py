@@ -95,23 +95,22 @@ def dataset_of_blocks(
     said = options._to_proto().SerializeToString(deterministic=True)
     key = (tuple(nest.flatten(element_spec)), compressed, cardinality, said)
     kind = _ReadyElements if _are_ready(list(map(_Column, specs)), compressed) else _Elements
-    if tf.executing_eagerly():
-        with _making:
-            maker = _makers.pop(key, None) or _Maker(element_spec, compressed, cardinality, options)
-            _makers[key] = maker
-            if len(_makers) > MAKERS:
-                del _makers[next(iter(_makers))]
-        number = _sources.add(Source(open_blocks, maker))
-        made = kind(maker.make(number).with_options(options), element_spec, cardinality)
-        _sources.drop_with(number, made)
-        return made
-    # The nodes are the user's function's, which says what becomes of them.
-    number = open_blocks
-    if callable(open_blocks):
-        number = _sources.add(Source(open_blocks))
-        _sources.drop_with(number, _outermost_function())
-    built = _built(number, element_spec, compressed, cardinality, options)
-    return kind(built, element_spec, cardinality)
+    if not tf.executing_eagerly():  # the nodes are the user's function's, which says what they do
+        number: Any = open_blocks
+        if callable(open_blocks):
+            number = _sources.add(Source(open_blocks))
+            _sources.drop_with(number, _outermost_function())
+        built = _built(number, element_spec, compressed, cardinality, options)
+        return kind(built, element_spec, cardinality)
+    with _making:
+        maker = _makers.pop(key, None) or _Maker(element_spec, compressed, cardinality, options)
+        _makers[key] = maker
+        if len(_makers) > MAKERS:
+            del _makers[next(iter(_makers))]
+    number = _sources.add(Source(open_blocks, maker))
+    dataset = kind(maker.make(number).with_options(options), element_spec, cardinality)
+    _sources.drop_with(number, dataset)
+    return dataset
 
 
 _sources = Sources()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ def little_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf_elements, "_sources", block_sources.Sources())
 
 
-def blocks(numbers: Any) -> Iterator[Block]:
+def blocks(numbers: Any) -> Generator[Block, None, None]:
     for number in numbers:
         yield Block(1, (Component(np.array([number], np.int64)),))
 
