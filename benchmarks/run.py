@@ -28,6 +28,7 @@ from .loopback import loopback
 from .machine import describe, filesystem, require
 from .materialize import materialize
 from .memory import memory
+from .mirrored import mirrored
 from .python import python
 from .real_files import file_row
 from .redis import redis, redis_restart
@@ -63,6 +64,7 @@ ROWS: dict[str, Row] = {
     "workers": workers,
     "consumers": consumers,
     "trainers": trainers,
+    "mirrored": mirrored,
     "fleet": fleet,
     "restart": restart,
     "leases": leases,

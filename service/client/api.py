@@ -355,10 +355,10 @@ def _read_as_dataset(
     shared: bool,
 ) -> Dataset:
     options = tf.data.Options()
-    if False:  # as tf.data service does: what is shared must not be sharded again
+    if shared:  # as tf.data service does: what is shared must not be sharded again
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     if tf.is_symbolic_tensor(dataset_id):
-        return _read_what_is_named(reader_of, dataset_id, element_spec, options)
+        return _read_what_is_named(reader_of, dataset_id, element_spec, options, shared=shared)
     dataset_id = _text(dataset_id)
     reader = reader_of(dataset_id)
     definition = reader.definition()
@@ -383,12 +383,17 @@ def _read_as_dataset(
 
 
 def _read_what_is_named(
-    reader_of: Callable[[str], Reader], dataset_id: Any, element_spec: Any, options: Any
+    reader_of: Callable[[str], Reader],
+    dataset_id: Any,
+    element_spec: Any,
+    options: Any,
+    *,
+    shared: bool,
 ) -> Dataset:
     """The dataset whose id a function has when it is run."""
     if element_spec is None:
         raise InvalidArgument("`element_spec` must be given where `dataset_id` is a function's")
-    numbers: dict[str, int] = {}
+    numbers: dict[str, int] = {}  # of shared jobs, which dispatchers remember as well
 
     def opener(reader: Reader) -> Callable[[], Any]:
         def open_blocks() -> Any:
@@ -406,9 +411,11 @@ def _read_what_is_named(
 
     def number(dataset_id: bytes) -> np.int64:
         name = dataset_id.decode()
+        if not shared:
+            return np.int64(number_of(opener(reader_of(name)), kept=False))
         with _naming:
             if name not in numbers:  # and each iteration over it is its next epoch
-                numbers[name] = number_of(opener(reader_of(name)))
+                numbers[name] = number_of(opener(reader_of(name)), kept=True)
             return np.int64(numbers[name])
 
     found = tf.numpy_function(number, [dataset_id], tf.int64)
