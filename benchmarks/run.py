@@ -22,6 +22,7 @@ from .epochs import epochs
 from .failover import failover, redis_cut
 from .first_element import first_element
 from .fleet import fleet
+from .jax_arrays import jax
 from .loopback import loopback
 from .machine import describe, filesystem, require
 from .materialize import materialize
@@ -61,6 +62,7 @@ ROWS: dict[str, Row] = {
     "workers": workers,
     "consumers": consumers,
     "trainers": trainers,
+    "jax": jax,
     "fleet": fleet,
     "restart": restart,
     "leases": leases,

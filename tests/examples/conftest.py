@@ -1,0 +1,5 @@
+"""The environment of examples without TensorFlow."""
+
+from ..frameworks.conftest import frameworks
+
+__all__ = ["frameworks"]
