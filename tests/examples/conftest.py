@@ -1,5 +1,0 @@
-"""The environment of examples without TensorFlow."""
-
-from ..frameworks.conftest import frameworks
-
-__all__ = ["frameworks"]
