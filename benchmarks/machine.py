@@ -17,11 +17,12 @@ EXTRAS = {
     "tensorflow": "tensorflow-cpu",
     "sklearn": "bench",
     "PIL": "bench",
+    "jax": "jax",
     "matplotlib": "bench",
 }
 PACKAGES = (
     *("forebay", "tensorflow", "tensorflow-cpu", "grpcio", "numpy", "protobuf"),
-    *("torch", "grain"),
+    *("torch", "grain", "jax"),
 )
 
 

@@ -24,6 +24,7 @@ from .failover import failover, redis_cut
 from .first_element import first_element
 from .fleet import fleet
 from .history import history
+from .jax_arrays import jax
 from .loopback import loopback
 from .machine import describe, filesystem, require
 from .materialize import materialize
@@ -65,6 +66,7 @@ ROWS: dict[str, Row] = {
     "consumers": consumers,
     "trainers": trainers,
     "mirrored": mirrored,
+    "jax": jax,
     "fleet": fleet,
     "restart": restart,
     "leases": leases,
