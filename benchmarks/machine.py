@@ -18,6 +18,7 @@ EXTRAS = {
     "sklearn": "bench",
     "PIL": "bench",
     "matplotlib": "bench",
+    "torch": "torch",
 }
 PACKAGES = (
     *("forebay", "tensorflow", "tensorflow-cpu", "grpcio", "numpy", "protobuf"),
