@@ -31,6 +31,7 @@ from .materialize import materialize
 from .memory import memory
 from .mirrored import mirrored
 from .python import python
+from .pytorch import pytorch
 from .real_files import file_row
 from .redis import redis, redis_restart
 from .restart import restart
@@ -76,6 +77,7 @@ ROWS: dict[str, Row] = {
     "bundles": bundles,
     "history": history,
     "python": python,
+    "pytorch": pytorch,
     "beam": beam,
     "materialize": materialize,
     "redis": redis,
