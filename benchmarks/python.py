@@ -26,6 +26,7 @@ from .setting import Setting
 
 SPLITS = range(10**6)  # none ends before the measurement
 LOOPS = 20_000  # of Python, some ms
+LOADER_BATCH = 32  # which brings a DataLoader's elements four times as fast as one at a time
 
 
 def trivial(split: int) -> Iterator[int]:
@@ -90,7 +91,7 @@ def python(setting: Setting) -> list[Finding]:
         if loader:
             sides["torch"] = measured("arrays", 2, torch=True)
         figures = setting.alternate(**sides)
-    beside = "; peer: a PyTorch DataLoader with two workers" if loader else ""
+    beside = "; peer: a PyTorch DataLoader with two workers, in batches of 32" if loader else ""
     rows: list[tuple[str, str, str, dict[str, float]]] = [
         ("a trivial function, one process", "trivial", "", {"required": 100_000}),
         ("a CPU-bound one, two processes; peer: one", "busy two", "busy one", {"ratio": 1.8}),
@@ -138,7 +139,8 @@ def _torch_elements(function: str) -> Iterator[Any]:
             mine = range(worker.id, len(SPLITS), worker.num_workers)
             return itertools.chain.from_iterable(map(FUNCTIONS[function], mine))
 
-    return (tensor.numpy() for tensor in DataLoader(Splits(), batch_size=None, num_workers=2))
+    batches = DataLoader(Splits(), batch_size=LOADER_BATCH, num_workers=2)
+    return itertools.chain.from_iterable(batch.numpy() for batch in batches)
 
 
 def main(*addresses: str) -> None:

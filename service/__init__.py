@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from .client.saves import distributed_save
     from .client.waiting import wait_for_workers
     from .errors import ForebayError
-    from .materialized.run import Materialized, materialize
+    from .materialized.materializing import Materialized
+    from .materialized.run import materialize
     from .materialized.shuffled import materialize_pcollection
     from .servers import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
     from .trainers.across import distribute_across
@@ -68,7 +69,8 @@ _HOMES = {
     ".client.reader": ("ElementIterator", "read"),
     ".client.waiting": ("wait_for_workers",),
     ".errors": ("ForebayError",),
-    ".materialized.run": ("Materialized", "materialize"),
+    ".materialized.materializing": ("Materialized",),
+    ".materialized.run": ("materialize",),
     ".materialized.shuffled": ("materialize_pcollection",),
     ".servers": ("DispatchServer", "DispatcherConfig", "WorkerConfig", "WorkerServer"),
     ".trainers.across": ("distribute_across",),

@@ -36,7 +36,8 @@ class LeaseSplits(Command, frozen=True, kw_only=True):
     """→ LeaseBegun …, LeaseReturned …, then SplitsLeased or PassStarted.
 
     Answers as GetSplit does. If want is 0 and there is nothing to report it only asks: None, too,
-    as long as there are splits.
+    as long as there are splits. If there is: None; or the lease of what is kept of one of which the
+    rest is returned, if the request is numbered. In one that is not, that counts as begun.
     """
 
     task_id: int
@@ -70,6 +71,7 @@ def _lease_splits(state: State, command: LeaseSplits) -> Decision:
     if task is None or task.completed:
         raise NotFound(f"Task {command.task_id} not found: it has ended, or its worker was lost")
     events = [lease_begun(i) for i in dict.fromkeys(command.begun) if i in task.leases]
+    kept: list[ev.Event] = []
     for lease_id, count in dict(command.returned).items():
         if lease_id in task.leases and lease_id not in command.begun:
             lease = state.leases[lease_id]
@@ -79,11 +81,20 @@ def _lease_splits(state: State, command: LeaseSplits) -> Decision:
                 )
             if command.want > 0:
                 raise InvalidArgument("a request that returns splits cannot want others; want 0")
-            returned = ev.LeaseReturned(lease_id=lease_id, count=count)
-            events.append(ev.Event(lease_returned=returned))
+            if count < lease.count and command.request is not None:
+                events.append(all_returned(lease))
+                kept.append(_leased_anew(state, lease, lease.count - count))
+            else:
+                returned = ev.LeaseReturned(lease_id=lease_id, count=count)
+                events.append(ev.Event(lease_returned=returned))
+    if len(kept) > 1:
+        raise InvalidArgument(
+            f"parts of {len(kept)} leases are returned, and one answer tells of one lease: return "
+            "them one by one"
+        )
     iteration = state.iterations[task.iteration_id]
     if command.want <= 0 and (command.begun or command.returned):
-        return Decision(events, None)
+        return Decision([*events, *kept], kept[0].splits_leased if kept else None)
     ledger = _find_ledger(iteration, command.source)
     if command.want <= 0:
         offer = ledger.offer(ledger.size_together, command.pass_number, command.or_later)
@@ -128,6 +139,20 @@ def _lease(
         count=count,
     )
     return Decision([*events, ev.Event(splits_leased=leased)], leased)
+
+
+def _leased_anew(state: State, lease: Lease, count: int) -> ev.Event:
+    """The first splits of a lease that was returned."""
+    leased = ev.SplitsLeased(
+        lease_id=state.next_id,
+        iteration_id=lease.iteration_id,
+        task_id=lease.task_id,
+        source=lease.source,
+        pass_number=lease.pass_number,
+        first=lease.first,
+        count=count,
+    )
+    return ev.Event(splits_leased=leased)
 
 
 def _find_splits(state: State, command: FindSplits) -> Decision:

@@ -36,6 +36,10 @@ class Writer(Protocol):
         """Append a block's elements."""
         ...
 
+    def write_records(self, records: Iterable[bytes]) -> None:
+        """Append elements, each as `Records` encodes it."""
+        ...
+
     def close(self) -> None:
         """Write what is left."""
         ...
@@ -49,9 +53,11 @@ class TFRecordWriter:
         self._records = Records(components)
 
     def write(self, block: Block) -> None:
-        encode, write = self._records.encode, self._write
-        for element in elements_of(block):
-            write(frame(encode(element)))
+        self.write_records(map(self._records.encode, elements_of(block)))
+
+    def write_records(self, records: Iterable[bytes]) -> None:
+        for record in records:
+            self._write(frame(record))
 
     def close(self) -> None: ...
 
@@ -67,8 +73,11 @@ class ArrayRecordWriter:
         self._writer = _array_record().ArrayRecordWriter(self._path, "group_size:1")
 
     def write(self, block: Block) -> None:
-        for element in elements_of(block):
-            self._writer.write(self._records.encode(element))
+        self.write_records(map(self._records.encode, elements_of(block)))
+
+    def write_records(self, records: Iterable[bytes]) -> None:
+        for record in records:
+            self._writer.write(record)
 
     def close(self) -> None:
         self._writer.close()
@@ -120,11 +129,17 @@ class ParquetWriter:
         self._writer = pyarrow.parquet.ParquetWriter(
             pyarrow.PythonFile(self._sink, mode="w"), self._schema, write_page_checksum=True
         )
-        self._elements: list[tuple[Any, ...]] = []
+        self._elements: list[Sequence[Any]] = []
         self._bytes = 0
 
     def write(self, block: Block) -> None:
-        for element in elements_of(block):
+        self._add(elements_of(block))
+
+    def write_records(self, records: Iterable[bytes]) -> None:
+        self._add(map(Records(self._components).decode, records))
+
+    def _add(self, elements: Iterable[Sequence[Any]]) -> None:
+        for element in elements:
             self._elements.append(element)
             self._bytes += sum(map(_size, element))
             if self._bytes >= ROW_GROUP_BYTES:
@@ -189,7 +204,8 @@ def _parquet_columns(path: str, components: Sequence[ComponentSpec]) -> Iterator
                 why = " ".join(str(error).split())
                 raise Corrupt(
                     f"shard {path} cannot be read ({why}): run the same `forebay materialize` "
-                    "with --verify, which writes it again if it is damaged",
+                    "with --verify, which writes it again if it is damaged; or the pipeline that "
+                    "computed it, into another directory",
                     path,
                 ) from error
             columns: list[Iterable[Any]] = []

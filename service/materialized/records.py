@@ -99,7 +99,8 @@ class Records:
         except (ValueError, IndexError) as error:
             raise Corrupt(
                 f"a record is no element of this dataset ({error!r}): run the same `forebay "
-                "materialize` with --verify, which writes damaged shards again"
+                "materialize` with --verify, which writes damaged shards again; or the pipeline "
+                "that computed them, into another directory"
             ) from error
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.portable_runner import JobServiceHandle, PortableRunner
-from apache_beam.runners.runner import PipelineState
 
 from ...journal.splits import ENDLESS, source_size
 from ...storage.errors import Corrupt
@@ -23,7 +21,6 @@ from ..errors import (
     ForebayError,
     InvalidArgument,
     NotFound,
-    PipelineError,
     Unimplemented,
 )
 from ..options import paths
@@ -51,6 +48,15 @@ from .layout import (
     read_plan,
     shards_among,
 )
+from .materializing import (
+    FAILED,
+    Materialized,
+    UnknownOption,
+    check_format,
+    check_shards,
+    require_all,
+    run_to_its_end,
+)
 from .new_shard import NewShard
 from .open_pipelines import close_idle, enter
 from .records import TYPES, names_of
@@ -58,26 +64,11 @@ from .records import TYPES, names_of
 log = logging.getLogger(__name__)
 
 DEFAULT_SHARDS = 128
-MAX_SHARDS = 99_999
 UNLISTED = {"DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"}
 """Runners that Beam 2.77 knows by their full names only."""
 
-FAILED = "failed to write shard "
-"""What is looked for in a runner's message."""
-
 PATIENCE_S = 60.0
 """How long a dispatcher is looked for."""
-
-
-@dataclass(frozen=True)
-class Materialized:
-    """What a directory has once `materialize` is done."""
-
-    directory: str
-    elements: int
-    bytes: int
-    shards: int
-    written: int  # of the shards, those that were missing or damaged
 
 
 def materialize(
@@ -161,29 +152,11 @@ def materialize(
 
 
 def _check(format: str, shards: int | None, seed: int) -> None:  # noqa: A002
-    if format not in WRITERS:
-        raise InvalidArgument(f"format={format!r} must be one of {[*WRITERS]}")
+    check_format(format)
     if shards is not None:
-        checked_shards(shards)
+        check_shards(shards)
     if not 0 <= seed < 2**63:
         raise InvalidArgument(f"seed={seed} must be from 0 to 2^63 − 1")
-
-
-def checked_shards(shards: int) -> None:
-    """Raises InvalidArgument."""
-    if not isinstance(shards, int) or not 1 <= shards <= MAX_SHARDS:
-        raise InvalidArgument(f"shards={shards} must be from 1 to {MAX_SHARDS}")
-
-
-def require_all(directory: str, plan: Plan, there: Mapping[int, Shard], advice: str) -> None:
-    """Raises PipelineError."""
-    if left := [number for number in range(plan.shards) if number not in there]:
-        raise PipelineError(
-            "DATA_LOSS",
-            f"the runner says that it is done, and {len(left)} of {plan.shards} shards are not in "
-            f"{directory}, the first of them number {left[0]}: its workers must see the directory "
-            f"under this name. {advice}",
-        )
 
 
 def _flags(runner: str, options: Sequence[str]) -> list[str]:
@@ -345,10 +318,6 @@ def _shards(directory: str, plan: Plan) -> tuple[list[Shard], list[str]]:
     return shards_among(files.listed(directory, SHARD), plan)
 
 
-class _UnknownOption(InvalidArgument):
-    """Told apart from what a DoFn raises, of which runners raise the like."""
-
-
 def _pipeline(flags: list[str]) -> beam.Pipeline:
     """Raises InvalidArgument."""
     options = PipelineOptions(flags)
@@ -387,10 +356,10 @@ def _refuse_what_its_server_does_not_know(runner: PortableRunner) -> None:
 
 
 def _require_known(options: PipelineOptions, known: set[str], who: str) -> None:
-    """Raises _UnknownOption."""
+    """Raises UnknownOption."""
     given = options.get_all_options(retain_unknown_options=True)
     if unknown := sorted(n for n, value in given.items() if value is not None and n not in known):
-        raise _UnknownOption(
+        raise UnknownOption(
             f"neither Forebay nor Beam, for {who}, knows the option --{unknown[0]}: see "
             "forebay materialize --help, and what Beam says of the runner"
         )
@@ -400,33 +369,6 @@ def _run(pipeline: beam.Pipeline, write: WriteShard, numbers: list[int]) -> None
     """Raises PipelineError."""
     _ = pipeline | "bundles" >> beam.Create(numbers) | "shards" >> beam.ParDo(write)
     run_to_its_end(pipeline, "what is complete stays; the same command does what is missing")
-
-
-def run_to_its_end(pipeline: beam.Pipeline, advice: str) -> None:
-    """Raises PipelineError, with the advice what to do then."""
-    name = type(pipeline.runner).__name__
-    client = None
-    try:
-        result = pipeline.run()
-        client = getattr(result, "client", None)  # Dask's, which would look for its cluster yet
-        state = result.wait_until_finish()
-    except _UnknownOption:
-        raise
-    except Exception as error:
-        _, mark, said = str(error).rpartition(FAILED)
-        last = (str(error).strip() or repr(error)).splitlines()[-1].strip()
-        raise PipelineError(
-            "ABORTED",
-            f"{name} failed ({advice}): {(mark + said).strip() or last}",
-        ) from error
-    finally:
-        if client is not None:
-            client.close()
-    if state not in (PipelineState.DONE, None):
-        raise PipelineError(
-            "ABORTED",
-            f"{name} ended with {state}: its log says why ({advice})",
-        )
 
 
 class WriteShard(beam.DoFn):  # type: ignore[misc]

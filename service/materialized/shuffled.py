@@ -17,15 +17,21 @@ import apache_beam as beam
 import numpy as np
 from apache_beam.transforms import trigger, window
 
-from ...storage.tfrecord import frame
 from .. import structure
 from ..errors import FailedPrecondition, InvalidArgument
 from ..pipelines.python.columns import Flatten, Misfit, column_of, fields_of, read, write
 from . import files
+from .formats import WRITERS
 from .layout import INDEX, PLAN, ComponentSpec, Plan, encode_index, read_plan, shards_among
+from .materializing import (
+    Materialized,
+    check_format,
+    check_shards,
+    require_all,
+    run_to_its_end,
+)
 from .new_shard import NewShard
 from .records import Records, elements_of, names_of
-from .run import Materialized, checked_shards, require_all, run_to_its_end
 
 DEFAULT_SHARDS = 16
 
@@ -35,10 +41,11 @@ def materialize_pcollection(
     output: str | os.PathLike[str],
     *,
     element_spec: Any,
+    format: str = "tfrecord",  # noqa: A002 - what all writers call it
     shards: int = DEFAULT_SHARDS,
 ) -> Materialized:
-    """Run a Beam pipeline that was built and not run, and write its elements to TFRecord files,
-    which `register_dataset` registers as it does what `materialize` wrote.
+    """Run a Beam pipeline that was built and not run, and write its elements to files, which
+    `register_dataset` registers as it does what `materialize` wrote.
 
     For what a Beam dataset on workers cannot have: whatever needs a shuffle, such as GroupByKey,
     CoGroupByKey and combiners. All of it runs by the runner, and with the options, that its
@@ -51,6 +58,7 @@ def materialize_pcollection(
       output: a directory that is empty, or not there, and that no other run writes to: here, or in
         a store that Beam knows. This process and the runner's workers see it under this name.
       element_spec: of each element, as of a `tf.data.Dataset`: dense tensors of a known rank.
+      format: as of `materialize`.
       shards: how many files. An element's place follows from its contents. Each file's elements
         have to fit into the memory of one of the runner's workers.
 
@@ -59,12 +67,13 @@ def materialize_pcollection(
     says, Unavailable.
     """
     directory = files.checked(output)
-    checked_shards(shards)
+    check_format(format)
+    check_shards(shards)
     if not isinstance(pcollection, beam.PCollection):
         raise InvalidArgument(f"{pcollection!r} is no PCollection, but {type(pcollection)}")
     if not pcollection.is_bounded:
         raise InvalidArgument(f"{pcollection!r} is unbounded: what is written to files has an end")
-    plan = _plan(element_spec, shards)
+    plan = _plan(element_spec, format, shards)
     if files.listed(directory):
         raise FailedPrecondition(
             f"there is something in {directory}: what a pipeline computes with shuffles is written "
@@ -100,7 +109,7 @@ def _require_own(directory: str, plan: Plan) -> None:
         )
 
 
-def _plan(element_spec: Any, shards: int) -> Plan:
+def _plan(element_spec: Any, format: str, shards: int) -> Plan:  # noqa: A002
     """One of its own: no other run's shards are taken for this one's. Raises InvalidArgument."""
     from ..pipelines.tf_data.element_specs import component_specs, encode_element_spec
 
@@ -117,7 +126,7 @@ def _plan(element_spec: Any, shards: int) -> Plan:
     return Plan(
         dataset_id="",
         fingerprint=uuid.uuid4().hex,
-        format="tfrecord",
+        format=format,
         splits=shards,
         shards=shards,
         seed=0,
@@ -206,8 +215,9 @@ class _Write(beam.DoFn):  # type: ignore[misc]
         records = sorted(grouped["records"], key=lambda record: (_digest(record)[8:], record))
         new = NewShard(self._directory, self._name, self._plan, number)
         try:
-            for record in records:
-                new.write(frame(record))
+            writer = WRITERS[self._plan.format](new.write, self._plan.components)
+            writer.write_records(records)
+            writer.close()
             new.publish(len(records))
         except BaseException:
             new.discard()

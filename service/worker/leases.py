@@ -75,9 +75,16 @@ class LeaseFeed:
         )
         self._leases = [
             _SourceLeases(
-                dispatcher, task_id, number, source, self._pool, self._closed, observer, processes,
+                dispatcher,
+                task_id,
+                number,
+                source,
+                self._pool,
+                self._closed,
+                observer,
+                processes,
                 self._read,
-            )  # fmt: skip
+            )
             for number, source in enumerate(sources)
         ]
 
@@ -244,17 +251,20 @@ class _SourceLeases:
         # If the pipeline is waiting for a lease, it hands that back itself once it has it.
         if within_s > 0 and self._lock.acquire(timeout=within_s):
             try:
-                self._return_unbegun(within_s)
+                self._return_unbegun(within_s, keep=True)
             finally:
                 self._lock.release()
 
-    def _return_unbegun(self, within_s: float = HAND_BACK_S) -> None:
-        """What the pipeline has not of its lease, and the lease ahead."""
+    def _return_unbegun(self, within_s: float = HAND_BACK_S, *, keep: bool = False) -> None:
+        """What the pipeline has not of its lease, and the lease ahead. What it has counts as begun;
+        or, to `keep` it until it is, is leased anew."""
         give_up_s = time.monotonic() + within_s
         request = pb.LeaseSplitsRequest()
         if self._working is not None and self._left:
             request.returned.add(lease_id=self._working.lease_id, count=self._left)
             self._working, self._left = None, 0
+        else:
+            keep = False
         try:
             ahead = None if self._ahead is None else self._ahead.result(within_s)
             self._ahead = None
@@ -263,6 +273,10 @@ class _SourceLeases:
         except (TimeoutError, CancelledError, ForebayError) as error:
             # Perhaps it comes yet, while the pipeline works on what it has begun.
             self._observer.not_handed_back(self._task_id, self._number, error)
+            keep = False  # a later number would have that request refused
+        if keep:
+            self._requests += 1
+            request.request.number = self._requests
         request.task_id, request.source = self._task_id, self._number
         request.begun.extend(self._begun)
         self._begun = []
@@ -270,11 +284,14 @@ class _SourceLeases:
             return
         patience_s = max(0.0, give_up_s - time.monotonic())
         try:
-            self._dispatcher.call(
+            kept = self._dispatcher.call(
                 request, pb.LeaseSplitsResponse, timeout_s=HAND_BACK_S / 3, patience_s=patience_s
             )
         except ForebayError as error:
             self._observer.not_handed_back(self._task_id, self._number, error)
+        else:
+            if kept.lease_id:
+                self._working = kept
 
     def _over_unread(self) -> pb.LeaseSplitsResponse | None:
         """Wait until somebody reads the task; the end of the pass, if that comes before."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.core import splits
+from forebay.service.core.state import lease_caller
 from forebay.service.core.status import status
 from forebay.service.errors import FailedPrecondition, InvalidArgument, Unimplemented
 
@@ -140,6 +142,62 @@ def test_what_was_handed_back_before_the_next_pass_began_is_not_forgotten() -> N
     again = given.lease(other, 1, pass_number=1)  # it has left the pass early
     assert again is not None
     assert (again.pass_number, again.first) == (0, 0)
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["of this pass", "of the one before"])
+def test_what_is_kept_of_a_lease_is_a_lease_until_it_is_begun(earlier: bool) -> None:
+    given = Given()
+    worker_id, other = given.worker(1), given.worker(2)
+    joined = given.iteration()
+    task_id = given.task_of(worker_id)
+    lease = given.lease(task_id, 10)
+    assert lease is not None
+    if earlier:
+        assert given.lease(given.task_of(other), 1, pass_number=1)
+    back = c.LeaseSplits(
+        request=(lease_caller(task_id, 0), 2), task_id=task_id, source=0, pass_number=0, want=0,
+        returned=((lease.lease_id, 4),),
+    )  # fmt: skip
+    kept = given.when(back)
+    assert given.then == ["lease_returned", "splits_leased"]
+    assert (kept.first, kept.count, kept.pass_number) == (lease.first, lease.count - 4, 0)
+    assert given.when(back) == kept  # if that was not heard
+    assert given.then == []
+    ledger = given.state.iterations[joined.iteration_id].ledgers[0]
+    assert not ledger.begun
+    given.when(c.LoseWorker(worker_id=worker_id, reason="no sign of life"))
+    if not earlier:
+        assert ledger.lost == [(kept.first, kept.first + kept.count)]
+    worker_id = given.worker(1)  # it comes back
+    assert given.when(back) == kept
+    assert not ledger.lost
+    again = given.lease(given.task_of(other), 10)
+    assert again is not None
+    assert again.first == kept.first + kept.count
+    begun = c.LeaseSplits(task_id=task_id, source=0, pass_number=0, want=0, begun=(kept.lease_id,))
+    given.when(begun)
+    assert given.then == ["lease_begun"]
+    given.when(c.LoseWorker(worker_id=worker_id, reason="it said goodbye", left=True))
+    assert "lease_lost" not in given.then
+
+
+def test_of_one_lease_at_a_time_a_part_is_returned() -> None:
+    given = Given()
+    worker_id = given.worker(1)
+    given.iteration()
+    task_id = given.task_of(worker_id)
+    leases = [given.lease(task_id, 4) for _ in range(2)]
+    back = tuple((lease.lease_id, 2) for lease in leases if lease is not None)
+    command = c.LeaseSplits(
+        request=(lease_caller(task_id, 0), 2), task_id=task_id, source=0, pass_number=0, want=0,
+        returned=back,
+    )  # fmt: skip
+    with pytest.raises(InvalidArgument, match="parts of 2 leases are returned"):
+        given.when(command)
+    whole = msgspec.structs.replace(command, returned=((back[0][0], 4), back[1]))
+    kept = given.when(whole)
+    assert given.then == ["lease_returned", "lease_returned", "splits_leased"]
+    assert (kept.first, kept.count) == (4, 2)
 
 
 def test_splits_left_over_of_an_earlier_pass_are_swept_up() -> None:

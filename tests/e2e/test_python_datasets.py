@@ -235,6 +235,74 @@ def test_trainers_share_a_job_while_a_worker_drains(kind: str, tmp_path: pathlib
             assert sorted(itertools.chain(*(each.result() for each in reading))) == [*range(10_000)]
 
 
+@pytest.mark.parametrize("killed", ["nobody", "the dispatcher", "the worker"])
+def test_what_a_draining_worker_keeps_is_its_own_until_it_is_begun(
+    killed: str, tmp_path: pathlib.Path
+) -> None:
+    """Of a large lease, most of which another worker gets; the rest is lost with it, or not."""
+    journal, closed, waiting, gate = (
+        tmp_path / name for name in ("journal", "closed", "waiting", "gate")
+    )
+
+    def gated(split: int) -> Iterator[int]:
+        while closed.exists() and split >= int(closed.read_text() or 0) and not gate.exists():
+            waiting.touch()
+            time.sleep(0.01)
+        time.sleep(0.001)
+        yield split
+
+    def events() -> list[ev.Event]:
+        return [ev.Event.FromString(record.data) for record in FileStorage(journal).read()]
+
+    def kept() -> ev.SplitsLeased | None:
+        """What was leased anew of a lease that was returned in part."""
+        seen: dict[tuple[int, int], int] = {}  # who leased a range that begins here
+        for event in events():
+            if event.HasField("splits_leased"):
+                leased = event.splits_leased
+                if seen.get((leased.task_id, leased.first), 0) > leased.count:
+                    return leased
+                seen[leased.task_id, leased.first] = leased.count
+        return None
+
+    def read() -> list[int]:
+        return [*map(int, service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC))]
+
+    with DispatcherProcess(journal) as dispatcher, ThreadPoolExecutor(1) as pool:
+        one = WorkerProcess(dispatcher.address, processes=1).wait_until_registered()
+        dataset_id = service.register_dataset(dispatcher.target, gated, splits=range(1000))
+        reading = pool.submit(read)
+        while not waiting.exists():
+            leased = [e.splits_leased for e in events() if e.HasField("splits_leased")]
+            if not closed.exists() and leased and leased[-1].count >= 32:
+                closed.write_text(str(leased[-1].first + 2))
+            time.sleep(0.01)
+        with WorkerProcess(dispatcher.address, processes=1):
+            one._process.terminate()
+            if killed == "the dispatcher":
+                dispatcher.kill()
+                dispatcher.restart()
+            while (lease := kept()) is None:
+                assert one._process.poll() is None
+                time.sleep(0.05)
+            if killed == "the worker":
+                one.kill()
+            gate.touch()
+            if killed != "the worker":
+                assert one.wait() == 0
+            found = reading.result()
+    mine = set(range(lease.first, lease.first + lease.count))
+    assert len(found) == len(set(found))
+    missing = {*range(1000)} - set(found)
+    lost = {event.lease_lost.lease_id for event in events() if event.HasField("lease_lost")}
+    if killed == "the worker":
+        assert lease.lease_id in lost
+        assert mine <= missing
+    else:
+        assert not missing
+        assert not lost
+
+
 def test_killed_workers_and_dispatchers_cost_no_element_twice(
     kind: str, tmp_path: pathlib.Path
 ) -> None:

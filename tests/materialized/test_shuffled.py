@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import pathlib
 import threading
 from typing import Any
@@ -49,22 +50,29 @@ def contents(folder: pathlib.Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(folder.glob("shard-*"))]
 
 
-def test_a_join_is_written_and_equal_runs_write_equal_bytes(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("format_", ["tfrecord", "arrayrecord", "parquet"])
+def test_a_join_is_written_and_equal_runs_write_equal_bytes(
+    format_: str, tmp_path: pathlib.Path
+) -> None:
     """Whatever the order is in which its elements come; a shard may be empty."""
     expected = {f"{key}": [n for n in range(40) if n % 7 == key] for key in range(7)}
     for order in (1, -1):
         folder = tmp_path / f"{order}"
         done = service.materialize_pcollection(
-            joined(beam.Pipeline(), order), folder, element_spec=SPEC, shards=20
+            joined(beam.Pipeline(), order), folder, element_spec=SPEC, format=format_, shards=20
         )
         assert (done.elements, done.shards, done.written) == (7, 20, 20)
         assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
     assert contents(tmp_path / "1") == contents(tmp_path / "-1")
-    assert b"" in contents(tmp_path / "1")
-    dataset = opened(folder).dataset
-    found = {each["key"].numpy().decode(): each for each in dataset}
-    assert {key: each["sizes"].numpy().tolist() for key, each in found.items()} == expected
-    assert found["3"]["half"].numpy().tolist() == [[sum(expected["3"]) / 2] * 2]
+    there = opened(folder)
+    if format_ == "tfrecord":
+        assert b"" in contents(tmp_path / "1")
+        elements = there.dataset.as_numpy_iterator()
+    else:
+        elements = itertools.chain.from_iterable(map(there.dataset, there.paths))
+    found = {each["key"].decode(): each for each in elements}
+    assert {key: each["sizes"].tolist() for key, each in found.items()} == expected
+    assert found["3"]["half"].tolist() == [[sum(expected["3"]) / 2] * 2]
 
 
 def frames(data: bytes) -> list[bytes]:
@@ -75,7 +83,7 @@ def frames(data: bytes) -> list[bytes]:
 
 def test_of_two_attempts_at_a_shard_the_first_one_stays(tmp_path: pathlib.Path) -> None:
     """Equal ones are alike, whatever their order."""
-    plan = shuffled._plan(tf.TensorSpec([], tf.int64), 1)
+    plan = shuffled._plan(tf.TensorSpec([], tf.int64), "tfrecord", 1)
     write = shuffled._Write(str(tmp_path), plan, "owner")
     write.process((0, {"records": [b"b", b"a", b"b"]}))
     (first,) = contents(tmp_path)
@@ -189,6 +197,8 @@ def test_what_cannot_be_written_is_refused(tmp_path: pathlib.Path) -> None:
         write([1, 2])
     with pytest.raises(InvalidArgument, match="shards=0 must be from 1"):
         write(shards=0)
+    with pytest.raises(InvalidArgument, match="format='csv' must be one of"):
+        write(format="csv")
     with pytest.raises(InvalidArgument, match="dense tensors of a known rank"):
         write(element_spec=tf.RaggedTensorSpec([None], tf.int64))
     with pytest.raises(InvalidArgument, match="it has no tensor"):

@@ -17,6 +17,8 @@ from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker.leases import LeaseFeed
 from forebay.service.worker.observer import Observer
 
+KEPT = 1 << 40  # what is kept of a lease is called
+
 
 class Dispatcher:
     """Leases the splits 0 … 9, as many as are wanted, or `least`."""
@@ -26,12 +28,19 @@ class Dispatcher:
         self.wanted: list[int] = []
         self.asked = threading.Event()  # without wanting any
         self.returned: list[tuple[int, int]] = []
+        self.begun: list[int] = []
+        self.numbers: list[int] = []
 
     def call(self, request: pb.LeaseSplitsRequest, _: Any, **__: Any) -> pb.LeaseSplitsResponse:
         self.returned += ((lease.lease_id, lease.count) for lease in request.returned)
+        self.begun += request.begun
+        if request.request.number:
+            self.numbers.append(request.request.number)
         if not request.want:
             self.asked.set()
-            return pb.LeaseSplitsResponse(end_of_splits=self._next == self._splits)
+            kept = KEPT if request.returned and request.request.number else 0
+            over = self._next == self._splits
+            return pb.LeaseSplitsResponse(lease_id=kept, end_of_splits=over)
         self.wanted.append(request.want)
         want = max(request.want, self._least)
         first, self._next = self._next, min(self._splits, self._next + want)
@@ -85,8 +94,51 @@ def test_a_draining_worker_hands_back_what_no_process_has_begun() -> None:
     assert given == [SplitRange(first, 10, 0) for first in (0, 10, 20)]
     feed.drain(time.monotonic() + 60)
     assert dispatcher.returned == [(160, 130), (320, 160)]
+    assert not dispatcher.begun  # as long as a process may not have come to it
     assert feed.next_range(0, 0, endless=False) is None
+    assert dispatcher.begun == [KEPT]
     assert len(dispatcher.returned) == 2
+    feed.close()
+
+
+def test_a_worker_that_was_told_to_drain_when_all_it_was_given_is_begun_keeps_no_lease() -> None:
+    dispatcher = Dispatcher(1000, least=160)
+    feed = LeaseFeed(
+        cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1000)], Observer(), 2
+    )
+    feed.next_range(0, 0, endless=False)
+    feed._leases[0].draining.set()  # and what is to be handed back is not yet
+    assert feed.next_range(0, 0, endless=False) is None
+    feed.drain(time.monotonic() + 60)
+    assert dispatcher.returned == [(160, 150), (320, 160)]
+    assert not dispatcher.begun  # the dispatcher has them so
+    feed.close()
+
+
+def test_a_drain_does_not_overtake_the_lease_that_is_on_its_way() -> None:
+    """Which would be refused then, and its splits lost."""
+    asked, answered = threading.Event(), threading.Event()
+
+    class Slow(Dispatcher):
+        def call(self, request: pb.LeaseSplitsRequest, _: Any, **how: Any) -> Any:
+            if request.want and self.wanted:
+                asked.set()
+                answered.wait()
+            return super().call(request, _, **how)
+
+    dispatcher = Slow(1000, least=160)
+    feed = LeaseFeed(
+        cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1000)], Observer(), 2
+    )
+    feed.next_range(0, 0, endless=False)
+    asked.wait()
+    feed._leases[0].hand_back(0.01)
+    assert dispatcher.returned == [(160, 150)]
+    assert dispatcher.numbers == [1]
+    answered.set()
+    feed._leases[0].draining.set()
+    assert feed.next_range(0, 0, endless=False) is None
+    assert dispatcher.returned == [(160, 150), (320, 160)]
     feed.close()
 
 

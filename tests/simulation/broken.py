@@ -123,7 +123,7 @@ def hands_out_again_what_was_taken() -> AbstractContextManager[None]:
 
 def keeps_splits_at_drain() -> AbstractContextManager[None]:
     """A worker that is told to stop, and hands nothing back."""
-    return replaced(_SourceLeases, _return_unbegun=lambda *_: None)
+    return replaced(_SourceLeases, _return_unbegun=lambda *_, **__: None)
 
 
 def forgets_what_an_earlier_pass_handed_back() -> AbstractContextManager[None]:

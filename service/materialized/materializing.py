@@ -1,0 +1,84 @@
+"""What `materialize` and `materialize_pcollection` have in common: what is asked for, how their
+pipelines are run, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import apache_beam as beam
+from apache_beam.runners.runner import PipelineState
+
+from ..errors import InvalidArgument, PipelineError
+from .formats import WRITERS
+from .layout import Plan, Shard
+
+MAX_SHARDS = 99_999
+
+FAILED = "failed to write shard "
+"""What is looked for in a runner's message."""
+
+
+@dataclass(frozen=True)
+class Materialized:
+    """What a directory has once `materialize` is done."""
+
+    directory: str
+    elements: int
+    bytes: int
+    shards: int
+    written: int  # of the shards, those that were missing or damaged
+
+
+def check_format(format: str) -> None:  # noqa: A002 - what all writers call it
+    """Raises InvalidArgument."""
+    if format not in WRITERS:
+        raise InvalidArgument(f"format={format!r} must be one of {[*WRITERS]}")
+
+
+def check_shards(shards: int) -> None:
+    """Raises InvalidArgument."""
+    if not isinstance(shards, int) or not 1 <= shards <= MAX_SHARDS:
+        raise InvalidArgument(f"shards={shards} must be from 1 to {MAX_SHARDS}")
+
+
+def require_all(directory: str, plan: Plan, there: Mapping[int, Shard], advice: str) -> None:
+    """Raises PipelineError."""
+    if left := [number for number in range(plan.shards) if number not in there]:
+        raise PipelineError(
+            "DATA_LOSS",
+            f"the runner says that it is done, and {len(left)} of {plan.shards} shards are not in "
+            f"{directory}, the first of them number {left[0]}: its workers must see the directory "
+            f"under this name. {advice}",
+        )
+
+
+class UnknownOption(InvalidArgument):
+    """Of a runner; told apart from what a DoFn raises, of which runners raise the like."""
+
+
+def run_to_its_end(pipeline: beam.Pipeline, advice: str) -> None:
+    """Raises PipelineError, with the advice what to do then."""
+    name = type(pipeline.runner).__name__
+    client = None
+    try:
+        result = pipeline.run()
+        client = getattr(result, "client", None)  # Dask's, which would look for its cluster yet
+        state = result.wait_until_finish()
+    except UnknownOption:
+        raise
+    except Exception as error:
+        _, mark, said = str(error).rpartition(FAILED)
+        last = (str(error).strip() or repr(error)).splitlines()[-1].strip()
+        raise PipelineError(
+            "ABORTED",
+            f"{name} failed ({advice}): {(mark + said).strip() or last}",
+        ) from error
+    finally:
+        if client is not None:
+            client.close()
+    if state not in (PipelineState.DONE, None):
+        raise PipelineError(
+            "ABORTED",
+            f"{name} ended with {state}: its log says why ({advice})",
+        )
