@@ -18,7 +18,7 @@ from ..forks import Fork
 from ..standbys import wait_until
 from ..stock import DispatcherProcess
 
-ELEMENTS = 600
+ELEMENTS = 400
 PROGRAM = pathlib.Path(__file__).with_name("preempted.py")
 
 
@@ -56,8 +56,8 @@ def dispatcher() -> Iterator[DispatcherProcess]:
 
 
 def numbers(target: str, elements: int = ELEMENTS) -> str:
-    """Elements of 80 KB or so would travel as these do: some in a block, many in the credit."""
-    dataset = tf.data.Dataset.range(elements).map(lambda x: x)
+    """Elements of 400 KB: a block has some, and the credit of a trainer many of them."""
+    dataset = tf.data.Dataset.range(elements).map(lambda x: tf.fill([50_000], x))
     return service.register_dataset(target, dataset)
 
 
@@ -85,7 +85,7 @@ def test_two_are_preempted_and_one_survives(
         ]
         wait_until(lambda: all(trainer.elements() for trainer in trainers))
         for trainer in trainers[:2]:
-            some = dice.randrange(30)
+            some = dice.randrange(10)
             wait_until(lambda trainer=trainer, some=some: len(trainer.elements()) > some)
             trainer.process.send_signal(signal.SIGTERM)
             trainer.process.send_signal(signal.SIGTERM)  # as some platforms do
