@@ -1,4 +1,4 @@
-"""Who leaves in order hands back what its trainer did not take: nothing is lost, nothing comes twice."""
+"""Who leaves in order hands back what its trainer did not take: nothing is lost, or doubled."""
 
 from __future__ import annotations
 

@@ -27,15 +27,16 @@ def save(remaining_s: float) -> None:
 
 
 def main() -> None:
-    arguments = {"processing_mode": "distributed_epoch", "job_name": "training"}
+    mode = "distributed_epoch"
     if KIND == "read":
         with service.PreemptionHandler(save, grace_period_s=float(GRACE_S)):
-            for numbers in service.read(TARGET, DATASET_ID, **arguments):
+            reading = service.read(TARGET, DATASET_ID, processing_mode=mode, job_name="training")
+            for numbers in reading:
                 step([int(numbers[0])])
         return
     import tensorflow as tf
 
-    dataset = service.from_dataset_id(service=TARGET, dataset_id=DATASET_ID, **arguments)
+    dataset = service.from_dataset_id(mode, TARGET, DATASET_ID, job_name="training")
     dataset = dataset.map(lambda numbers: numbers[0]).batch(2)
     if KIND == "loop":
         with service.PreemptionHandler(save, grace_period_s=float(GRACE_S)):
