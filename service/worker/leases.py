@@ -75,9 +75,16 @@ class LeaseFeed:
         )
         self._leases = [
             _SourceLeases(
-                dispatcher, task_id, number, source, self._pool, self._closed, observer, processes,
+                dispatcher,
+                task_id,
+                number,
+                source,
+                self._pool,
+                self._closed,
                 self._read,
-            )  # fmt: skip
+                observer,
+                processes,
+            )
             for number, source in enumerate(sources)
         ]
 
@@ -147,11 +154,10 @@ class _SourceLeases:
         source: ev.SplitSource,
         pool: ThreadPoolExecutor,
         closed: threading.Event,
+        read: threading.Event,
         observer: Observer,
         processes: int,
-        read: threading.Event,
     ) -> None:
-        self._read = read
         self._dispatcher = dispatcher
         self._observer = observer
         self._task_id = task_id
@@ -160,6 +166,7 @@ class _SourceLeases:
         self._grows = grows(source)
         self._pool = pool
         self._closed = closed
+        self._read = read
         self._lock = threading.Lock()
         self.draining = threading.Event()
         self._opening = -1
