@@ -294,8 +294,9 @@ def from_dataset_id(
         once. The dataset must be infinite, and can be iterated over once.
       target_workers: "ANY", or "LOCAL": read from workers in this process only, or "AUTO": from
         all but those that are tagged COLOCATED and in another process, and static shards like
-        "LOCAL" if the dispatcher's deployment_mode is COLOCATED. Each worker that a job has needs
-        a reader. Who shares a job must give the same.
+        "LOCAL" if the dispatcher's deployment_mode is COLOCATED. Under DYNAMIC a worker that
+        nobody reads takes no splits; of static shards each needs a reader. Who shares a job must
+        give the same.
       initial_epoch: how many epochs of a named job are over, for trainers that begin again from a
         checkpoint. The first iteration is the next one, or what is left of it. Not with a cache,
         and of little use to a coordinated read: what has no end has but one epoch.
