@@ -1,6 +1,6 @@
 """Raw gRPC calls to a dispatcher: setting up an iteration, and callers that keep it busy.
 
-The callers are processes of their own, and do as little as they can around a call, so that
+The callers are in processes of their own, and do as little as they can around a call, so that
 what they measure is the dispatcher. Both sides are called by the same code.
 """
 
@@ -10,6 +10,7 @@ import math
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import grpc
@@ -173,13 +174,15 @@ Loop = Callable[..., Iterator[int]]
 def splits_per_second(
     address: str, loop: Loop, arguments: Sequence[tuple[int, ...]], seconds: float
 ) -> float:
-    """Splits that the callers get a second: one process for each tuple of `arguments`."""
+    """Splits that the callers get a second, one for each tuple of `arguments`: in processes of
+    their own, or as threads of so many."""
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(len(arguments))
     rates = context.SimpleQueue()
+    shares = [arguments[number::CALLERS] for number in range(min(CALLERS, len(arguments)))]
     processes = [
-        context.Process(target=_keep_busy, args=(address, loop, own, seconds, start, rates))
-        for own in arguments
+        context.Process(target=_share, args=(address, loop, share, seconds, start, rates))
+        for share in shares
     ]
     for process in processes:
         process.start()
@@ -187,7 +190,19 @@ def splits_per_second(
         process.join()
         if process.exitcode:
             raise ForebayError(f"a caller ended with exit code {process.exitcode}; see above")
-    return math.fsum(rates.get() for _ in processes)
+    return math.fsum(rates.get() for _ in arguments)
+
+
+def _share(
+    address: str, loop: Loop, share: Sequence[tuple[int, ...]], seconds: float, start: Any,
+    rates: Any,
+) -> None:  # fmt: skip
+    with ThreadPoolExecutor(len(share), thread_name_prefix="benchmark-caller") as pool:
+        callers = [
+            pool.submit(_keep_busy, address, loop, own, seconds, start, rates) for own in share
+        ]
+    for caller in callers:
+        caller.result()
 
 
 def _keep_busy(

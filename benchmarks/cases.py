@@ -34,6 +34,7 @@ class Into(enum.Enum):
 
     TENSORFLOW = "a tf.data.Dataset"
     NUMPY = "NumPy arrays"
+    JAX = "global jax.Arrays, over two CPU devices; Forebay's only"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +152,7 @@ CASES = {
     "images": Case(dataset=_images),
     "batches": Case(dataset=_batches),
     "batches into NumPy": Case(dataset=_batches, into=Into.NUMPY),
+    "batches into JAX": Case(dataset=_batches, into=Into.JAX),
     "batches over TCP": Case(dataset=_batches, into=Into.NUMPY, protocol="tcp"),
     "big batches": Case(dataset=_big_batches),
     "tokens": Case(dataset=_tokens, batch=SMALL_BATCH, gather=_ragged_batch),

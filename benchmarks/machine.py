@@ -17,11 +17,13 @@ EXTRAS = {
     "tensorflow": "tensorflow-cpu",
     "sklearn": "bench",
     "PIL": "bench",
+    "jax": "jax",
     "matplotlib": "bench",
+    "torch": "torch",
 }
 PACKAGES = (
     *("forebay", "tensorflow", "tensorflow-cpu", "grpcio", "numpy", "protobuf"),
-    *("torch", "grain"),
+    *("torch", "grain", "jax"),
 )
 
 

@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from .cases import CASES, Case, Into
@@ -130,6 +131,8 @@ class Trainer:
             how |= {"consumer_index": reader, "num_consumers": readers}
         if cached:
             how["cross_trainer_cache"] = self._service.CrossTrainerCache(str(os.getpid()))
+        if case.into is Into.JAX:
+            return _global_arrays(self._target, dataset_id, processing_mode=mode)
         if case.into is Into.NUMPY and self._ours:
             return iter(self._service.read(self._target, dataset_id, processing_mode=mode, **how))
         dataset = self._service.from_dataset_id(mode, self._target, dataset_id, **how)
@@ -138,6 +141,16 @@ class Trainer:
         if case.into is Into.NUMPY:
             return iter(dataset.as_numpy_iterator())
         return iter(dataset) if case.step is None else map(case.step(), dataset)
+
+
+def _global_arrays(target: str, dataset_id: str, **how: Any) -> Iterator[Any]:
+    import jax
+
+    from ..jax import ServiceDataset
+
+    jax.config.update("jax_num_cpu_devices", 2)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), "data")
+    return iter(ServiceDataset(target, dataset_id, sharding=mesh, **how))
 
 
 def mean_bytes(dataset: Any) -> float:

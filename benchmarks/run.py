@@ -24,11 +24,14 @@ from .failover import failover, redis_cut
 from .first_element import first_element
 from .fleet import fleet
 from .history import history
+from .jax_arrays import jax
 from .loopback import loopback
 from .machine import describe, filesystem, require
 from .materialize import materialize
 from .memory import memory
+from .mirrored import mirrored
 from .python import python
+from .pytorch import pytorch
 from .real_files import file_row
 from .redis import redis, redis_restart
 from .restart import restart
@@ -63,6 +66,8 @@ ROWS: dict[str, Row] = {
     "workers": workers,
     "consumers": consumers,
     "trainers": trainers,
+    "mirrored": mirrored,
+    "jax": jax,
     "fleet": fleet,
     "restart": restart,
     "leases": leases,
@@ -72,6 +77,7 @@ ROWS: dict[str, Row] = {
     "bundles": bundles,
     "history": history,
     "python": python,
+    "pytorch": pytorch,
     "beam": beam,
     "materialize": materialize,
     "redis": redis,

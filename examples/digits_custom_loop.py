@@ -3,8 +3,12 @@
 python examples/digits_custom_loop.py
 
 Started on several machines with TF_CONFIG, and a service that all reach, `distribute_across` has
-the chief register the dataset, and all of them read it.
+the chief register the dataset, and all of them read it. A SIGTERM saves the weights, and hands back
+what was not used, for the others.
 """
+
+import pathlib
+import tempfile
 
 import numpy as np
 import tensorflow as tf
@@ -49,9 +53,16 @@ def main() -> None:
     ):
         dataset = service.distribute_across(digits, dispatcher.target, strategy, job_name="digits")
         batches = strategy.distribute_datasets_from_function(lambda _: dataset)
-        for _ in range(EPOCHS):
-            for batch in batches:
-                step(batch)
+        weights_path = pathlib.Path(tempfile.gettempdir(), "digits.npz")
+
+        def save(remaining_s: float) -> None:
+            np.savez(weights_path, weights=weights.numpy(), bias=bias.numpy())
+
+        with service.PreemptionHandler(save, grace_period_s=25) as preemption:
+            for _ in range(EPOCHS):
+                for batch in batches:
+                    step(batch)
+                preemption.check()
     found = tf.argmax(PIXELS[:TESTED] @ weights.numpy() + bias.numpy(), axis=1)
     accuracy = float(np.mean(found.numpy() == LABELS[:TESTED]))
     assert accuracy > 0.7, accuracy

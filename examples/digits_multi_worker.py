@@ -72,7 +72,9 @@ def main() -> None:
     processes = multiprocessing.get_context("fork")  # while there are no threads
     ended = processes.Barrier(2)
     trainers = [
-        processes.Process(target=train, args=(cluster, index, f"localhost:{port}", ended))
+        processes.Process(
+            target=train, args=(cluster, index, f"localhost:{port}", ended), daemon=True
+        )
         for index in range(2)
     ]
     for trainer in trainers:
@@ -83,7 +85,7 @@ def main() -> None:
         service.WorkerServer(service.WorkerConfig(dispatcher.target)),
     ):
         for trainer in trainers:
-            trainer.join()
+            trainer.join(90)
     assert [trainer.exitcode for trainer in trainers] == [0, 0]
 
 

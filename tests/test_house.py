@@ -74,7 +74,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "service.cli": {"service", "journal", "storage", "benchmarks"},
     "service": {"service"},  # its __init__, the public face
-    "benchmarks": {"service", "journal", "storage"},
+    "benchmarks": {"service", "journal", "storage", "jax"},
     "torch": {"service.trainers"},
     "jax": {"service.trainers"},
     "keras": {"service.trainers"},

@@ -124,9 +124,12 @@ def test_servers_live_as_tensorflows_do(tmp_path: pathlib.Path) -> None:
     told = service_config_pb2.DispatcherConfig(
         port=port, work_dir=str(tmp_path), fault_tolerant_mode=True, job_gc_timeout_ms=-1,
         deployment_mode=data_service_pb2.DEPLOYMENT_MODE_REMOTE, gc_dynamic_sharding_jobs=True,
+        worker_max_concurrent_snapshots=2, client_timeout_ms=90_000,
     )  # fmt: skip
     dispatcher = service.DispatchServer(told, start=False)
     assert dispatcher._address == f"localhost:{port}"  # and nothing listens there yet
+    assert dispatcher._options.most_saves_a_worker == 2
+    assert dispatcher._options.client_timeout_ms == 90_000
     dispatcher.start()
     dispatcher.start()
     dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(9))

@@ -62,10 +62,11 @@ def worker(options: WorkerOptions) -> None:
 
     pipelines.hide_gpus()
     malloc.manage_large_tensors()
+    from ..worker.tasks import Pipelines
     from ..worker.worker import Worker
 
     _log_to_stderr()
-    running = Worker(options)
+    running = Worker(options, pipelines=Pipelines(warm=True))
     running.start()
     # A handler in Python runs in this thread alone, once that is back in the interpreter: with a
     # lock that it has, an event could not be set; and if the kernel gives the signal to another

@@ -294,8 +294,9 @@ def from_dataset_id(
         once. The dataset must be infinite, and can be iterated over once.
       target_workers: "ANY", or "LOCAL": read from workers in this process only, or "AUTO": from
         all but those that are tagged COLOCATED and in another process, and static shards like
-        "LOCAL" if the dispatcher's deployment_mode is COLOCATED. Each worker that a job has needs
-        a reader. Who shares a job must give the same.
+        "LOCAL" if the dispatcher's deployment_mode is COLOCATED. Under DYNAMIC a worker that
+        nobody reads takes no splits; of static shards each needs a reader. Who shares a job must
+        give the same.
       initial_epoch: how many epochs of a named job are over, for trainers that begin again from a
         checkpoint. The first iteration is the next one, or what is left of it. Not with a cache,
         and of little use to a coordinated read: what has no end has but one epoch.
@@ -355,10 +356,10 @@ def _read_as_dataset(
     shared: bool,
 ) -> Dataset:
     options = tf.data.Options()
-    if False:  # as tf.data service does: what is shared must not be sharded again
+    if shared:  # as tf.data service does: what is shared must not be sharded again
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     if tf.is_symbolic_tensor(dataset_id):
-        return _read_what_is_named(reader_of, dataset_id, element_spec, options)
+        return _read_what_is_named(reader_of, dataset_id, element_spec, options, shared=shared)
     dataset_id = _text(dataset_id)
     reader = reader_of(dataset_id)
     definition = reader.definition()
@@ -383,12 +384,17 @@ def _read_as_dataset(
 
 
 def _read_what_is_named(
-    reader_of: Callable[[str], Reader], dataset_id: Any, element_spec: Any, options: Any
+    reader_of: Callable[[str], Reader],
+    dataset_id: Any,
+    element_spec: Any,
+    options: Any,
+    *,
+    shared: bool,
 ) -> Dataset:
     """The dataset whose id a function has when it is run."""
     if element_spec is None:
         raise InvalidArgument("`element_spec` must be given where `dataset_id` is a function's")
-    numbers: dict[str, int] = {}
+    numbers: dict[str, int] = {}  # of shared jobs, which dispatchers remember as well
 
     def opener(reader: Reader) -> Callable[[], Any]:
         def open_blocks() -> Any:
@@ -406,9 +412,11 @@ def _read_what_is_named(
 
     def number(dataset_id: bytes) -> np.int64:
         name = dataset_id.decode()
+        if not shared:
+            return np.int64(number_of(opener(reader_of(name)), kept=False))
         with _naming:
             if name not in numbers:  # and each iteration over it is its next epoch
-                numbers[name] = number_of(opener(reader_of(name)))
+                numbers[name] = number_of(opener(reader_of(name)), kept=True)
             return np.int64(numbers[name])
 
     found = tf.numpy_function(number, [dataset_id], tf.int64)

@@ -6,12 +6,13 @@ transport's readers what workers send. How much may lie in the inbox is bounded 
 that each worker has been given. The readers tell the dispatcher, too, if a worker's address
 refuses them: with that it can give up a dead worker at once, on which the iteration waits.
 
-The iteration ends when the dispatcher has said that it is finished, and every task that it
-has listed has ended here. A task ends when its worker says so, or when it is completed and its
-worker is gone. Where others may hand back what their trainers do not take, one that has handed out
-all that it made ends as well, once nobody has taken any of that for a while. One that the dispatcher lists no more, because it has given its worker up, is read
-on: the worker may live, and then what it has begun comes from nowhere else. It is let go when the
-iteration is finished and the worker seems dead from here, too.
+The iteration ends when the dispatcher has said that it is finished, and every task that it has
+listed has ended here. A task ends when its worker says so, or when it is completed and its worker
+is gone. Where others may hand back what their trainers do not take, one that has handed out all
+that it made ends as well, once nobody has taken any of that for a while. One that the dispatcher
+lists no more, because it has given its worker up, is read on: the worker may live, and then what it
+has begun comes from nowhere else. It is let go when the iteration is finished and the worker seems
+dead from here, too.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ HAND_BACK_S = 0.5
 """For workers to hear what a consumer that leaves hands back."""
 
 TAKE_OVER_S = 0.5
-"""How long to wait at the end for what other trainers have, if they take none of it meanwhile: those
-that train in step may wait for this one."""
+"""How long to wait at the end for what other trainers have, if they take none of it meanwhile:
+those that train in step may wait for this one."""
 
 LEAVING_S = 0.1
 """For threads to get from `blocks` back into TensorFlow."""
@@ -91,7 +92,7 @@ stopping = threading.Event()
 
 
 class Taker(Protocol):
-    """Who gives blocks to a trainer by the element. No method but `leave` is called while it does."""
+    """Who gives blocks to a trainer by the element. While it does, only `leave` is called."""
 
     def left(self) -> int:
         """How many elements of the block that it has were not given."""

@@ -22,6 +22,7 @@ from tensorflow.python.data.ops import dataset_ops, iterator_ops
 from tensorflow.python.data.util import nest
 from tensorflow.python.data.util.structure import to_tensor_list
 from tensorflow.python.framework import errors_impl, ops
+from tensorflow.python.framework.func_graph import FuncGraph
 
 from .. import malloc
 from ..blocks import Array, Block, Component, Strings, numpy_dtype
@@ -50,8 +51,11 @@ from ..pipelines.tf_data.transformations import (
     unbatched,
     until_stopped,
 )
+from .block_sources import Source, Sources
 
 SLICED_BYTES = 4 << 10  # elements that are worth a slice of their block instead of a copy
+
+MAKERS = 100  # of datasets, kept for the next of their kind
 
 NOTHING = Block(0, ())
 """What `open_blocks` may yield while no block comes, so that an iteration can be dropped then."""
@@ -67,10 +71,11 @@ class BlockIterator(Protocol):
     def close(self) -> None: ...
 
 
-def number_of(open_blocks: Callable[[], BlockIterator]) -> int:
-    """What stands for it in graphs, from now on."""
-    number = next(_numbers)
-    _open[number] = open_blocks
+def number_of(open_blocks: Callable[[], BlockIterator], *, kept: bool) -> int:
+    """What stands for it in graphs: from now on if it is `kept`, else until many others came."""
+    number = _sources.add(Source(open_blocks))
+    if not kept:
+        _sources.drop_with(number, None)
     return number
 
 
@@ -95,28 +100,40 @@ def dataset_of_blocks(
     options = options_for(specs).merge(options or tf.data.Options())
     said = options._to_proto().SerializeToString(deterministic=True)
     key = (tuple(nest.flatten(element_spec)), compressed, cardinality, said)
-    number = number_of(open_blocks) if callable(open_blocks) else open_blocks
-    if tf.executing_eagerly():
-        with _making:
-            if key not in _makers:
-                _makers[key] = _Maker(element_spec, compressed, cardinality, options)
-            built = _makers[key].make(number)
-    else:  # the functions are the user's function's, which says what becomes of them
-        built = _Maker(element_spec, compressed, cardinality, options).built(number)
     kind = _ReadyElements if _are_ready(list(map(_Column, specs)), compressed) else _Elements
-    return kind(built, element_spec, cardinality)
+    if not tf.executing_eagerly():  # the functions are the user's, which says what becomes of them
+        number: Any = open_blocks
+        if callable(open_blocks):
+            number = _sources.add(Source(open_blocks))
+            _sources.drop_with(number, _outermost_function())
+        built = _Maker(element_spec, compressed, cardinality, options).built(number)
+        return kind(built, element_spec, cardinality)
+    with _making:
+        maker = _makers.pop(key, None) or _Maker(element_spec, compressed, cardinality, options)
+        _makers[key] = maker
+        if len(_makers) > MAKERS:
+            del _makers[next(iter(_makers))]
+        number = _sources.add(Source(open_blocks, maker))
+        dataset = kind(maker.make(number), element_spec, cardinality)
+    _sources.drop_with(number, dataset)
+    return dataset
 
 
-# Both are kept for good, as TensorFlow keeps the Python functions of datasets: it may go on with
-# what it has made of one, clones for tf.distribute for instance, when the dataset itself has gone.
-_open: dict[int, Callable[[], BlockIterator]] = {}
-"""What opens the blocks of a dataset, by its number."""
+_sources = Sources()
+"""What opens the blocks of a dataset."""
 
 _makers: dict[Any, _Maker] = {}
-"""By all that they depend on."""
+"""Those that were used last, by all that they depend on; the one used longest ago comes first."""
 
 _making = threading.Lock()
-_numbers = itertools.count()
+
+
+def _outermost_function() -> Any:
+    """The graph of what is being traced, by whatever function: it is kept while that may be run."""
+    graph = ops.get_default_graph()
+    while isinstance(outer := getattr(graph, "outer_graph", None), FuncGraph):
+        graph = outer
+    return graph
 
 
 class _Maker:
@@ -295,7 +312,7 @@ def _opening(
     nothing = [_no_rows(part) for part in signature]
 
     def arrays(iteration: Any) -> list[Any]:
-        blocks = _under_way[int(iteration)]
+        blocks, _ = _under_way[int(iteration)]
         block = next(blocks)
         if block is NOTHING:
             return nothing
@@ -323,33 +340,41 @@ def _opening(
     return traced(items, number)
 
 
-_under_way: dict[int, Generator[Block, None, None]] = {}
-"""The blocks of each iteration, by its number."""
+_under_way: dict[int, tuple[Generator[Block, None, None], Source]] = {}
+"""The blocks of each iteration, by its number; with all that it needs to its end."""
 
 _iterations = itertools.count()
 
 
 def _begin(number: Any) -> Any:
     malloc.keep_large_buffers()  # only now: TensorFlow set its own when it made this iterator
+    with _as_tensorflows_errors():
+        source = _sources.use(int(number))
     iteration = next(_iterations)
-    _under_way[iteration] = _blocks_of(int(number))
+    _under_way[iteration] = _blocks_of(source), source
     return np.int64(iteration)
 
 
 def _end(iteration: Any) -> Any:
-    _under_way.pop(int(iteration)).close()
+    blocks, _ = _under_way.pop(int(iteration))
+    blocks.close()
     return np.int64(0)
 
 
-def _blocks_of(number: int) -> Generator[Block, None, None]:
-    with closing(_open[number]()) as blocks, _as_tensorflows_errors():
+def _blocks_of(source: Source) -> Generator[Block, None, None]:
+    with closing(source.open_blocks()) as blocks, _as_tensorflows_errors():
         yield from blocks
 
 
 @functools.cache
 def _turn() -> Once:
-    """What begins and ends an iteration, of whatever elements."""
-    return Once(_python(_begin), _python(_end), tf.TensorSpec([], tf.int64))
+    """What begins and ends an iteration, of whatever elements; kept for good."""
+    with _callbacks_kept() as callbacks:
+        _turns.append(callbacks)
+        return Once(_python(_begin), _python(_end), tf.TensorSpec([], tf.int64))
+
+
+_turns: list[list[Any]] = []
 
 
 def _python(function: Callable[[Any], Any]) -> Callable[[Tensor], Tensor]:

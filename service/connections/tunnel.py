@@ -20,6 +20,8 @@ from urllib.parse import unquote
 
 import grpc
 
+from . import relay
+
 _log = logging.getLogger(__name__)
 
 SERVICE = "forebay.v1.Worker"
@@ -90,8 +92,14 @@ def open_tunnel(address: str, timeout_s: float) -> socket.socket:
     """A socket that is connected to the worker at "host:port", through its gRPC server.
 
     Data sent and received on it is the connection's; closing it ends the tunnel. Raises
-    OSError if the worker does not answer in time.
+    OSError if the worker does not answer in time, or this process was forked from one that had
+    used gRPC.
     """
+    if relay.is_needed():
+        raise ConnectionError(
+            f"no tunnel through gRPC to {address}: this process was forked from one that had used "
+            "gRPC; have it started another way (multiprocessing's spawn or forkserver)"
+        )
     ours, theirs = socket.socketpair()
     tunnel = _Tunnel(address, ours)
     end = _ConsumersEnd(theirs, tunnel)

@@ -41,6 +41,7 @@ __all__ = [
     "open_pipeline",
     "open_saved",
     "response_maker",
+    "warm_up",
 ]
 
 
@@ -154,6 +155,14 @@ def load(op_libraries: Sequence[str] = ()) -> None:
 
     libraries.number_functions_apart()
     libraries.load_op_libraries(op_libraries)
+
+
+def warm_up() -> None:
+    """Run a pipeline, for what TensorFlow does but once in a process, 0.1 s of work, so that the
+    first task does not wait for that either. To be called after `load`."""
+    from .tf_data.pipeline import warm_up
+
+    warm_up()
 
 
 def nurseries() -> Nurseries:

@@ -75,7 +75,7 @@ def distribute_across(
       service: as in `register_dataset`.
       context_or_strategy: a `TaskContext`, by default that of the environment; or the
         `tf.distribute.Strategy`, which says how many replicas there are. Without a strategy each
-        task that trains is one replica.
+        task that trains is one replica; beside parameter servers there is one in all.
       job_name: of this training, the same in all tasks. A task that is started again gives it
         again; another training, or another dataset, gives another one. Each hyperparameter trial
         is a training of its own, unless they share the cache.
@@ -93,13 +93,16 @@ def distribute_across(
         Keras's `fit`. What is left of the one after them comes first. Evaluators need none.
       timeout_s: how long to wait for the dispatcher and the chief, in seconds; None: for ever.
 
-    Its auto-sharding is OFF, as the service distributes the elements.
+    Its auto-sharding is OFF, as the service distributes the elements. Under a
+    `ParameterServerStrategy` the chief alone calls, for `create_per_worker_dataset`, which also
+    takes a function that does; `initial_epoch` is not for it, as in `from_dataset_id`.
 
     Raises Unavailable if the chief has not registered it in time, or no dispatcher answers;
     FailedPrecondition if this task trains and finds, as it begins, that more epochs are over than
     `initial_epoch`, or that the training began with another number of replicas, if another chief
-    has registered something else meanwhile, and if this task is a parameter server; and what
-    `register_dataset`, `from_dataset_id`, `dataset_fn` and `TaskContext.from_env` do.
+    has registered something else meanwhile, and if this task is a parameter server, or a worker
+    beside some; and what `register_dataset`, `from_dataset_id`, `dataset_fn` and
+    `TaskContext.from_env` do.
     """
     check_job_name(job_name)
     context, replicas = _cluster_of(context_or_strategy)
@@ -171,7 +174,8 @@ def _cluster_of(given: TaskContext | Any) -> tuple[TaskContext, int]:
         context = context_of(cluster, resolver.task_type, resolver.task_id, os.environ)
     else:
         context = TaskContext.from_env()
-        if context.trains and context.num_consumers > 1:
+        alone = not parameter_servers.are_there()  # whose strategy names no cluster either
+        if alone and context.trains and context.num_consumers > 1:
             log.warning(
                 "%s trains in this process alone, which is one of %d tasks that train: each of "
                 "them learns a model of its own, from its part of the data; "

@@ -16,6 +16,7 @@ import json
 import zlib
 from collections import deque
 from collections.abc import Callable, Generator
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
@@ -184,6 +185,14 @@ class ServiceDataset:
         ahead: deque[Tree] = deque()
         failed: Exception | None = None
         agreed, more = 0, True  # how many are to be taken before all ask each other again
+        nothing: Tree | None = None
+        specs: set[str] = set()  # of batches that may be taken in the same step: one
+        try:
+            if self._exchange is not None and self._remainder == "pad":
+                nothing = self._nothing()
+                specs.add(_spec(self._put(nothing, 0)))
+        except Exception as error:  # noqa: BLE001 - told to the others, and raised
+            failed = error
         try:
             while True:
                 while more and failed is None and len(ahead) <= self._prefetch:
@@ -191,44 +200,39 @@ class ServiceDataset:
                         batch = next(batches, None)
                         if more := batch is not None:
                             ahead.append(self._put(*batch))
-                    except Exception as error:  # noqa: BLE001 - told to the others, and raised
+                    except Exception as error:  # noqa: BLE001 - the same
                         failed = error
                 if not agreed:
-                    agreed = self._agree(ahead, failed)
+                    agreed = self._agree(len(ahead), specs.union(map(_spec, ahead)), failed)
                     if not agreed:
                         return
                 agreed -= 1
-                yield ahead.popleft() if ahead else self._put(self._nothing(), 0)
+                yield ahead.popleft() if ahead else self._put(nothing, 0)
         finally:
             batches.close()
 
-    def _agree(self, ahead: deque[Tree], failed: Exception | None) -> int:
-        """How many batches all are to take now; 0 at the end. `failed` says it to all, then raises
-        it."""
+    def _agree(self, ready: int, specs: AbstractSet[str], failed: Exception | None) -> int:
+        """How many batches all are to take now, of which so many are here; 0 at the end. `failed`
+        is said to all, then raised."""
         if self._exchange is None:
-            if failed is not None and not ahead:
+            if failed is not None and not ready:
                 raise failed
-            return len(ahead)
-        spec = [(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves([*ahead][:1])]
-        mine = {
-            "ready": len(ahead),
-            "spec": zlib.crc32(repr(spec).encode()) if ahead else None,
-            "failed": None if failed is None else repr(failed),
-        }
+            return ready
+        why = None if failed is None else repr(failed)
+        mine = {"ready": ready, "specs": [*specs], "failed": why}
         said = [json.loads(each) for each in self._exchange.tell(json.dumps(mine))]
         if failed is not None:
             raise failed
-        by_process = dict(zip(self._exchange.processes, said, strict=True))
-        for process, each in by_process.items():
+        for process, each in zip(self._exchange.processes, said, strict=True):
             if each["failed"] is not None:
                 raise Unavailable(f"process {process} cannot read on: {each['failed']}")
-        if len({each["spec"] for each in said if each["ready"]}) > 1:
+        if len(specs := set().union(*(each["specs"] for each in said))) > 1:
             raise InvalidArgument(
-                f"the processes' batches differ in shape or dtype; this one's are {spec}: have "
-                "map= make equal ones of them"
+                "the processes' batches differ in shape or dtype: have map= make equal ones of "
+                f"{' and '.join(sorted(specs))}"
             )
-        ready: list[int] = [each["ready"] for each in said]
-        return max(ready) if self._remainder == "pad" else min(ready)
+        counts: list[int] = [each["ready"] for each in said]
+        return max(counts) if self._remainder == "pad" else min(counts)
 
     # -- a process's own batches, in NumPy ------------------------------------------------------
 
@@ -251,11 +255,10 @@ class ServiceDataset:
         return batch if self._map is None else self._map(batch)
 
     def _nothing(self) -> Tree:
-        """A batch of no elements: the others have some yet."""
-        block = zeros_of(self._structure, self._rows)
-        if self._batch_size is not None:
-            return self._mapped(self._layout.batch(block))
-        return self._mapped(next(self._layout.elements(zeros_of(self._structure, 1))))
+        """A batch of no elements, for when others have some yet."""
+        if self._batch_size is None:
+            return self._mapped(next(self._layout.elements(zeros_of(self._structure, 1))))
+        return self._mapped(self._layout.batch(zeros_of(self._structure, self._rows)))
 
     # -- on the devices -------------------------------------------------------------------------
 
@@ -294,6 +297,13 @@ class ServiceDataset:
         found = np.zeros((self._rows, *array.shape[1:]), array.dtype)
         found[:count] = array[:count]
         return found
+
+
+def _spec(batch: Tree) -> str:
+    """Its shapes and dtypes, in short."""
+    arrays = [f"{leaf.dtype}{[*leaf.shape]}" for leaf in jax.tree.leaves(batch)]
+    text = " ".join(arrays)
+    return text if len(text) < 1000 else f"{text:.900}… ({zlib.crc32(text.encode()):08x})"
 
 
 def _remainder(given: str | None, batch_size: int | None, *, sharded: bool) -> str:

@@ -341,7 +341,8 @@ class BlockClient(WorkerClient):
         with self._lock:
             self._give_credit(at_once=True)  # so that the worker may forget the last blocks
             known = self._receiving.over(key, end)
-            if key[1] and not isinstance(end, HandedOut):  # of one of several, that it was heard; a task's is kept as long as that
+            # Of one of several, that it was heard; a task's is kept as long as that.
+            if key[1] and not isinstance(end, HandedOut):
                 self._say_stop(*key)
         if known:
             self._deliver(*key, end)

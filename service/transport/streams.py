@@ -19,7 +19,6 @@ from typing import NamedTuple
 from ..blocks import Block, split
 from ..delivery import End, HandedOut, Subscription, TaskUnknown
 from ..errors import ProtocolError
-from ..proto import transfer_pb2 as pb
 from .messages import Key
 
 BATCH_BYTES = 256 << 10  # of small blocks leave together

@@ -81,9 +81,9 @@ class LeaseFeed:
                 source,
                 self._pool,
                 self._closed,
+                self._read,
                 observer,
                 processes,
-                self._read,
             )
             for number, source in enumerate(sources)
         ]
@@ -154,11 +154,10 @@ class _SourceLeases:
         source: ev.SplitSource,
         pool: ThreadPoolExecutor,
         closed: threading.Event,
+        read: threading.Event,
         observer: Observer,
         processes: int,
-        read: threading.Event,
     ) -> None:
-        self._read = read
         self._dispatcher = dispatcher
         self._observer = observer
         self._task_id = task_id
@@ -167,6 +166,7 @@ class _SourceLeases:
         self._grows = grows(source)
         self._pool = pool
         self._closed = closed
+        self._read = read
         self._lock = threading.Lock()
         self.draining = threading.Event()
         self._opening = -1

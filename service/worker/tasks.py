@@ -30,8 +30,13 @@ KEPT_BYTES = 32 << 20
 class Pipelines:
     """Where a worker has its tasks' pipelines from: here, from what was registered."""
 
+    _warm = False
     _nurseries = PythonRules().nurseries  # some of its own, once it has loaded
     python = PythonRules()
+
+    def __init__(self, *, warm: bool = False) -> None:
+        """`warm`: run one when they are loaded, for a process that does nothing else."""
+        self._warm = warm
 
     def load(self, op_libraries: Sequence[str]) -> None:
         """Import what pipelines need, so that the first task does not wait for it.
@@ -39,6 +44,8 @@ class Pipelines:
         Raises InvalidArgument.
         """
         pipelines.load(op_libraries)
+        if self._warm:
+            pipelines.warm_up()
         self._nurseries = pipelines.nurseries()
 
     def open(

@@ -26,6 +26,7 @@ from ..connections import tunnel
 from ..connections.dispatcher_client import DispatcherClient, parse_service
 from ..connections.grpc_server import SERVER_OPTIONS, bind, told_address
 from ..connections.protocols import GRPC, SERVED, TCP
+from ..connections.relay import grpc_is_used
 from ..delivery import AnyOutput, CachedOutput, Listener, RoundsOutput, TaskOutput
 from ..errors import ForebayError
 from ..pipelines import PythonRules
@@ -107,6 +108,7 @@ class Worker:
         self._registration = pb.WorkerHeartbeatRequest()
         self.address = ""
         self._face = ElementFace(self.runner_of)
+        grpc_is_used()
         self._grpc = grpc.server(
             ThreadPoolExecutor(
                 GRPC_THREADS + tunnel.MAX_TUNNELS, thread_name_prefix="forebay-worker-grpc"

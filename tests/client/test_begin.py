@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from forebay.service.blocks import Block, Component
 from forebay.service.client.options import ShardingPolicy
 from forebay.service.client.reader import Reader
-from forebay.service.client.tf_elements import NOTHING, dataset_of_blocks
+from forebay.service.client.tf_elements import NOTHING, _under_way, dataset_of_blocks
 from forebay.service.pipelines.tf_data.transformations import mapped, traced
 
 ONE_DEVICE = "experimental_ints_on_device"
@@ -42,6 +45,35 @@ def test_an_iterator_of_ours_has_few_functions_and_has_none_optimized(
     )
     assert len(found) <= functions
     assert [f.signature.name for f in found if not f.attr[ONE_DEVICE].b] == []
+
+
+def test_iterations_over_datasets_of_different_specs_do_not_mix_and_leave_nothing() -> None:
+    """What begins and ends them is traced once for all."""
+    closed = []
+
+    class Blocks:
+        def __init__(self, *values: Any) -> None:
+            self._blocks = iter([Block(2, (Component(np.array(own)),)) for own in values])
+
+        def __iter__(self) -> Iterator[Block]:
+            return self._blocks
+
+        def close(self) -> None:
+            closed.append(self)
+
+    numbers = dataset_of_blocks(lambda: Blocks([1, 2], [3, 4]), tf.TensorSpec([], tf.int64))
+    floats = dataset_of_blocks(lambda: Blocks([0.5, 1.5]), tf.TensorSpec([], tf.float64))
+    wrong = dataset_of_blocks(lambda: Blocks([0.5, 1.5], [1, 2]), tf.TensorSpec([], tf.int64))
+    before = set(_under_way)
+    pairs = zip(numbers, floats, strict=False)
+    assert [(int(n), float(f)) for n, f in pairs] == [(1, 0.5), (2, 1.5)]
+    # One that failed has nothing more, though it is asked again.
+    assert list(wrong.ignore_errors().as_numpy_iterator()) == []
+    assert list(numbers.as_numpy_iterator()) == [1, 2, 3, 4]
+    del pairs
+    gc.collect()
+    assert len(closed) == 4
+    assert set(_under_way) == before
 
 
 def test_an_iteration_can_be_dropped_before_a_dispatcher_answers() -> None:

@@ -21,6 +21,7 @@ from forebay.service.block_limits import cost
 from forebay.service.blocks import Block, Component
 from forebay.service.delivery import (
     End,
+    HandedOut,
     Listener,
     Order,
     OutputCancelled,
@@ -72,7 +73,9 @@ class Reading:
         self.got: list[int] = []
         self.lacking: deque[Block] = deque()
 
-    def next(self, credit: bool = True, max_elements: int | None = None) -> Block | End | None:
+    def next(
+        self, credit: bool = True, max_elements: int | None = None
+    ) -> Block | End | HandedOut | None:
         item = self.subscription.next(credit, max_elements)
         if not isinstance(item, tuple):
             return item

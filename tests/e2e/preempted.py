@@ -27,18 +27,20 @@ def save(remaining_s: float) -> None:
 
 
 def main() -> None:
-    arguments = {"processing_mode": "distributed_epoch", "job_name": "training"}
+    mode = "distributed_epoch"
     if KIND == "read":
         with service.PreemptionHandler(save, grace_period_s=float(GRACE_S)):
-            for number in service.read(TARGET, DATASET_ID, **arguments):
-                step([int(number)])
+            reading = service.read(TARGET, DATASET_ID, processing_mode=mode, job_name="training")
+            for numbers in reading:
+                step([int(numbers[0])])
         return
     import tensorflow as tf
 
-    dataset = service.from_dataset_id(service=TARGET, dataset_id=DATASET_ID, **arguments)
+    dataset = service.from_dataset_id(mode, TARGET, DATASET_ID, job_name="training")
+    dataset = dataset.map(lambda numbers: numbers[0]).batch(2)
     if KIND == "loop":
         with service.PreemptionHandler(save, grace_period_s=float(GRACE_S)):
-            for numbers in dataset.batch(2).prefetch(2):
+            for numbers in dataset.prefetch(2):
                 step(numbers.numpy().tolist())
         return
     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
@@ -55,7 +57,7 @@ def main() -> None:
     keras_model.compile()
     with service.PreemptionHandler(save, grace_period_s=float(GRACE_S)) as preemption:
         over = tf.keras.callbacks.LambdaCallback(on_epoch_end=preemption.check)
-        keras_model.fit(dataset.batch(2), epochs=1, verbose=0, callbacks=[over])
+        keras_model.fit(dataset, epochs=1, verbose=0, callbacks=[over])
 
 
 print("begins", flush=True)

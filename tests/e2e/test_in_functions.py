@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -74,6 +75,35 @@ def test_an_id_that_is_chosen_when_the_function_runs(target: str) -> None:
 
     read = tf.data.Dataset.from_tensor_slices(ids).flat_map(of)
     assert [numbers(read) for _ in range(2)] == [[0, 0, 1, 1, 2, 2, 3, 4]] * 2
+
+
+def epochs_that_runs_read(calls: Any, target: str, job_name: str | None) -> list[list[int]]:
+    """By these calls, of one function that makes a dataset, and is run three times."""
+    dataset = tf.data.Dataset.range(3)
+    dataset_id = calls.register_dataset(target, dataset)
+
+    def elements() -> tf.Tensor:
+        mine = calls.from_dataset_id(
+            "parallel_epochs", target, dataset_id, dataset.element_spec, job_name
+        )
+        nothing = tf.zeros([0], tf.int64)
+        return mine.reduce(nothing, lambda before, x: tf.concat([before, [x]], 0))
+
+    run = tf.function(elements, autograph=False)
+    return [run().numpy().tolist() for _ in range(3)]
+
+
+def test_each_run_of_a_function_reads_an_epoch(target: str) -> None:
+    """The next one of a job with a name: with TensorFlow's own calls it is the first each time,
+    which is over."""
+    epoch, theirs = [0, 1, 2], tf.data.experimental.service
+    for calls, job_name, expected in (
+        (service, None, [epoch, epoch, epoch]),
+        (service, "ours", [epoch, epoch, epoch]),
+        (theirs, None, [epoch, epoch, epoch]),
+        (theirs, "theirs", [epoch, [], []]),
+    ):
+        assert epochs_that_runs_read(calls, target, job_name) == expected, (calls, job_name)
 
 
 def test_such_an_id_needs_the_element_spec(target: str) -> None:

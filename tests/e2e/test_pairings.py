@@ -167,18 +167,23 @@ def test_static_sharding_without_a_list_of_workers(pair: Pair) -> None:
         list(pair.distributed(count(9), "DATA"))
 
 
-def test_tables_and_variables_are_registered_as_they_are(pair: Pair) -> None:
+def test_tables_variables_and_generators_are_registered_as_they_are(pair: Pair) -> None:
     keys = tf.constant([0, 1], tf.int64)
     fixed = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys + 10), -1)
     mutable = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
     mutable.insert(keys, keys + 20)
     variable = tf.Variable(30, dtype=tf.int64)
+    generator = tf.random.Generator.from_seed(1)
 
     def looked_up(x: Any) -> Any:
-        return tf.stack([fixed.lookup(x), mutable.lookup(x), x + variable])
+        drawn = generator.uniform([], 40, 1 << 40, tf.int64)
+        return tf.stack([fixed.lookup(x), mutable.lookup(x), x + variable, drawn])
 
     got = [x.numpy().tolist() for x in pair.distributed(count(3).map(looked_up))]
-    assert sorted(got, key=lambda x: x[2]) == [[10, 20, 30], [11, 21, 31], [-1, -1, 32]]
+    known = [x[:3] for x in sorted(got, key=lambda x: x[2])]
+    assert known == [[10, 20, 30], [11, 21, 31], [-1, -1, 32]]
+    first = tf.random.Generator.from_seed(1).uniform([], 40, 1 << 40, tf.int64)
+    assert int(first) in [x[3] for x in got]
 
 
 def test_a_source_that_cannot_be_split(pair: Pair, tmp_path: pathlib.Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import random
 import signal
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -15,10 +15,11 @@ from forebay import service
 
 from ..cluster import WorkerProcess
 from ..forks import Fork
-from ..standbys import wait_until
+from ..standbys import status, wait_until
 from ..stock import DispatcherProcess
 
-ELEMENTS = 600
+ELEMENTS = 400
+BLOCK = 20  # of them, at most
 PROGRAM = pathlib.Path(__file__).with_name("preempted.py")
 
 
@@ -56,16 +57,16 @@ def dispatcher() -> Iterator[DispatcherProcess]:
 
 
 def numbers(target: str, elements: int = ELEMENTS) -> str:
-    """Elements of 80 KB or so would travel as these do: some in a block, many in the credit."""
-    dataset = tf.data.Dataset.range(elements).map(lambda x: x)
+    """Elements of 400 KB: a block has some, and the credit of a trainer many of them."""
+    dataset = tf.data.Dataset.range(elements).map(lambda x: tf.fill([50_000], x))
     return service.register_dataset(target, dataset)
 
 
 def late(target: str, dataset_id: str) -> list[int]:
     """What somebody gets who comes when all others have gone."""
-    arguments = {"processing_mode": "distributed_epoch", "job_name": "training"}
-    with service.read(target, dataset_id, **arguments) as rest:
-        return [int(number) for number in rest]
+    mode = "distributed_epoch"
+    with service.read(target, dataset_id, processing_mode=mode, job_name="training") as rest:
+        return [int(elements[0]) for elements in rest]
 
 
 def require_once(trainers: Sequence[Trainer], rest: Sequence[int] = (), of: int = ELEMENTS) -> None:
@@ -85,7 +86,7 @@ def test_two_are_preempted_and_one_survives(
         ]
         wait_until(lambda: all(trainer.elements() for trainer in trainers))
         for trainer in trainers[:2]:
-            some = dice.randrange(30)
+            some = dice.randrange(10)
             wait_until(lambda trainer=trainer, some=some: len(trainer.elements()) > some)
             trainer.process.send_signal(signal.SIGTERM)
             trainer.process.send_signal(signal.SIGTERM)  # as some platforms do
@@ -93,3 +94,69 @@ def test_two_are_preempted_and_one_survives(
         for trainer in trainers[:2]:
             assert trainer.lines()[-1] == "saved" and trainer.lines().count("saved") == 1
         require_once(trainers, late(dispatcher.target, dataset_id))
+
+
+def test_who_waits_for_data_saves_and_exits(
+    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+) -> None:
+    """No worker is there."""
+    dataset_id = numbers(dispatcher.target)
+    kinds = ("read", "loop")
+    trainers = [Trainer(k, dispatcher.target, dataset_id, tmp_path / k) for k in kinds]
+    wait_until(lambda: len(consumers(dispatcher)) == len(kinds))
+    for trainer in trainers:
+        trainer.process.send_signal(signal.SIGTERM)
+    assert [(t.end(), t.lines()) for t in trainers] == [(143, ["saved"])] * len(kinds)
+
+
+def consumers(dispatcher: DispatcherProcess) -> list[int]:
+    jobs: Any = status(dispatcher)["jobs"]
+    return [i for job in jobs for of in job["iterations"] for i in range(int(of["consumers"]))]
+
+
+def test_who_does_not_come_back_from_a_step_exits_and_keeps_only_what_it_had(
+    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+) -> None:
+    with WorkerProcess(dispatcher.address):
+        dataset_id = numbers(dispatcher.target, 60)
+        stuck = Trainer("read", dispatcher.target, dataset_id, tmp_path / "0", 1000, 1.5)
+        wait_until(lambda: len(consumers(dispatcher)) == 1)
+        wait_until(lambda: begun(dispatcher) == 60)
+        stuck.process.send_signal(signal.SIGTERM)
+        rest = late(dispatcher.target, dataset_id)  # waits for what that one has
+        assert stuck.end() == 143 and not stuck.lines()
+        rest += late(dispatcher.target, dataset_id)
+        # A run's first block has one element, which is in the step, or is the first of another.
+        assert len(rest) == len(set(rest)) and len(rest) >= 60 - BLOCK
+
+
+def tasks(dispatcher: DispatcherProcess) -> int:
+    workers: Any = status(dispatcher)["workers"]
+    return sum(worker["running_tasks"] for worker in workers)
+
+
+def begun(dispatcher: DispatcherProcess) -> int:
+    jobs: Any = status(dispatcher)["jobs"]
+    return sum(s["leased"] + s["begun"] for of in jobs[0]["iterations"] for s in of["sources"])
+
+
+def test_the_dispatcher_and_a_worker_go_at_the_same_time(tmp_path: pathlib.Path) -> None:
+    """The dispatcher is needed for no element that is handed back; the worker is for its own."""
+    with DispatcherProcess(tmp_path / "journal") as dispatcher, WorkerProcess(dispatcher.address):
+        dataset_id = numbers(dispatcher.target)
+        trainers = [
+            Trainer("read", dispatcher.target, dataset_id, tmp_path / f"{i}") for i in range(3)
+        ]
+        wait_until(lambda: all(trainer.elements() for trainer in trainers))
+        dispatcher.kill()
+        trainers[0].process.send_signal(signal.SIGTERM)
+        assert trainers[0].end() == 143
+        dispatcher.restart()
+        with WorkerProcess(dispatcher.address) as second:
+            wait_until(lambda: tasks(dispatcher) == 2)
+            trainers[1].process.send_signal(signal.SIGTERM)
+            second.kill()
+        assert [trainer.end() for trainer in trainers[1:]] == [143, 0]
+        used = [number for trainer in trainers for number in trainer.elements()]
+        used += late(dispatcher.target, dataset_id)
+        assert len(used) == len(set(used))

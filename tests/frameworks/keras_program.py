@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import sys
 import warnings
+from importlib import import_module
 from typing import Any
 
 import keras
 import numpy as np
 
 import forebay.keras
+from forebay import service
 
-JAX = keras.backend.backend() == "jax"
-if JAX:
-    from forebay.jax import ServiceDataset
-else:
-    from forebay.torch import ServiceDataset
+# That of torch imports no JAX, nor the other way round.
+ServiceDataset = import_module(f"forebay.{keras.backend.backend()}").ServiceDataset
 
 STEPS = 6  # of 16
 
@@ -42,6 +41,13 @@ class Counted(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.steps[-1] += 1
+
+
+class Stops(keras.callbacks.Callback):  # type: ignore[misc]
+    """After three steps, as a user's Ctrl-C might."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.stop_training = batch == 2
 
 
 def linear() -> Any:
@@ -75,8 +81,7 @@ def fit(target: str, examples: str, unsized: str) -> None:
     assert model.evaluate(epochs(target, examples), steps=2, verbose=0)[0] < 1e-3
     predicted = model.predict(epochs(target, examples, 40), verbose=0)
     assert predicted.shape == (96, 1)
-    read = [pair for pair in forebay.service.read(target, examples)]
-    wanted = sorted(float(y[0]) for _, y in read)
+    wanted = sorted(float(y[0]) for _, y in service.read(target, examples))
     assert np.allclose(np.sort(predicted[:, 0]), wanted, atol=0.1)
 
     with warnings.catch_warnings(record=True) as said:
@@ -89,14 +94,11 @@ def fit(target: str, examples: str, unsized: str) -> None:
     # An epoch that ends early; the next one goes on in the same of the service's.
     model, counted, _ = fitted(epochs(target, examples), epochs=3, steps_per_epoch=2)
     assert counted.steps == [2, 2, 2]
-    stop = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: (
-            batch == 3 and setattr(stop.model, "stop_training", 1)
-        )
-    )
-    model = linear()
-    model.fit(epochs(target, examples), epochs=1, callbacks=[stop], verbose=0)
-    model.fit(epochs(target, examples), epochs=2, verbose=0)
+    again = epochs(target, examples)
+    model.fit(again, epochs=1, callbacks=[Stops()], verbose=0)
+    counted = Counted()
+    model.fit(again, epochs=2, callbacks=[counted], verbose=0)
+    assert counted.steps == [STEPS, STEPS], counted.steps
 
 
 def weigh(target: str, named: str, classes: str) -> None:

@@ -124,6 +124,51 @@ def test_a_trace_is_made_once_by_runs_that_begin_together() -> None:
     assert len(made) == 1
 
 
+def test_datasets_whose_elements_are_alike_share_what_drives_them(traces: Traces) -> None:
+    tens, ones = count(10).map(lambda i: i * 10), count(1 << 40).map(lambda i: i + 1)
+    floats = count(3).map(lambda i: tf.cast(i, tf.float32))
+    named = count(3).map(lambda i: {"a": i})
+    unread = runs_of(ones)()
+    blocks = unread.blocks()  # of a step that goes on meanwhile
+    first = next(blocks).components[0].values
+    assert first.tolist() == [1]
+    run = runs_of(tens)()
+    assert run._trace._drive is unread._trace._drive
+    assert values(run) == [*range(0, 100, 10)]
+    for other, expected in ((floats, [0.0, 1.0, 2.0]), (named, [0, 1, 2]), (count(3), [0, 1, 2])):
+        run = runs_of(other)()  # of another dtype, in a dict, in packs
+        assert run._trace._drive is not unread._trace._drive
+        assert values(run) == expected
+    wait_for_steps()
+    traces.forget_idle()  # but what drives the one that goes on
+    assert values(runs_of(tens)()) == [*range(0, 100, 10)]
+    assert sum(block.count for block in itertools.islice(blocks, 2)) > 0
+    blocks.close()
+
+
+def test_what_drives_goes_with_the_last_dataset_that_it_drove(traces: Traces) -> None:
+    run = runs_of(count(5).map(lambda i: tf.stack([i, i, i])))()
+    drive = weakref.ref(run._trace._drive)
+    assert len(values(run)) == 15
+    del run
+    wait_for_steps()
+    gc.collect()
+    assert drive() is not None  # kept for the next
+    traces.forget_idle()
+    gc.collect()
+    assert drive() is None
+
+
+def test_warming_up_leaves_no_trace(traces: Traces) -> None:
+    """For the first task it is run, and by none after it."""
+    pipelines.warm_up()
+    assert len(made) == 1
+    wait_for_steps()
+    gc.collect()
+    assert not traces._entries
+    assert made[0]() is None
+
+
 def test_what_is_not_the_same_has_a_trace_of_its_own() -> None:
     dataset = count(100).map(lambda i: i * 10)
     run = runs_of(dataset)

@@ -211,7 +211,7 @@ class Trainer(Node):
 
     def _read(self, reader: Reader) -> bool:
         """Read an epoch; of one without an end, enough, and say whether it was."""
-        rng, oracle = self.kernel.rng, self.kernel.oracle
+        rng = self.kernel.rng
         left = len(self.job.pipeline.places()) if self.job.pipeline.endless else -1
         with closing(reader.iterate()) as blocks:
             for block in blocks:
@@ -290,7 +290,10 @@ class Job:
         self.step_s = step_s  # a trainer's time for a block
         self.leaves = leaves  # the chance that it leaves the epoch after a block
         self.preempted = preempted  # that it is told to stop
-        self.hands_back = name is not None and policy in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
+        self.hands_back = name is not None and policy in (
+            ShardingPolicy.OFF,
+            ShardingPolicy.DYNAMIC,
+        )
         self.seen: set[int] = set()  # iterations of which a trainer had an element
         self.registered: set[str] = set()  # ids of datasets
         is_dynamic = policy is ShardingPolicy.DYNAMIC

@@ -228,8 +228,9 @@ class Run:
         again, or came to the end."""
         scenario = self.scenario
         is_shared = scenario.mode in ("shared", "save") and scenario.named
-        endless = scenario.pipeline.endless or scenario.leaves or scenario.removals
-        if scenario.faults or self.oracle.elements_may_not_come_back or endless or not is_shared:
+        partly = scenario.pipeline.endless or scenario.leaves or scenario.removals
+        harmed = scenario.faults or self.oracle.elements_may_not_come_back or self.oracle.failed
+        if partly or harmed or not is_shared:
             return []
         return sorted(self.job.seen - self.oracle.books.finished)
 

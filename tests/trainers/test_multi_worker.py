@@ -198,6 +198,26 @@ def test_a_shared_job(target: str) -> None:
         assert sorted(own) == list(range(600))
 
 
+FITTED = """
+import keras
+
+pairs = tf.data.Dataset.range(8).map(lambda i: (tf.fill([1], tf.cast(i, tf.float32)), 0.0)).batch(4)
+for dataset in (pairs, pairs.apply(service.distribute("parallel_epochs", target))):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    try:
+        model.fit(dataset, shuffle=False, verbose=0)
+    except ValueError as error:
+        say("(PerReplica:" in str(error))
+"""
+
+
+def test_what_keras_cannot_do_it_cannot_without_a_service_either(target: str) -> None:
+    """Its `fit` takes no batch of this strategy's for a tensor: README says so."""
+    assert said_by(started(BEGINS + FITTED + ENDS, 2, target)) == [[True, True]] * 2
+
+
 RESTARTED = """
 first, last = map(int, sys.argv[2:])
 dataset = service.distribute_across(

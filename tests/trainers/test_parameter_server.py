@@ -12,8 +12,10 @@ from .clusters import said, start
 
 TASK = """
 import json
+import logging
 import os
 import sys
+import types
 import tensorflow as tf
 from forebay import service
 
@@ -48,6 +50,9 @@ print(json.dumps(sorted(x for batch in across() for x in batch.numpy().tolist())
 """
 
 CHIEF = """
+warned = []
+log = logging.getLogger("forebay")
+log.addHandler(logging.StreamHandler(types.SimpleNamespace(write=warned.append, flush=int)))
 strategy = tf.distribute.ParameterServerStrategy(resolver)
 coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 
@@ -99,6 +104,7 @@ for name, how in (("shared", {}), ("shared", {"initial_epoch": 1})):
         service.distribute_across(numbers, target, strategy, job_name=name, **how)
     except (ValueError, tf.errors.FailedPreconditionError) as error:
         print(error, flush=True)
+print(len(warned), flush=True)
 os._exit(0)  # as TensorFlow cannot take the servers of a cluster down
 """
 
@@ -132,9 +138,10 @@ def test_a_coordinator_goes_on_when_its_workers_are_killed(target: str) -> None:
         for index in range(2):
             assert server("worker", index).first_line() == refused[index]
         chief.close_input()
-        read, *errors = said(chief)
+        read, *errors, warnings = said(chief)
         times = json.loads(read)
         assert {*times} <= {0, 1} and sum(times) >= 1800, "some were on their way to the killed"
         assert "give another job_name" in errors[0]
         assert "TensorFlow's own operations read" in errors[1]
+        assert warnings == "0"
         assert json.loads(said(evaluator)[0]) == [*range(2000)]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
+
+import pytest
 
 from .. import forks
 
 REPLICAS = """
 import sys
 import tensorflow as tf
+from tensorflow.python.data.experimental.ops.distribute import replicate
 from forebay import service
 
 target = sys.argv[1]
@@ -122,6 +126,17 @@ ends = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: 
 model.fit(read(pairs, "of Keras"), epochs=2, shuffle=False, verbose=0, callbacks=[ends])
 assert taken == [0, 1, 0, 1], taken
 
+# Clones on other devices, as TPUStrategy makes them on the CPUs of its hosts. It wants batches of
+# one size, whose shapes are known.
+dataset = service.distribute_across(
+    lambda _: tf.data.Dataset.range(9).batch(2, drop_remainder=True), target, job_name="cloned"
+)
+assert dataset.element_spec.shape == [2]
+device = "/job:localhost/replica:0/task:0/device:CPU:1"
+cloned = replicate(dataset, [device])[device]
+del dataset
+assert sorted(int(x) for batch in cloned for x in batch) == [*range(8)]
+
 # One device.
 strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
 distributed = strategy.experimental_distribute_dataset(read(tf.data.Dataset.range(6).batch(4)))
@@ -135,3 +150,57 @@ def test_replicas_in_one_process(target: str, tmp_path: pathlib.Path) -> None:
     program.write_text(REPLICAS)
     run = forks.run([str(program), target], timeout_s=100)
     assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
+
+
+RESTARTED = """
+import json
+import os
+import sys
+import tensorflow as tf
+from forebay import service
+
+target, kind, directory = sys.argv[1:]
+(cpu,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+if kind == "mirrored":
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+else:
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+over = tf.Variable(0)
+checkpoints = tf.train.CheckpointManager(tf.train.Checkpoint(over=over), directory, max_to_keep=1)
+again = checkpoints.restore_or_initialize() is not None
+
+
+def numbers(context):
+    return tf.data.Dataset.range(600).batch(12)
+
+
+dataset = service.distribute_across(
+    numbers, target, strategy, job_name=kind, initial_epoch=int(over), max_outstanding_requests=4
+)
+distributed = strategy.experimental_distribute_dataset(dataset)
+for epoch in range(int(over), 3):
+    for step, batch in enumerate(distributed):
+        own = [int(x) for part in strategy.experimental_local_results(batch) for x in part]
+        print(json.dumps([epoch, own]), flush=True)
+        if not again and (epoch, step) == (1, 3):
+            os.kill(os.getpid(), 9)
+    over.assign_add(1)
+    checkpoints.save()
+"""
+
+
+@pytest.mark.parametrize("kind", ["mirrored", "one device"])
+def test_a_trainer_that_is_killed_begins_again_from_its_checkpoint(
+    target: str, tmp_path: pathlib.Path, kind: str
+) -> None:
+    """With what is left of the epoch that it was in."""
+    arguments = ["-c", RESTARTED, target, kind, str(tmp_path)]
+    runs = [forks.run(arguments) for _ in range(2)]
+    assert [run.returncode for run in runs] == [-9, 0], runs[1].stderr
+    steps = [[json.loads(line) for line in run.stdout.splitlines()] for run in runs]
+    for epoch in range(3):
+        own = [x for run in steps for number, step in run if number == epoch for x in step]
+        assert len(own) == len({*own}), f"epoch {epoch} has elements twice"
+        assert epoch == 1 or sorted(own) == list(range(600))
+    assert steps[1][0][0] == 1, "what was left of it"

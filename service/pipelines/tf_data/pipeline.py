@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +21,7 @@ from .element_specs import component_specs
 from .feeds import TracedGraph
 from .run import TfDataRun
 from .seeds import key_of
+from .split_sources import split_sources
 from .traces import BundleTrace, L, RunTrace, T, Traces
 
 TRACES = Traces()
@@ -134,6 +135,31 @@ class TfDataPipeline:
             last = not bundles.users
         if last:
             bundles.drivers.when_ended(bundles.release)
+
+
+def warm_up() -> None:
+    """Run a small pipeline of leased splits, which calls a function, to its end."""
+    dataset = tf.data.Dataset.range(1).map(tf.identity)
+    graph = bytes(dataset._as_serialized_graph().numpy())
+    sources = [source.splits for source in split_sources(graph)]
+    pipeline = TfDataPipeline(graph, sources, element_spec=dataset.element_spec)
+    list(pipeline.run(_OneSplit(sources)).blocks())
+    pipeline.close()
+    TRACES.forget_idle()
+
+
+class _OneSplit:
+    """A feed of one split."""
+
+    def __init__(self, sources: Sequence[ev.SplitSource]) -> None:
+        self.sources = sources
+        self._left = [SplitRange(0, 1, 0)]
+
+    def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
+        return self._left.pop() if self._left else None
+
+    def is_over(self, sources: Iterable[int]) -> bool:
+        return not self._left
 
 
 class _Bundles:

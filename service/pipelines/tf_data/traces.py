@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar, cast
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import compression_ops
 from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.data.util import nest
 
 from ... import structure
 from ..splits import SplitFeed
@@ -71,7 +72,6 @@ class Trace:
         self._compressed = compressed
         raw = graph.component_specs
         specs = list(raw) if element_spec is None else component_specs(element_spec)
-        self._specs = specs
         alone = compressed or graph.calls_functions
         self._pack = 1 if alone else min(elements_per_pack(specs), graph.most_at_once)
         self.shapes = [spec.shape for spec in specs] if self._pack > 1 else None
@@ -182,6 +182,7 @@ class Drive:
         self._function = concrete(lambda *own: [function(*own)], inputs)
 
     def call(self, *inputs: Tensor) -> None:
+        """Until there are no more. Raises TensorFlow's errors."""
         with self._places.taken() as place:
             call_as_it_is(self._function, *inputs, place=place)
 
@@ -210,8 +211,10 @@ class RunTrace(Trace):
             return self._drained(fed, stop, again, tf.data.Options(), enqueue)
 
         handles = [tf.TensorSpec([], tf.resource)] * (2 + len(self._queues))
-        nesting = None if element_spec is None else structure.encode(element_spec)
-        layout = nesting, tuple(self._specs), graph.component_specs
+        nesting, leaves = None, ()
+        if element_spec is not None:
+            nesting, leaves = structure.encode(element_spec), tuple(nest.flatten(element_spec))
+        layout = graph.component_specs, nesting, leaves
         key = *layout, compressed, block_bytes, self._pack
         with _making:
             self._drive = _drives.get(key)

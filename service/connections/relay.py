@@ -1,0 +1,208 @@
+"""Calls for a process that was forked from one which had used gRPC.
+
+What gRPC's threads held when it was forked is held for ever there: about one such process in a
+hundred waits for ever as it opens a channel. DataLoaders and users fork, so the fork has a program
+of its own make its calls: this file. It ends with the process that started it.
+
+For each call a socket is passed to it, over which go frames: method, address, timeout, request;
+back come the status, its details, the leader's address, and the answer.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+
+from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY
+
+_LENGTH = struct.Struct("<Q")
+
+_used = False
+_is_needed = False
+_control: socket.socket | None = None  # of the program
+_program: subprocess.Popen[bytes] | None = None
+_lock = threading.Lock()
+
+
+def grpc_is_used() -> None:
+    """By this process, from now on."""
+    global _used
+    _used = True
+
+
+def is_needed() -> bool:
+    """Whether this process is a fork of one that had used gRPC."""
+    return _is_needed
+
+
+def _after_fork() -> None:
+    global _is_needed, _control, _lock
+    _is_needed = _is_needed or _used
+    if _control is not None:
+        _control.close()
+    _control, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Failed(grpc.RpcError):
+    """As gRPC's own errors of calls."""
+
+    def __init__(self, code: grpc.StatusCode, details: str, leader: str = "") -> None:
+        super().__init__(f"{code.name}: {details}")
+        self._said = code, details, leader
+
+    def code(self) -> grpc.StatusCode:
+        return self._said[0]
+
+    def details(self) -> str:
+        return self._said[1]
+
+    def trailing_metadata(self) -> Any:  # pairs
+        return ((LEADER_KEY, self._said[2]),) if self._said[2] else ()
+
+
+class RelayedChannel:
+    """What a dispatcher's client needs of a grpc.Channel. Thread-safe."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._calls: set[socket.socket] = set()
+        self._closed = False
+
+    def unary_unary(
+        self,
+        method: str,
+        *,
+        request_serializer: Callable[[Any], bytes],
+        response_deserializer: Callable[[bytes], Any],
+    ) -> Callable[..., Any]:
+        def call(request: Any, *, timeout: float) -> Any:
+            if self._closed:
+                raise ValueError("the channel is closed")
+            asked = [method.encode(), self._address.encode(), str(timeout).encode()]
+            try:
+                code, details, leader, answer = self._relayed([*asked, request_serializer(request)])
+            except (OSError, EOFError) as error:  # the program has gone, or `close` was called
+                raise Failed(grpc.StatusCode.UNAVAILABLE, f"the relay: {error!r}") from error
+            if code:
+                raise Failed(grpc.StatusCode[code.decode()], details.decode(), leader.decode())
+            return response_deserializer(answer)
+
+        return call
+
+    def _relayed(self, frames: Sequence[bytes]) -> list[bytes]:
+        with _passed() as own:
+            self._calls.add(own)
+            try:
+                if self._closed:
+                    raise EOFError("closed")
+                for frame in frames:
+                    _send(own, frame)
+                return [_receive(own) for _ in range(4)]
+            finally:
+                self._calls.discard(own)
+
+    def close(self) -> None:
+        self._closed = True
+        for own in [*self._calls]:
+            own.shutdown(socket.SHUT_RDWR)
+
+
+def _passed() -> socket.socket:
+    """A socket whose other end the program has; which is started, if it does not run."""
+    global _control, _program
+    own, other = socket.socketpair()
+    with _lock, other:
+        try:
+            if _control is not None:
+                socket.send_fds(_control, [b"call"], [other.fileno()])
+                return own
+        except OSError:
+            pass  # it has gone
+        _control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+            _program = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            )
+        socket.send_fds(_control, [b"call"], [other.fileno()])
+    return own
+
+
+def _send(end: socket.socket, frame: bytes) -> None:
+    end.sendall(_LENGTH.pack(len(frame)) + frame)
+
+
+def _receive(end: socket.socket) -> bytes:
+    (size,) = _LENGTH.unpack(_exactly(end, _LENGTH.size))
+    return _exactly(end, size)
+
+
+def _exactly(end: socket.socket, size: int) -> bytes:
+    parts = []
+    while size:
+        if not (part := end.recv(min(size, 1 << 20))):
+            raise EOFError("it ended")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+# -- the program -----------------------------------------------------------------------------------
+
+
+def _serve(control: socket.socket) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for who started it to think of
+    channels: dict[str, grpc.Channel] = {}
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 16, 1)
+        if not message:
+            os._exit(0)
+        end = socket.socket(fileno=descriptors[0])
+        threading.Thread(target=_answer, args=(end, channels), daemon=True).start()
+
+
+def _answer(end: socket.socket, channels: dict[str, grpc.Channel]) -> None:
+    with end:
+        try:
+            method, address, timeout, request = (_receive(end) for _ in range(4))
+            with _lock:
+                channel = channels.get(address.decode())
+                if channel is None:
+                    channel = grpc.insecure_channel(
+                        address.decode(), options=DISPATCHER_CHANNEL_OPTIONS
+                    )
+                    channels[address.decode()] = channel
+            found = [b"", b"", b"", b""]
+            try:
+                call = channel.unary_unary(method.decode(), _as_it_is, _as_it_is)
+                found[3] = call(request, timeout=float(timeout))
+            except grpc.RpcError as error:
+                said: Any = error
+                leader = dict(said.trailing_metadata() or ()).get(LEADER_KEY, "")
+                found[:3] = [
+                    text.encode() for text in (said.code().name, said.details() or "", leader)
+                ]
+            for frame in found:
+                _send(end, frame)
+        except (OSError, EOFError):
+            pass  # nobody waits for the answer any more
+
+
+def _as_it_is(data: bytes) -> bytes:
+    return data
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))

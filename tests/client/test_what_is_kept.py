@@ -1,0 +1,128 @@
+"""Datasets of blocks come and go, and what was kept for them goes with them: not before."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops
+
+from forebay import service
+from forebay.service.blocks import Block, Component
+from forebay.service.client import block_sources, tf_elements
+from forebay.service.client.tf_elements import dataset_of_blocks
+
+SPEC = tf.TensorSpec([], tf.int64)
+
+
+@pytest.fixture(autouse=True)
+def little_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_sources, "DROPPED", 3)
+    monkeypatch.setattr(tf_elements, "MAKERS", 2)
+    monkeypatch.setattr(tf_elements, "_makers", {})
+    monkeypatch.setattr(tf_elements, "_sources", block_sources.Sources())
+
+
+def blocks(numbers: Any) -> Generator[Block, None, None]:
+    for number in numbers:
+        yield Block(1, (Component(np.array([number], np.int64)),))
+
+
+def dataset(first: int, spec: Any = SPEC) -> Any:
+    return dataset_of_blocks(lambda: blocks(range(first, first + 3)), spec)
+
+
+def read(of: Any) -> list[int]:
+    return [int(number) for number in of]
+
+
+def others(number: int = 10) -> None:
+    """Are made, read and dropped."""
+    for first in range(number):
+        assert read(dataset(first)) == [first, first + 1, first + 2]
+    gc.collect()
+
+
+def graph_of(of: Any) -> Any:
+    """The same, of which Python knows nothing; as are clones for tf.distribute."""
+    return dataset_ops._VariantDataset(of._variant_tensor, of.element_spec)
+
+
+def test_what_was_dropped_is_kept_for_a_while() -> None:
+    cloned = graph_of(dataset(100))
+    for _ in range(10):
+        others(2)
+        assert read(cloned) == [100, 101, 102], "the ones used last are kept"
+    assert len(tf_elements._sources) <= 3 + 1
+    others()
+    with pytest.raises(tf.errors.UnknownError, match="the program dropped this dataset, and 3 oth"):
+        read(cloned)
+
+
+def test_what_the_program_has_is_kept() -> None:
+    held = [dataset(first) for first in range(10)]
+    behind = [dataset(first).map(lambda i: i).batch(1).unbatch() for first in range(10)]
+    others()
+    for some in (held, behind):
+        assert [read(each) for each in some] == [[i, i + 1, i + 2] for i in range(10)]
+
+
+def test_an_iteration_goes_on() -> None:
+    """When nothing is kept that it came from, nor any dataset of its kind."""
+    iterator = iter(graph_of(dataset(100)))
+    assert int(next(iterator)) == 100
+    others()
+    for dtype in (tf.int32, tf.int16, tf.int8):
+        dataset(0, tf.TensorSpec([], dtype))
+    gc.collect()
+    assert read(iterator) == [101, 102]
+    del iterator
+    assert not tf_elements._under_way
+
+
+def test_a_function_can_be_run_for_as_long_as_it_is_there() -> None:
+    def of_all() -> Any:
+        return dataset(100).reduce(tf.constant(0, tf.int64), lambda a, b: a + b)
+
+    total = tf.function(of_all, autograph=False)  # which users' datasets never meet
+    for _ in range(3):
+        assert int(total()) == 303
+        others()
+    with_it = len(tf_elements._sources)
+    del total
+    gc.collect()
+    others()
+    assert len(tf_elements._sources) == with_it - 1
+
+
+def test_kinds_of_datasets_are_bounded() -> None:
+    kinds = [tf.TensorSpec([None] * rank, tf.int64) for rank in range(1, 7)]
+    held = [dataset(0, spec) for spec in kinds]
+    assert len(tf_elements._makers) == 2
+    del held
+    others()
+    makers = [each for each in gc.get_objects() if isinstance(each, tf_elements._Maker)]
+    assert len(makers) <= 2 + 3 + 1
+
+
+def test_ids_that_functions_have_read_are_bounded() -> None:
+    with (
+        service.DispatchServer() as dispatcher,
+        service.WorkerServer(service.WorkerConfig(dispatcher.address)),
+    ):
+        ids = [
+            service.register_dataset(dispatcher.target, tf.data.Dataset.range(number))
+            for number in range(1, 11)
+        ]
+
+        def of(dataset_id: tf.Tensor) -> tf.data.Dataset:
+            return service.from_dataset_id("parallel_epochs", dispatcher.target, dataset_id, SPEC)
+
+        found = tf.data.Dataset.from_tensor_slices(ids).flat_map(of)
+        for _ in range(2):
+            assert read(found) == [i for number in range(1, 11) for i in range(number)]
+        assert len(tf_elements._sources) <= 3 + 1

@@ -1,0 +1,167 @@
+"""Who leaves in order hands back what its trainer did not take: nothing is lost, or doubled."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.service.blocks import Block, split
+from forebay.service.delivery import (
+    ANY,
+    AnyBlock,
+    AnyOutput,
+    EndOfTask,
+    HandedOut,
+    RoundsOutput,
+    Subscription,
+    TaskFailed,
+    TaskUnknown,
+)
+from forebay.service.delivery.orders import Rounds
+
+from .contract import ROOM, TIMEOUT_S, Ledger, Reader, block, numbers
+
+HANDS_BACK = AnyBlock(hands_back=True)
+
+
+class Trainer(Reader):
+    """Takes elements one by one, in the order in which they came."""
+
+    def __init__(self, output: AnyOutput) -> None:
+        super().__init__(output, HANDS_BACK)
+        self.took: list[int] = []
+        self.of_next = 0  # elements of the first block that it has
+
+    def take(self) -> None:
+        self.took.append(numbers(self.lacking[0])[self.of_next])
+        self.of_next += 1
+        if self.of_next == self.lacking[0].count:
+            self.of_next = 0
+            self.receive(1)
+
+    def leave(self) -> None:
+        left = list(self.lacking)
+        if self.of_next:
+            head, left[0] = split(left[0], self.of_next)
+            self.subscription.received([head])
+        self.subscription.hand_back(left)
+        self.subscription.close()
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_whoever_leaves_whenever(data: st.DataObject) -> None:
+    ledger = Ledger()
+    output = AnyOutput(ROOM, ledger)
+    trainers = [Trainer(output) for _ in range(data.draw(st.integers(1, 3)))]
+    stock = Reader(output, ANY)  # who hands nothing back, and is not waited for
+    gone: list[Trainer] = []
+    total = 0
+    for _ in range(data.draw(st.integers(0, 40), "steps")):
+        match data.draw(st.sampled_from(["put", "next", "next", "stock", "take", "take", "leave"])):
+            case "put":
+                size = data.draw(st.integers(1, 5), "size")
+                output.put(block(total, size))
+                total += size
+            case "next":
+                data.draw(st.sampled_from(trainers)).next(max_elements=3)
+            case "stock" if isinstance(stock.next(), Block):
+                stock.receive(1)
+            case "take":
+                trainer = data.draw(st.sampled_from(trainers))
+                if trainer.lacking:
+                    trainer.take()
+            case "leave":
+                gone.append(trainers.pop(data.draw(st.integers(0, len(trainers) - 1))))
+                gone[-1].leave()
+                trainers.append(Trainer(output))
+    output.finish()
+    last = Trainer(output)
+    while trainers:
+        for trainer in [last, *trainers]:
+            while isinstance(trainer.next(), Block):
+                pass
+        held = sum(b.count for t in trainers for b in t.lacking)
+        mine = last.subscription.next(credit=True)
+        assert mine == (HandedOut(held) if held else EndOfTask())
+        assert output.wait_drained(0) == (not held and not last.lacking)
+        trainer = trainers.pop()
+        gone.append(trainer)
+        trainer.leave()
+    while isinstance(last.next(), Block):
+        pass
+    assert last.next() == EndOfTask(), "it is the last one that has any"
+    while last.lacking:
+        assert not output.wait_drained(0)
+        last.take()
+    assert output.wait_drained(0)
+    used = [number for trainer in [*gone, last] for number in trainer.took]
+    assert sorted([*used, *stock.got]) == [*range(total)]
+    assert ledger.total == total and not ledger.dropped_parts
+
+
+def test_what_is_handed_back_comes_first_and_in_its_order() -> None:
+    output = AnyOutput()
+    leaving, other = Trainer(output), Trainer(output)
+    for number in range(4):
+        output.put(block(number, 1))
+    for _ in range(3):
+        leaving.next()
+    leaving.leave()
+    for _ in range(4):
+        other.next()
+    assert other.got == [0, 1, 2, 3]
+
+
+def test_who_is_killed_hands_nothing_back_and_is_waited_for_no_longer() -> None:
+    ledger = Ledger()
+    output = AnyOutput(ROOM, ledger)
+    killed, other = Trainer(output), Trainer(output)
+    output.put(block(0, 3))
+    output.finish()
+    killed.next()
+    assert other.next() == HandedOut(3)
+    killed.close()
+    assert other.next() == EndOfTask() and output.wait_drained(0)
+    assert sum(part.count for part in ledger.dropped_parts) == 3
+
+
+def test_a_worker_that_goes_waits_for_nobody() -> None:
+    output = AnyOutput()
+    slow, other = Trainer(output), Trainer(output)
+    output.put(block(0, 1))
+    output.finish()
+    slow.next()
+    told: list[object] = []
+    output.on_change(told.append)
+    waiting = threading.Thread(target=output.wait_drained, args=[TIMEOUT_S])
+    waiting.start()
+    output.forgo_handing_back()
+    waiting.join(TIMEOUT_S)
+    assert not waiting.is_alive() and told == [output] and other.next() == EndOfTask()
+
+
+def test_an_error_and_the_end_of_a_task_wait_for_nobody() -> None:
+    for end in (TaskFailed("DATA_LOSS", "torn"), TaskUnknown()):
+        output = AnyOutput(ROOM, ledger := Ledger())
+        slow, other = Trainer(output), Trainer(output)
+        output.put(block(0, 1))
+        slow.next()
+        if isinstance(end, TaskFailed):
+            output.fail(end.code, end.message)
+        else:
+            output.cancel()
+        assert other.next() == end and output.wait_drained(0)
+        slow.leave()
+        assert isinstance(other.next(), Block) == isinstance(end, TaskFailed)
+        assert len(ledger.dropped_parts) == isinstance(end, TaskUnknown)
+
+
+def test_other_policies_hand_nothing_back() -> None:
+    subscription = RoundsOutput(1).open(Rounds(0, 1))
+    assert isinstance(subscription, Subscription) and not subscription.hands_back
+    with pytest.raises(TypeError, match="hands nothing back"):
+        subscription.hand_back([])

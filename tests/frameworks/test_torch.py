@@ -1,0 +1,383 @@
+"""`forebay.torch.ServiceDataset`, in programs such as users write."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+from forebay import service
+
+from ..trainers.conftest import target
+from .programs import said_by
+
+__all__ = ["target"]
+
+BEGINS = """
+import json
+import sys
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from forebay import service
+from forebay.torch import ServiceDataset
+
+target, *ids = sys.argv[1:]
+
+
+def say(what):
+    print(json.dumps(what), flush=True)
+"""
+
+
+def mixed(i: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Of each kind that PyTorch has something for."""
+    numbers = tf.fill([2, 3], i)
+    return {
+        "scalar": i,
+        "pair": (tf.cast(numbers, tf.float32) / 3, i % 2 == 0),
+        **{
+            name: tf.cast(numbers, getattr(tf, name))
+            for name in ("uint8", "uint16", "uint32", "uint64", "bfloat16", "float16", "complex64")
+        },
+        "text": tf.strings.as_string(i),
+    }
+
+
+MIXED = """
+class Plain(IterableDataset):
+    def __iter__(self):
+        for i in range(101):
+            numbers = np.full([2, 3], i)
+            dtypes = ("uint8", "uint16", "uint32", "uint64", "float16", "complex64")
+            yield {
+                "scalar": torch.tensor(i),
+                "pair": (numbers.astype(np.float32) / np.float32(3), torch.tensor(i % 2 == 0)),
+                **{name: numbers.astype(name) for name in dtypes},
+                "bfloat16": torch.tensor(numbers).to(torch.bfloat16),
+                "text": b"%d" % i,
+            }
+
+
+def same(one, other):
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        one, other = [*one.values()], [other[key] for key in one]
+    if isinstance(one, (list, tuple)):
+        assert len(one) == len(other), (one, other)
+        for pair in zip(one, other):
+            same(*pair)
+    elif isinstance(one, torch.Tensor):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert torch.equal(one, other)
+    else:
+        assert one == other, (one, other)
+
+
+def ours(**how):
+    return ServiceDataset(target, ids[0], processing_mode="parallel_epochs", **how)
+
+
+for workers in (0, 1):
+    whole = [*DataLoader(Plain(), batch_size=None)]
+    same([*DataLoader(ours(), batch_size=None, num_workers=workers)], whole)
+    for size, drop in ((1, False), (7, False), (7, True), (1000, False), (1000, True)):
+        plain = [*DataLoader(Plain(), batch_size=size, drop_last=drop)]
+        loader = DataLoader(ours(), batch_size=size, drop_last=drop, num_workers=workers)
+        same([*loader], plain)
+        batched = ours(batch_size=size, drop_remainder=drop)
+        same([*DataLoader(batched, batch_size=None, num_workers=workers)], plain)
+        same([*batched], plain)
+"""
+
+
+def test_batches_are_those_of_a_plain_loader(frameworks: pathlib.Path, target: str) -> None:
+    """Over the same data: dtypes, shapes, nesting, order, and remainders."""
+    dataset_id = service.register_dataset(target, tf.data.Dataset.range(101).map(mixed))
+    assert said_by(frameworks, BEGINS + MIXED, target, dataset_id) == []
+
+
+SHAPES = """
+def seen(value):
+    if isinstance(value, torch.Tensor):
+        return [str(value.dtype), value.float().tolist()]
+    if hasattr(value, "_fields"):
+        return {name: seen(getattr(value, name)) for name in value._fields}
+    return [*map(seen, value)] if isinstance(value, list) else value.decode()
+
+
+def first(**how):
+    dataset = ServiceDataset(target, ids[0], processing_mode="parallel_epochs", **how)
+    found = next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
+    say({key: seen(value) for key, value in found.items()})
+
+
+first()
+first(batch_size=3)
+first(batch_size=3, pad_value=-1)
+first(batch_size=3, pad_value={"tokens": 7})
+"""
+
+
+def test_shapes_that_differ(frameworks: pathlib.Path, target: str) -> None:
+    def shapes(i: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {
+            "float8": tf.cast(tf.fill([i], 0.5), tf.dtypes.experimental.float8_e4m3fn),
+            "point": tf.sparse.from_dense(tf.one_hot(i, 2)),
+            "rows": tf.RaggedTensor.from_row_lengths(tf.range(i + 1), [i, 1]),
+            "tokens": tf.range(i),
+            "words": tf.fill([1, 2], b"w"),
+        }
+
+    dataset_id = service.register_dataset(target, tf.data.Dataset.range(1, 9).map(shapes))
+    element, lists, padded, mixed = said_by(frameworks, BEGINS + SHAPES, target, dataset_id)
+    halves = [["torch.float8_e4m3fn", [0.5] * i] for i in (1, 2, 3)]
+    points = [
+        {
+            "indices": ["torch.int64", [[1.0]] if i == 1 else []],
+            "values": ["torch.float32", [1.0] if i == 1 else []],
+            "dense_shape": ["torch.int64", [2.0]],
+        }
+        for i in (1, 2, 3)
+    ]
+    rows = [
+        {
+            "values": ["torch.int64", [*range(i + 1)]],
+            "row_splits": ["torch.int64", [0, i, i + 1]],
+        }
+        for i in (1, 2, 3)
+    ]
+    tokens = [["torch.int64", [*range(i)]] for i in (1, 2, 3)]
+    expected = {"float8": halves, "point": points, "rows": rows, "tokens": tokens}
+    assert lists == {**expected, "words": [[["w", "w"]]] * 3}
+    assert element == {key: values[0] for key, values in lists.items()}
+    filled = ["torch.int64", [[0, -1, -1], [0, 1, -1], [0, 1, 2]]]
+    assert padded == {
+        **lists,
+        "float8": ["torch.float8_e4m3fn", [[0.5, -1, -1], [0.5, 0.5, -1], [0.5] * 3]],
+        "tokens": filled,
+    }
+    assert mixed == {**lists, "tokens": [filled[0], [[0, 7, 7], [0, 1, 7], [0, 1, 2]]]}
+
+
+MEMORY = """
+from forebay.service.blocks import buffers
+from forebay.service.trainers import pytorch
+
+blocks = []
+iterate = pytorch.Reader.iterate
+
+
+def kept(reader):
+    for block in iterate(reader):
+        blocks.append(block)
+        yield block
+
+
+pytorch.Reader.iterate = kept
+
+
+def within(tensor):
+    begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    arrays = [array for block in blocks for c in block.components for array in buffers(c)]
+    return any(a.ctypes.data <= begin and end <= a.ctypes.data + a.nbytes for a in arrays)
+
+
+def shared(dataset_id, **how):
+    blocks.clear()
+    found = [within(x) for x in ServiceDataset(target, dataset_id, batch_size=how.get("size"))]
+    return [sum(found), len(found), len(blocks)]
+
+
+say([shared(ids[0]), shared(ids[0], size=4)])
+with service.WorkerServer(service.WorkerConfig(target)):
+    say(0)
+"""
+
+
+def test_tensors_share_memory_with_the_block(frameworks: pathlib.Path, target: str) -> None:
+    """All that are of one block, and no others."""
+    images = tf.data.Dataset.range(200).map(lambda i: tf.fill([100, 1000], tf.cast(i, tf.uint8)))
+    dataset_id = service.register_dataset(target, images)
+    found, _ = said_by(frameworks, BEGINS + MEMORY, target, dataset_id)
+    (shared, elements, _), (batches, among, blocks) = found
+    assert (shared, elements) == (200, 200)
+    assert among == 50 and 50 - blocks < batches <= 50
+
+
+LOADERS = """
+def epoch(loader):
+    return sorted(x for batch in loader for x in batch.tolist())
+
+
+if __name__ == "__main__":
+    everything = [*range(1000)]
+    for context, persistent in (("fork", False), ("fork", True), ("spawn", True)):
+        dataset = ServiceDataset(target, ids[0], batch_size=10)
+        loader = DataLoader(
+            dataset, batch_size=None, num_workers=2, multiprocessing_context=context,
+            persistent_workers=persistent,
+        )
+        for number in range(3):
+            torch.manual_seed(0)  # as some do before each epoch
+            assert epoch(loader) == everything, (context, persistent, number)
+        for batch in loader:
+            break  # leaves this one
+        assert epoch(loader) == everything, (context, persistent, "behind one that was left")
+        assert epoch(dataset) == everything, "in this process, which has read none of them"
+        assert epoch(loader) == everything, "and in the loader again"
+        dataset.set_epoch(0)
+        assert epoch(loader) == [], "an epoch that is over"
+        assert len(dataset) == len(loader) == 100
+    named = ServiceDataset(target, ids[0], batch_size=32, job_name="named", drop_remainder=True)
+    assert len(named) == 31
+    sizes = [len(batch) for batch in DataLoader(named, batch_size=None, num_workers=2)]
+    assert {*sizes} == {32} and len(sizes) >= 30
+    assert epoch(ServiceDataset(target, ids[0], batch_size=1, job_name="named", initial_epoch=1))
+"""
+
+
+def test_each_epoch_is_whole_in_any_loader(frameworks: pathlib.Path, target: str) -> None:
+    """However its workers are started, and whatever happened to the epoch before."""
+    dataset_id = service.register_dataset(target, tf.data.Dataset.range(1000))
+    assert said_by(frameworks, BEGINS + LOADERS, target, dataset_id) == []
+
+
+ERRORS = """
+import os
+import pickle
+
+
+def error(*arguments, **how):
+    try:
+        ServiceDataset(target, *arguments, **how)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+for size in (0, -1, 2.0, True, "2"):
+    say(error(ids[0], batch_size=size))
+say(error("nothing"))
+say(error(ids[0], rank=2, world_size=2))
+say(error(ids[0], rank=0))
+say(error(ids[0], rank=1, world_size=2))
+say(error(ids[0], job_name=""))
+say(error(ids[0], initial_epoch=1))
+say(error(ids[0], batch_size=2, pad_value="x"))
+os.environ.update(RANK="1", WORLD_SIZE="3")
+say(error(ids[0]))
+dataset = ServiceDataset(target, ids[0], job_name="ranks")
+say([dataset.rank, dataset.world_size])
+try:
+    len(dataset)
+except TypeError as missing:
+    say(str(missing))
+del os.environ["RANK"], os.environ["WORLD_SIZE"]
+again = pickle.loads(pickle.dumps(dataset))
+say([len([*again]), len([*dataset])])
+say(error(ids[0], job_name="ranks"))
+try:
+    [*ServiceDataset(target, ids[1])]
+except ValueError as lacking:
+    say(str(lacking))
+"""
+
+
+def test_errors_say_what_to_do(frameworks: pathlib.Path, target: str) -> None:
+    ids = [
+        service.register_dataset(target, tf.data.Dataset.range(1, 9).map(tf.range)),
+        service.register_dataset(
+            target,
+            tf.data.Dataset.range(3).map(
+                lambda i: tf.cast([i], tf.dtypes.experimental.float8_e4m3b11fnuz)
+            ),
+        ),
+    ]
+    *sizes, unknown, above, half, nameless, empty, nothing_over, pad, of_three = [
+        *(said := said_by(frameworks, BEGINS + ERRORS, target, *ids))[:13]
+    ]
+    assert len(sizes) == 5
+    for size, text in zip(("0", "-1", "2.0", "True", "'2'"), sizes, strict=True):
+        assert text.startswith(f"InvalidArgument: batch_size={size} must be an integer from 1 on")
+    assert unknown.startswith("NotFound: ") and "nothing" in unknown
+    assert "rank=2 world_size=2: expected a rank from 0 to world_size - 1" in above
+    assert "rank=0 world_size=None: give both, or neither" in half
+    assert "rank 1 of 2 has no job_name" in nameless and "rank 1 of 3 has no job_name" in of_three
+    assert "`job_name` must not be empty" in empty
+    assert "initial_epoch=1 needs a job_name" in nothing_over
+    assert "pad_value='x' is no value of element, which is of int64" in pad
+    place, length, counts, over, lacking = said[13:]
+    assert place == [1, 3]
+    assert "has no len() here" in length and "world_size=3, cardinality 8" in length
+    assert sorted(counts) == [0, 8], "a copy that was pickled reads the same job"
+    assert over.startswith("FailedPrecondition: the job 'ranks' has read 1 epochs, and")
+    assert "PyTorch has no float8_e4m3b11fnuz" in lacking
+
+
+TRAINS = """
+import os
+
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+dataset_id, checkpoint = ids
+torch.distributed.init_process_group("gloo")
+rank, attempt = torch.distributed.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+torch.manual_seed(rank)  # DDP has all begin with the first one's
+model = DistributedDataParallel(torch.nn.Linear(64, 10))
+optimizer = torch.optim.Adam(model.parameters(), 0.02)
+over = 0
+if os.path.exists(checkpoint):
+    over, weights = torch.load(checkpoint)
+    model.load_state_dict(weights)
+dataset = ServiceDataset(
+    target, dataset_id, job_name="training", batch_size=16, initial_epoch=over
+)
+assert (dataset.rank, dataset.world_size) == (rank, 2)
+loader = DataLoader(dataset, batch_size=None, num_workers=rank)
+for epoch in range(over, 3):
+    with Join([model]):
+        for step, (pixels, labels, numbers) in enumerate(loader):
+            say(["read", epoch, numbers.tolist()])
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(pixels), labels).backward()
+            optimizer.step()
+            if (rank, attempt, epoch, step) == (1, 0, 1, 3):
+                os.kill(os.getpid(), 9)
+    torch.distributed.barrier()
+    if rank == 0:
+        torch.save((epoch + 1, model.state_dict()), checkpoint + ".new")
+        os.replace(checkpoint + ".new", checkpoint)
+        say(["attempt", attempt, epoch])
+torch.distributed.barrier()
+say(["weights", *(w.sum().item() for w in model.parameters())])
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_ranks_of_which_one_is_killed_train_on_shared_digits(
+    frameworks: pathlib.Path, target: str, tmp_path: pathlib.Path
+) -> None:
+    """Under torchrun, which starts both again: each element once, in all that was read."""
+    pixels, labels = load_digits(return_X_y=True)
+    arrays = ((pixels / 16).astype(np.float32), labels, np.arange(len(labels)))
+    dataset_id = service.register_dataset(target, tf.data.Dataset.from_tensor_slices(arrays))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    said = said_by(
+        frameworks, BEGINS + TRAINS, target, dataset_id, tmp_path / "checkpoint",
+        launcher=(*torchrun, "--max-restarts=1"), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
+    )  # fmt: skip
+    assert [found for found in said if found[0] == "attempt"] == [
+        ["attempt", attempt, epoch] for attempt, epoch in ((0, 0), (1, 1), (1, 2))
+    ]
+    for epoch in range(3):
+        numbers = [n for found in said if found[:2] == ["read", epoch] for n in found[2]]
+        assert len(numbers) == len({*numbers}), f"epoch {epoch} has elements twice"
+        assert epoch == 1 or sorted(numbers) == [*range(len(labels))]
+        assert len(numbers) > len(labels) // 2
+    one, other = (found for found in said if found[0] == "weights")
+    assert one == other, "both have trained in step"

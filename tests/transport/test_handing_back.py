@@ -1,0 +1,150 @@
+"""A consumer that leaves in order: what it has not taken goes to others, over every connection."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from forebay.service.blocks import Block
+from forebay.service.delivery import AnyBlock, AnyOutput, EndOfTask, HandedOut
+from forebay.service.errors import ProtocolError
+from forebay.service.proto import transfer_pb2 as pb
+from forebay.service.transport import BlockServer
+from forebay.service.transport.sessions import Sessions
+from forebay.service.transport.streams import Parting
+
+from ..delivery.contract import block, numbers
+from .peers import TIMEOUT_S, UID, Consumer
+
+TASK = 5
+KEY = TASK, 0
+HANDS_BACK = AnyBlock(hands_back=True)
+
+
+@pytest.fixture
+def output() -> AnyOutput:
+    return AnyOutput()
+
+
+@pytest.fixture(params=["unix", "tcp", "local"])
+def connect(request: pytest.FixtureRequest, output: AnyOutput) -> Iterator[Any]:
+    server = BlockServer(UID)
+    server.add_task(TASK, output)
+    server.start()
+    ways = [way for way in server.addresses if way[0] == request.param]
+    consumers: list[Consumer] = []
+
+    def connect(consumer_id: int, **options: Any) -> Consumer:
+        local = server._sessions if request.param == "local" else None
+        consumer = Consumer(ways, consumer_id, local=local, start=False, **options)
+        consumer.client.read(TASK, HANDS_BACK)
+        consumer.client.start()
+        consumers.append(consumer)
+        return consumer
+
+    yield connect
+    for consumer in consumers:
+        consumer.client.close()
+    server.stop()
+
+
+def got(consumer: Consumer) -> Any:
+    found = consumer.get()
+    assert isinstance(found, tuple)
+    return numbers(found[1]) if isinstance(found[1], Block) else found[1]
+
+
+def leave(consumer: Consumer, given: int | None = None) -> None:
+    """`given` are elements of the block that it has."""
+    consumer.client.hand_back(None if given is None else (KEY, given))
+    assert consumer.client.close(time.monotonic() + TIMEOUT_S)
+
+
+def test_what_was_taken_stays_and_the_rest_goes_to_others(output: AnyOutput, connect: Any) -> None:
+    leaving = connect(1)
+    for first in range(0, 12, 4):
+        output.put(block(first, 4))
+    output.finish()
+    taken = leaving.arrived.get(timeout=TIMEOUT_S)[2]
+    leaving.client.taken(taken, KEY)
+    assert got(leaving) == [4, 5, 6, 7]
+    other = connect(2)
+    assert got(leaving) == [8, 9, 10, 11] and got(leaving) == EndOfTask()
+    while (news := got(other)) != HandedOut(8):
+        assert news == HandedOut(12)  # until it was said that some were taken
+    leave(leaving, given=1)
+    assert [got(other) for _ in range(3)] == [[5, 6, 7], [8, 9, 10, 11], EndOfTask()]
+    assert not output.wait_drained(0)
+    leave(other)
+    assert output.waiting_elements == 7, "nobody else is there: they wait"
+    assert [got(connect(3)) for _ in range(1)] == [[5, 6, 7]]
+
+
+def test_the_last_block_that_is_taken_is_reported_at_once(output: AnyOutput, connect: Any) -> None:
+    slow, other = connect(1), connect(2)
+    output.put(block(0, 1))
+    output.finish()
+    first = [consumer.arrived.get(timeout=TIMEOUT_S)[2] for consumer in (slow, other)]
+    if not isinstance(first[0], Block):
+        first, slow, other = first[::-1], other, slow
+    assert got(slow) == EndOfTask() and first[1] == HandedOut(1)
+    slow.client.taken(first[0], KEY)
+    assert got(other) == EndOfTask()
+    assert output.wait_drained(TIMEOUT_S)
+
+
+def test_who_hands_back_while_its_sender_is_idle_is_not_given_it_again() -> None:
+    """It was the first to be asked, as the link that had waited longest."""
+    sessions, output = Sessions(linger_s=10), AnyOutput()
+    sessions.add_task(TASK, output)
+    output.put(block(0, 2))
+    link = sessions.attach(1, lambda: None)
+    sessions.read(link, TASK, 0, HANDS_BACK)
+    sessions.give_credit(link, 1 << 20, [])
+    assert sessions.next_batch(link)
+    sessions._idle[link] = None  # as its sender does that waits
+    sessions.part(link, [pb.Position(task_id=TASK, received=1, elements=1)])
+    assert output.waiting_elements == 1
+    assert sessions.next_batch(link) == [Parting()] and sessions.next_batch(link) is None
+
+
+@pytest.mark.parametrize(
+    ("position", "wrong"),
+    [
+        ({"received": 9}, "9 blocks of task 5 were reported as received"),
+        ({"received": 1, "taken": 2}, "2 blocks of task 5 were reported as taken, and 1"),
+        ({"received": 1, "elements": 3}, "3 elements of block 1 of task 5 were reported as taken"),
+    ],
+)
+def test_absurd_goodbyes_are_refused(position: dict[str, int], wrong: str) -> None:
+    sessions, output = Sessions(linger_s=10), AnyOutput()
+    sessions.add_task(TASK, output)
+    output.put(block(0, 2))
+    link = sessions.attach(1, lambda: None)
+    sessions.read(link, TASK, 0, HANDS_BACK)
+    sessions.give_credit(link, 1 << 20, [])
+    assert sessions.next_batch(link)
+    with pytest.raises(ProtocolError, match=wrong):
+        sessions.part(link, [pb.Position(task_id=TASK, **position)])
+
+
+def test_a_goodbye_that_was_cut_off_is_said_again(output: AnyOutput) -> None:
+    server = BlockServer(UID)
+    server.add_task(TASK, output)
+    server.start()
+    consumer = Consumer(server.addresses, start=False)
+    consumer.client.read(TASK, HANDS_BACK)
+    consumer.client.start()
+    try:
+        output.put(block(0, 2))
+        assert got(consumer) == [0, 1]
+        with consumer.client._lock:  # type: ignore[union-attr]
+            consumer.client._cut()  # type: ignore[union-attr]
+        leave(consumer)
+        assert output.waiting_elements == 2
+    finally:
+        consumer.client.close()
+        server.stop()
