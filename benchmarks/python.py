@@ -26,7 +26,7 @@ from .setting import Setting
 
 SPLITS = range(10**6)  # none ends before the measurement
 LOOPS = 20_000  # of Python, some ms
-LOADER_BATCH = 32  # which brings a DataLoader's elements four times as fast as one at a time
+BATCH = 32  # in which a DataLoader brings elements four times as fast as one at a time
 
 
 def trivial(split: int) -> Iterator[int]:
@@ -76,8 +76,8 @@ def python(setting: Setting) -> list[Finding]:
         trainer = stack.enter_context(Responder("forebay.benchmarks.python", *addresses))
         trainer.answer()
 
-        def measured(function: str, processes: int, torch: bool = False) -> Callable[[], float]:
-            question = {"function": function, "processes": processes, "torch": torch}
+        def measured(function: str, processes: int, loader: int = 0) -> Callable[[], float]:
+            question = {"function": function, "processes": processes, "loader": loader}
             return functools.partial(_ask, trainer, {**question, "seconds": setting.seconds})
 
         sides = {
@@ -89,17 +89,20 @@ def python(setting: Setting) -> list[Finding]:
             "graph": measured("graph", 1),
         }
         if loader:
-            sides["torch"] = measured("arrays", 2, torch=True)
+            sides["loader"] = measured("arrays", 2, loader=1)
+            sides["batches"] = measured("arrays", 2, loader=BATCH)
         figures = setting.alternate(**sides)
-    beside = "; peer: a PyTorch DataLoader with two workers, in batches of 32" if loader else ""
+    beside = "; peer: a PyTorch DataLoader with two workers" if loader else ""
     rows: list[tuple[str, str, str, dict[str, float]]] = [
         ("a trivial function, one process", "trivial", "", {"required": 100_000}),
         ("a CPU-bound one, two processes; peer: one", "busy two", "busy one", {"ratio": 1.8}),
-        (f"150 KB uint8 images, two processes{beside}", "arrays", "torch" if loader else "",
+        (f"150 KB uint8 images, two processes{beside}", "arrays", "loader" if loader else "",
          {"ratio": 2} if loader else {}),
         ("150 KB uint8 images of a tf.data.Dataset that a function builds; peer: it is registered",
          "built", "graph", {"ratio": 0.95}),
     ]  # fmt: skip
+    if loader:
+        rows.append((f"the same{beside}, in batches of {BATCH}", "arrays", "batches", {}))
     return [
         Result(
             row="python",
@@ -130,7 +133,7 @@ def _elements(address: str, function: str) -> contextlib.AbstractContextManager[
     return read(address, dataset_id, processing_mode="distributed_epoch")
 
 
-def _torch_elements(function: str) -> Iterator[Any]:
+def _torch_elements(function: str, at_once: int) -> Iterator[Any]:
     from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
     class Splits(IterableDataset):  # type: ignore[misc]
@@ -139,7 +142,9 @@ def _torch_elements(function: str) -> Iterator[Any]:
             mine = range(worker.id, len(SPLITS), worker.num_workers)
             return itertools.chain.from_iterable(map(FUNCTIONS[function], mine))
 
-    batches = DataLoader(Splits(), batch_size=LOADER_BATCH, num_workers=2)
+    if at_once == 1:
+        return (tensor.numpy() for tensor in DataLoader(Splits(), batch_size=None, num_workers=2))
+    batches = DataLoader(Splits(), batch_size=at_once, num_workers=2)
     return itertools.chain.from_iterable(batch.numpy() for batch in batches)
 
 
@@ -150,8 +155,8 @@ def main(*addresses: str) -> None:
         question = json.loads(line)
         address, function = addresses[question["processes"] - 1], question["function"]
         with contextlib.ExitStack() as stack:
-            if question["torch"]:
-                elements = _torch_elements(function)
+            if question["loader"]:
+                elements = _torch_elements(function, question["loader"])
             else:
                 elements = stack.enter_context(_elements(address, function))
             next(elements)

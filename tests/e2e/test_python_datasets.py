@@ -270,7 +270,7 @@ def test_what_a_draining_worker_keeps_is_its_own_until_it_is_begun(
 
     with DispatcherProcess(journal) as dispatcher, ThreadPoolExecutor(1) as pool:
         one = WorkerProcess(dispatcher.address, processes=1).wait_until_registered()
-        dataset_id = service.register_dataset(dispatcher.target, gated, splits=range(1000))
+        dataset_id = service.register_dataset(dispatcher.target, gated, splits=range(400))
         reading = pool.submit(read)
         while not waiting.exists():
             leased = [e.splits_leased for e in events() if e.HasField("splits_leased")]
@@ -293,11 +293,11 @@ def test_what_a_draining_worker_keeps_is_its_own_until_it_is_begun(
             found = reading.result()
     mine = set(range(lease.first, lease.first + lease.count))
     assert len(found) == len(set(found))
-    missing = {*range(1000)} - set(found)
+    missing = {*range(400)} - set(found)
     lost = {event.lease_lost.lease_id for event in events() if event.HasField("lease_lost")}
     if killed == "the worker":
         assert lease.lease_id in lost
-        assert mine <= missing
+        assert missing and missing <= mine
     else:
         assert not missing
         assert not lost
