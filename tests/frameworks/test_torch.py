@@ -292,7 +292,7 @@ def test_errors_say_what_to_do(frameworks: pathlib.Path, target: str) -> None:
         service.register_dataset(target, tf.data.Dataset.range(1, 9).map(tf.range)),
         service.register_dataset(
             target,
-            tf.data.Dataset.range(3).map(lambda i: tf.cast([i], tf.int4)),
+            tf.data.Dataset.range(3).map(lambda i: tf.cast([i], tf.dtypes.experimental.int4)),
         ),
     ]
     *sizes, unknown, above, half, nameless, empty, nothing_over, pad, of_three = [
@@ -323,8 +323,10 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 dataset_id, checkpoint = ids
-torch.distributed.init_process_group("gloo")
-rank, attempt = torch.distributed.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+torch.distributed.init_process_group(  # torchrun's own store still has dead processes' addresses
+    "gloo", init_method=f"file://{checkpoint}.{attempt}", rank=rank, world_size=2
+)
 torch.manual_seed(rank)  # DDP has all begin with the first one's
 model = DistributedDataParallel(torch.nn.Linear(64, 10))
 optimizer = torch.optim.Adam(model.parameters(), 0.02)
