@@ -170,7 +170,7 @@ class PreemptionHandler:
     def _begin(self) -> None:
         if self._give_up_s is None:
             self._give_up_s = time.monotonic() + self._grace_s
-            consumer.stopping.set()
+            consumer.begin_no_more()
 
     def _finish(self) -> None:
         """In the loop's thread."""
