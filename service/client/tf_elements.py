@@ -99,7 +99,8 @@ def dataset_of_blocks(
     if tf.executing_eagerly():
         with _making:
             if key not in _makers:
-                _makers[key] = _Maker(element_spec, compressed, cardinality, options)
+                with _callbacks_kept():
+                    _makers[key] = _Maker(element_spec, compressed, cardinality, options)
             built = _makers[key].make(number)
     else:  # the functions are the user's function's, which says what becomes of them
         built = _Maker(element_spec, compressed, cardinality, options).built(number)
@@ -107,13 +108,16 @@ def dataset_of_blocks(
     return kind(built, element_spec, cardinality)
 
 
-# Both are kept for good, as TensorFlow keeps the Python functions of datasets: it may go on with
+# All are kept for good, as TensorFlow keeps the Python functions of datasets: it may go on with
 # what it has made of one, clones for tf.distribute for instance, when the dataset itself has gone.
 _open: dict[int, Callable[[], BlockIterator]] = {}
 """What opens the blocks of a dataset, by its number."""
 
 _makers: dict[Any, _Maker] = {}
 """By all that they depend on."""
+
+_callbacks: list[Any] = []
+"""The Python functions in what these have traced."""
 
 _making = threading.Lock()
 _numbers = itertools.count()
@@ -134,11 +138,10 @@ class _Maker:
         self._cut: Traced | None = None
         self._finished: Traced | None = None
         self._made: Any = None
-        with _callbacks_kept() as self._callbacks:
-            if self._ready:
-                self._trace_ready(columns, element_spec)
-            else:
-                self._trace(columns, element_spec, compressed)
+        if self._ready:
+            self._trace_ready(columns, element_spec)
+        else:
+            self._trace(columns, element_spec, compressed)
 
     def make(self, number: int) -> Any:
         """The dataset of the blocks that are opened under this number."""
@@ -198,8 +201,8 @@ class _Maker:
 
 
 @contextmanager
-def _callbacks_kept() -> Iterator[list[Any]]:
-    """The Python functions that TensorFlow calls in what is traced meanwhile, to be kept with it.
+def _callbacks_kept() -> Iterator[None]:
+    """Keep the Python functions that TensorFlow calls in what is traced meanwhile.
 
     TensorFlow keeps them in the default graph of the thread that traces, as long as that lives.
     """
@@ -207,9 +210,8 @@ def _callbacks_kept() -> Iterator[list[Any]]:
     if not hasattr(graph, "_py_funcs_used_in_graph"):
         graph._py_funcs_used_in_graph = []
     before = len(graph._py_funcs_used_in_graph)
-    kept: list[Any] = []
-    yield kept
-    kept += graph._py_funcs_used_in_graph[before:]
+    yield
+    _callbacks.extend(graph._py_funcs_used_in_graph[before:])
     del graph._py_funcs_used_in_graph[before:]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -158,7 +158,7 @@ class _OneSplit:
     def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
         return self._left.pop() if self._left else None
 
-    def is_over(self, sources: Sequence[int]) -> bool:
+    def is_over(self, sources: Iterable[int]) -> bool:
         return not self._left
 
 
