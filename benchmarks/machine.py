@@ -19,6 +19,7 @@ EXTRAS = {
     "PIL": "bench",
     "jax": "jax",
     "matplotlib": "bench",
+    "torch": "torch",
 }
 PACKAGES = (
     *("forebay", "tensorflow", "tensorflow-cpu", "grpcio", "numpy", "protobuf"),

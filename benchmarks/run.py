@@ -28,6 +28,7 @@ from .machine import describe, filesystem, require
 from .materialize import materialize
 from .memory import memory
 from .python import python
+from .pytorch import pytorch
 from .real_files import file_row
 from .redis import redis, redis_restart
 from .restart import restart
@@ -70,6 +71,7 @@ ROWS: dict[str, Row] = {
     "memory": memory,
     "epochs": epochs,
     "python": python,
+    "pytorch": pytorch,
     "beam": beam,
     "materialize": materialize,
     "redis": redis,

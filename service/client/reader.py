@@ -43,6 +43,8 @@ PATIENCE_S = 60.0
 ASK_AGAIN_S = 1.0
 """How long a dispatcher is looked for before who waits for it may think better of it."""
 
+INFINITE_CARDINALITY, UNKNOWN_CARDINALITY = -1, -2  # as tf.data has them
+
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
@@ -100,6 +102,7 @@ class Reader:
         self._credit_bytes = credit_bytes
         self._known: pb.JournalPosition | None = None  # so that all are of one journal
         self.epochs_over = 0  # of the job, when `definition` asked
+        self.cardinality = UNKNOWN_CARDINALITY  # of the registered dataset, by then
 
     def definition(self) -> ev.DatasetDefinition:
         """What was registered, without the graph.
@@ -113,7 +116,7 @@ class Reader:
         definition = dataset.definition
         if dataset.colocated and self._is_static and self.how.targets == TargetWorkers.AUTO:
             self.how = replace(self.how, targets=TargetWorkers.LOCAL)
-        cardinality = metadata_of(definition.metadata).cardinality
+        cardinality = self.cardinality = metadata_of(definition.metadata).cardinality
         if self.how.cache is not None and cardinality >= 0:
             raise InvalidArgument(
                 "Cross-trainer caching requires the input dataset to be infinite. Got input "

@@ -16,7 +16,7 @@ from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2
 from . import functions
 from .functions import PythonDataset, python_dataset
-from .reader import PATIENCE_S
+from .reader import PATIENCE_S, UNKNOWN_CARDINALITY
 
 Service = str | tuple[str, str]
 Send = Callable[[Service, pb.RegisterDatasetRequest], str]
@@ -28,9 +28,6 @@ COMPRESSIONS: dict[str | None, ev.BlockCompression] = {
     "ZSTD": ev.ZSTD,
     "LZ4": ev.LZ4,
 }
-
-UNKNOWN = -2
-"""A cardinality, as tf.data has them."""
 
 
 def check_compression(compression: str | None) -> None:
@@ -164,5 +161,6 @@ def register_dataset(
     structure, element_spec = described(request)
     return send_function(
         service, request, structure, element_spec,
-        compression=compression, dataset_id=dataset_id, cardinality=UNKNOWN, send=registered,
+        compression=compression, dataset_id=dataset_id,
+        cardinality=UNKNOWN_CARDINALITY, send=registered,
     )  # fmt: skip

@@ -20,9 +20,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from ..blocks import Component, Strings
 from ..client.options import ShardingPolicy, check_initial_epoch, check_job_name, reading
 from ..client.options import sharding_policy as policy_of
-from ..client.reader import Reader, name_of_job, structure_of
+from ..client.reader import INFINITE_CARDINALITY, Reader, name_of_job, structure_of
 from ..errors import FailedPrecondition, InvalidArgument
-from ..pipelines.definitions import metadata_of
 from .batches import Layout, check_batch_size, laid_out
 from .context import Role, TaskContext
 
@@ -118,12 +117,12 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
                 "job_name for another training"
             )
         self._structure = structure_of(dataset_id, definition)
-        self._cardinality = metadata_of(definition.metadata).cardinality
+        self._cardinality = reader.cardinality
         self.batch_size, self.drop_remainder = batch_size, drop_remainder
         self._pad_value = pad_value
         self._layout()  # raises for a pad_value that does not fit
         self._how = reader.how
-        if automatic and self.world_size > 1 and self._cardinality != INFINITE:
+        if automatic and self.world_size > 1 and self._cardinality != INFINITE_CARDINALITY:
             in_step = max(IN_STEP_ELEMENTS, 2 * (batch_size or 1))
             self._how = replace(reader.how, max_elements=in_step)
         self._epochs = _Epochs(initial_epoch)
@@ -167,9 +166,6 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
 
     def _layout(self) -> Layout:
         return Layout(self._structure, tensor_of, self._pad_value, _tensors_of)
-
-
-INFINITE = -1  # of cardinalities, as tf.data has them
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -1,20 +1,82 @@
-"""What reads without TensorFlow does where there is none."""
+"""What reads, registers and works without TensorFlow does so where there is none."""
 
 from __future__ import annotations
 
 import pathlib
 import subprocess
 
-ABSENT = """
-import importlib.util, sys
+import tensorflow as tf
+
 from forebay import service
-import forebay.jax, forebay.torch
+
+from .programs import said_by
+
+ABSENT = """
+import importlib.util, json, sys
+from forebay import service
+import forebay.torch
+assert not {"tensorflow", "apache_beam", "jax"} & {*sys.modules}
+import forebay.jax
 service.read
-assert not {"tensorflow", "apache_beam"} & {name for name in sys.modules}
-print(*(name for name in ("tensorflow", "apache_beam") if importlib.util.find_spec(name)))
+print(json.dumps([x for x in ("tensorflow", "apache_beam") if importlib.util.find_spec(x)]))
 """
 
 
 def test_it_has_no_tensorflow(frameworks: pathlib.Path) -> None:
-    said = subprocess.check_output([frameworks, "-c", ABSENT], text=True, timeout=60)
-    assert said.split() == []
+    assert said_by(frameworks, ABSENT) == [[]]
+
+
+WORKS = """
+import sys
+from forebay import service
+
+
+def lines(number):
+    yield from ({"line": f"{number}.{i}", "size": i} for i in range(number))
+
+
+def read(dataset_id):
+    return [*service.read(dispatcher.target, dataset_id, processing_mode="distributed_epoch")]
+
+
+with service.DispatchServer() as dispatcher:
+    with service.WorkerServer(service.WorkerConfig(dispatcher.target)):
+        dataset_id = service.register_dataset(dispatcher.target, lines, splits=range(5))
+        assert service.register_dataset(dispatcher.target, lines, splits=range(5)) == dataset_id
+        found = sorted((each["line"].decode(), int(each["size"])) for each in read(dataset_id))
+        assert found == sorted((f"{n}.{i}", i) for n in range(5) for i in range(n)), found
+        print(dispatcher.target, dataset_id, flush=True)
+        for id in sys.stdin:
+            try:
+                read(id.strip())
+            except service.ForebayError as error:
+                print(error, flush=True)
+        for wrong in (3, lambda: 1, "/nothing"):
+            try:
+                service.register_dataset(dispatcher.target, wrong)
+            except service.ForebayError as error:
+                print(error, flush=True)
+"""
+
+
+def test_functions_are_registered_and_run_without_it(frameworks: pathlib.Path) -> None:
+    program = subprocess.Popen(
+        [frameworks, "-c", WORKS], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with program:
+        assert program.stdout is not None
+        target, dataset_id = program.stdout.readline().split()
+        (registered,) = service.list_datasets(target)
+        assert registered.dataset_id == dataset_id
+        read = service.from_dataset_id("distributed_epoch", target, dataset_id)
+        assert read.element_spec == {
+            "line": tf.TensorSpec([], tf.string),
+            "size": tf.TensorSpec([], tf.int64),
+        }
+        assert len([*read]) == 10
+        graph = service.register_dataset(target, tf.data.Dataset.range(5))
+        said, _ = program.communicate(f"{graph}\n", timeout=100)
+    refused, *wrong = said.splitlines()
+    assert "there is no TensorFlow on its host" in refused
+    assert len(wrong) == 3 and all("there is no TensorFlow" in line for line in wrong)
+    assert program.returncode == 0

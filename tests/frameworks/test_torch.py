@@ -216,13 +216,13 @@ def epoch(loader):
 
 if __name__ == "__main__":
     everything = [*range(1000)]
-    for context, persistent in (("fork", False), ("fork", True), ("spawn", True)):
+    for context, persistent in (("fork", False), ("spawn", True)):
         dataset = ServiceDataset(target, ids[0], batch_size=10)
         loader = DataLoader(
             dataset, batch_size=None, num_workers=2, multiprocessing_context=context,
             persistent_workers=persistent,
         )
-        for number in range(3):
+        for number in range(2):
             torch.manual_seed(0)  # as some do before each epoch
             assert epoch(loader) == everything, (context, persistent, number)
         for batch in loader:
@@ -292,9 +292,7 @@ def test_errors_say_what_to_do(frameworks: pathlib.Path, target: str) -> None:
         service.register_dataset(target, tf.data.Dataset.range(1, 9).map(tf.range)),
         service.register_dataset(
             target,
-            tf.data.Dataset.range(3).map(
-                lambda i: tf.cast([i], tf.dtypes.experimental.float8_e4m3b11fnuz)
-            ),
+            tf.data.Dataset.range(3).map(lambda i: tf.cast([i], tf.dtypes.experimental.int4)),
         ),
     ]
     *sizes, unknown, above, half, nameless, empty, nothing_over, pad, of_three = [
@@ -315,7 +313,7 @@ def test_errors_say_what_to_do(frameworks: pathlib.Path, target: str) -> None:
     assert "has no len() here" in length and "world_size=3, cardinality 8" in length
     assert sorted(counts) == [0, 8], "a copy that was pickled reads the same job"
     assert over.startswith("FailedPrecondition: the job 'ranks' has read 1 epochs, and")
-    assert "PyTorch has no float8_e4m3b11fnuz" in lacking
+    assert "PyTorch has no int4" in lacking
 
 
 TRAINS = """
@@ -325,8 +323,10 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 dataset_id, checkpoint = ids
-torch.distributed.init_process_group("gloo")
-rank, attempt = torch.distributed.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+torch.distributed.init_process_group(  # torchrun's own store still has dead processes' addresses
+    "gloo", init_method=f"file://{checkpoint}.{attempt}", rank=rank, world_size=2
+)
 torch.manual_seed(rank)  # DDP has all begin with the first one's
 model = DistributedDataParallel(torch.nn.Linear(64, 10))
 optimizer = torch.optim.Adam(model.parameters(), 0.02)

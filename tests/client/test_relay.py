@@ -1,0 +1,81 @@
+"""Reading in a fork of a process that has read: a program of its own calls the dispatcher."""
+
+from __future__ import annotations
+
+import pathlib
+
+import tensorflow as tf
+
+from forebay import service
+
+from ..cluster import WorkerProcess
+from ..forks import run
+from ..stock import DispatcherProcess
+
+FORKS = """
+import os
+import sys
+import time
+
+from forebay import service
+from forebay.service.client.reader import fetch_dataset
+from forebay.service.connections import relay
+from forebay.service.errors import NotFound
+
+target, dataset_id = sys.argv[1:]
+found = fetch_dataset(target, dataset_id)
+assert not relay.is_needed()
+
+
+def read():
+    return sorted(int(x) for x in service.read(target, dataset_id))
+
+
+def forked():
+    assert relay.is_needed()
+    assert read() == [*range(100)]
+    first = relay._program
+    first.kill()
+    first.wait()
+    assert fetch_dataset(target, dataset_id) == found, "it is started again"
+    assert relay._program.pid != first.pid
+    try:
+        fetch_dataset(target, "nothing")
+    except NotFound as error:
+        print(relay._program.pid, error, flush=True)
+
+
+elements = service.read(target, dataset_id)
+next(elements)  # others of its threads use gRPC now
+for _ in range(2):
+    child = os.fork()
+    if not child:
+        try:
+            forked()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+assert len([*elements]) == 99
+assert read() == [*range(100)], "in the first one as ever"
+"""
+
+
+def is_there(pid: str) -> bool:
+    try:
+        return "forebay" in (pathlib.Path("/proc") / pid / "cmdline").read_text()
+    except OSError:
+        return False
+
+
+def test_a_fork_reads(tmp_path: pathlib.Path) -> None:
+    with DispatcherProcess(tmp_path) as dispatcher, WorkerProcess(dispatcher.address):
+        dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(100))
+        ended = run(["-c", FORKS, dispatcher.target, dataset_id])
+        assert ended.returncode == 0, ended.stderr
+        said = ended.stdout.splitlines()
+        assert len(said) == 2, ended.stderr
+        for line in said:
+            pid, error = line.split(maxsplit=1)
+            assert "nothing" in error
+            while is_there(pid):  # it ends with the fork
+                pass
