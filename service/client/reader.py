@@ -20,7 +20,8 @@ from ..pipelines.tf_data.split_sources import require_splittable
 from ..proto import forebay_pb2 as pb
 from ..structure import assemble
 from ..transport import has_local_workers
-from .consumer import Consumer, Taker, stopping
+from .consumer import Consumer
+from .leaving import Taker, stopping
 from .options import (
     AS_EVER,
     CrossTrainerCache,
@@ -144,6 +145,10 @@ class Reader:
         counts as taken as far as that has come with it, else as a whole.
         """
         if stopping.is_set():
+            log.warning(
+                "this process is to stop: its iteration over dataset %s has no elements",
+                self.dataset_id,
+            )
             return
         if self.how.targets == TargetWorkers.LOCAL and not has_local_workers():
             what = f"Static sharding policy <{self._policy.name}> requires"
