@@ -8,8 +8,7 @@ import logging
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
@@ -33,6 +32,7 @@ from .options import (
     sharding_policy,
 )
 from .rounds import RoundsConsumer
+from .taking import Blocks, Progress, Taking
 
 CREDIT_BYTES = 32 << 20
 """How far a worker may run ahead of a consumer."""
@@ -278,7 +278,7 @@ def structure_of(dataset_id: str, definition: ev.DatasetDefinition) -> str:
     return definition.structure
 
 
-class ElementIterator:
+class ElementIterator(Taking):
     """Iterates over the elements of one epoch; made by `read`.
 
     Elements are nested as they were registered: NumPy arrays and scalars (bytes for
@@ -289,51 +289,16 @@ class ElementIterator:
     """
 
     def __init__(self, reader: Reader) -> None:
-        self._assemble = assemble(structure_of(reader.dataset_id, reader.definition()))
-        self._block: Iterator[Any] = iter(())  # what is left of the present one
-        self._blocks = reader.iterate(taker=self)
-        self._elements: Iterator[Any] = itertools.chain.from_iterable(
-            map(self._elements_of, self._blocks)
-        )
+        build = assemble(structure_of(reader.dataset_id, reader.definition()))
 
-    def _elements_of(self, block: Block) -> Iterator[Any]:
-        columns = [component.elements() for component in block.components]
-        self._block = self._assemble(columns, block.count)
-        return self._block
+        def elements(progress: Progress, block: Block) -> Iterator[Any]:
+            columns = [component.elements() for component in block.components]
+            return progress.counted(build(columns, block.count), block.count)
 
-    def __iter__(self) -> Self:
-        return self
+        def give(blocks: Blocks, progress: Progress) -> Iterator[Any]:
+            return itertools.chain.from_iterable(map(partial(elements, progress), blocks))
 
-    def __next__(self) -> Any:
-        return next(self._elements)
-
-    def left(self) -> int:
-        """How many elements of the present block were not given: they are gone over."""
-        return sum(1 for _ in self._block)
-
-    def leave(self) -> None:
-        """Leave the iteration when the next element is asked for. Called by any thread."""
-        self._elements = itertools.chain.from_iterable(map(self._closed, [()]))
-
-    def _closed(self, nothing: tuple[()]) -> tuple[()]:
-        self.close()
-        return nothing
-
-    def close(self) -> None:
-        """Leave the iteration. Of a shared job others get what was not given here. Idempotent."""
-        self._elements = iter(())
-        self._blocks.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
+        super().__init__(lambda taker: reader.iterate(taker=taker), give)
 
 
 def read(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..block_limits import check_block, cost
 from ..blocks import Block, split
@@ -135,6 +136,8 @@ class _HandingBack(_AnySubscription):
             if isinstance(output._end, TaskUnknown):
                 output._dropped(blocks)
             else:
+                # Whose memory they lie in, their consumer has, too.
+                blocks = [replace(block, loan=None) for block in blocks]
                 sized = [(block, cost(block)) for block in blocks]
                 output._blocks.extendleft(reversed(sized))
                 output._bytes += sum(size for _, size in sized)

@@ -42,17 +42,20 @@ class PreemptionHandler:
             for batch in dataset:
                 train_step(batch)
 
-    When SIGTERM comes, all datasets that this process reads from the service end, and no further
-    one has any elements, in `save_fn` either. What they had received and not given to the loop goes to the other trainers of
-    their jobs at once (of jobs with a name, `DYNAMIC` or `OFF`; not of coordinated reads, nor of
-    cross-trainer caches). TensorFlow has been given a little ahead of the loop, which still trains
-    on that: when the block is left, all has been used or handed back. Then `save_fn` is called,
-    and the process exits.
+    When SIGTERM comes, all datasets that this process reads from the service end, and further ones
+    have no elements, in `save_fn` either. What they had received and not given to the loop goes to
+    the other trainers of their jobs at once (of jobs with a name, `DYNAMIC` or `OFF`; not of
+    coordinated reads, nor of cross-trainer caches). TensorFlow and JAX have been given a little
+    ahead of the loop, which still trains on that: when the block is left, all has been used or
+    handed back. Then `save_fn` is called, and the process exits.
 
     `check()` does it at once, between two steps: for loops that would go on for long, such as over
-    epochs, or behind a large shuffle. What TensorFlow has been given and not handed out is lost
-    then. It takes, and ignores, whatever arguments a callback is called with, as of Keras:
+    epochs, or behind a large shuffle. What TensorFlow or JAX has been given and not handed out is
+    lost then. It takes, and ignores, whatever arguments a callback is called with, as of Keras:
     `LambdaCallback(on_epoch_end=preemption.check)` loses nothing.
+
+    Only this process is told: the workers of a PyTorch DataLoader read in processes of their own,
+    and read on. Have the loop end with `check()`; what they have made for it by then is lost.
 
     Trainers that step together must leave together: a loop that ends while others wait for it in a
     collective operation holds them up, as with any dataset.

@@ -73,7 +73,8 @@ class LocalClient(WorkerClient):
     def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
         key = task_id, subscription
         self._asked.add(key)
-        self._positions[key] = pb.Position(task_id=task_id, subscription=subscription)
+        with self._moving:
+            self._positions[key] = pb.Position(task_id=task_id, subscription=subscription)
         self._worker.read(self._link, task_id, 0, order, subscription)
 
     def stop_task(self, task_id: int, subscription: int = 0) -> None:
@@ -99,7 +100,7 @@ class LocalClient(WorkerClient):
             self._closing.set()
             if given is not None and given[0] in self._positions:
                 self._positions[given[0]].elements = given[1]
-            self._worker.part(self._link, self._positions.values())
+            self._worker.part(self._link, [*self._positions.values()])
 
     def hang_up(self) -> None:
         self._closing.set()

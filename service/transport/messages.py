@@ -30,7 +30,7 @@ from ..proto import transfer_pb2 as pb
 from ..shared import SHARED_BYTES, Lender
 from . import codecs, frames
 
-VERSION = 2
+VERSION = 3
 Key = tuple[int, int]
 """What a consumer calls one of its subscriptions: the task, and a number (0 for the only one)."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -165,3 +167,16 @@ def test_other_policies_hand_nothing_back() -> None:
     assert isinstance(subscription, Subscription) and not subscription.hands_back
     with pytest.raises(TypeError, match="hands nothing back"):
         subscription.hand_back([])
+
+
+def test_what_is_handed_back_is_lent_to_nobody_else() -> None:
+    """Who had it may still read the memory in which it lies."""
+    output = AnyOutput()
+    loan: Any = object()
+    output.put(replace(block(0, 2), loan=loan))
+    leaving, other = Reader(output, HANDS_BACK), Reader(output, HANDS_BACK)
+    given = leaving.next()
+    assert isinstance(given, Block) and given.loan is loan
+    leaving.subscription.hand_back([given])
+    again = other.next()
+    assert isinstance(again, Block) and numbers(again) == [0, 1] and again.loan is None

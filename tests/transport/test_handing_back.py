@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from forebay.service.blocks import Block
 from forebay.service.delivery import AnyBlock, AnyOutput, EndOfTask, HandedOut
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import BlockServer
+from forebay.service.transport import BlockServer, LocalClient
 from forebay.service.transport.sessions import Sessions
 from forebay.service.transport.streams import Parting
 
@@ -148,3 +149,28 @@ def test_a_goodbye_that_was_cut_off_is_said_again(output: AnyOutput) -> None:
     finally:
         consumer.client.close()
         server.stop()
+
+
+def test_a_task_is_read_in_this_process_while_it_is_left() -> None:
+    """What is handed back then is what there was."""
+    parted: list[pb.Position] = []
+
+    class Worker:
+        attach = read = forget = give_credit = lambda *_: None
+
+        def part(self, _: object, positions: Iterable[pb.Position]) -> None:
+            for position in positions:
+                threads.append(threading.Thread(target=client.read, args=[TASK + 1, HANDS_BACK]))
+                threads[-1].start()
+                threads[-1].join(0.2)
+                parted.append(position)
+
+    threads: list[threading.Thread] = []
+    client = LocalClient(
+        Worker(),  # type: ignore[arg-type]
+        consumer_id=1, deliver=lambda *_: None, lost=lambda _: None,
+    )  # fmt: skip
+    client.read(TASK, HANDS_BACK)
+    client.hand_back(None)
+    threads[0].join(TIMEOUT_S)
+    assert [position.task_id for position in parted] == [TASK]
