@@ -31,7 +31,7 @@ from ..blocks import Block
 from ..connections.dispatcher_client import DispatcherClient
 from ..connections.protocols import LOCAL, SERVED
 from ..connections.tunnel import open_tunnel
-from ..delivery import End, HandedOut, TaskFailed, TaskUnknown
+from ..delivery import End, HeldByOthers, TaskFailed, TaskUnknown
 from ..errors import (
     FailedPrecondition,
     ForebayError,
@@ -89,7 +89,7 @@ class _Delivery(NamedTuple):
 
     client: Client
     task_id: int
-    item: Block | End | HandedOut
+    item: Block | End | HeldByOthers
 
 
 class _Gone(NamedTuple):
@@ -134,7 +134,7 @@ class Consumer:
         self._inbox: _Inbox = queue.SimpleQueue()
         self._links: dict[int, _WorkerLink | None] = {}  # by uid; None: the process has gone
         self._ended: set[int] = set()
-        self._handed_out: set[int] = set()  # tasks of which only others have something
+        self._held_by_others: set[int] = set()  # tasks of which only others have something
         self._news_at_s = 0.0  # as we heard last how much
         self._listed: dict[int, pb.TaskInfo] = {}
         self._given_up: dict[int, pb.TaskInfo] = {}  # listed no more, and not ended
@@ -214,7 +214,7 @@ class Consumer:
         if self._ask_again and time.monotonic() >= self._ask_again_at_s:
             self._read_again()
         try:
-            soon = self._ask_again or self._handed_out
+            soon = self._ask_again or self._held_by_others
             item = self._inbox.get(timeout=ASK_AGAIN_S if soon else 1)
         except queue.Empty:
             if not (self._heartbeats.is_alive() or self._closed.is_set()):
@@ -231,11 +231,11 @@ class Consumer:
             link = self._links.get(item.uid)
             if link is not None and link.client is item.client:
                 self._forget(item.uid)
-        elif isinstance(item.item, HandedOut):
-            self._handed_out.add(item.task_id)
+        elif isinstance(item.item, HeldByOthers):
+            self._held_by_others.add(item.task_id)
             self._news_at_s = time.monotonic()
         elif isinstance(item.item, Block):
-            self._handed_out.discard(item.task_id)
+            self._held_by_others.discard(item.task_id)
             if item.item.skipped and self._reading.cache is not None:
                 self._reading.cache.skip(item.item.skipped)
             return item.client, item.task_id, item.item
@@ -253,7 +253,7 @@ class Consumer:
         others = len(mine) < len(self._listed) and not more
         all_ended = mine <= self._ended and (self._finished or (others and bool(mine)))
         rest = mine - self._ended
-        others_have_it = bool(rest) and rest <= self._handed_out
+        others_have_it = bool(rest) and rest <= self._held_by_others
         if self._given_up:
             self._let_go(all_ended or others_have_it)
         waited_s = time.monotonic() - self._news_at_s
@@ -484,7 +484,7 @@ class Consumer:
         uid = task.worker_uid
         client: Client
 
-        def deliver(task_id: int, _: int, item: Block | End | HandedOut) -> None:
+        def deliver(task_id: int, _: int, item: Block | End | HeldByOthers) -> None:
             if isinstance(item, Block):
                 self._arrived(client, task_id, item)
             self._inbox.put(_Delivery(client, task_id, item))
@@ -556,7 +556,7 @@ class Consumer:
                 self._end_if_completed(task)
 
     def _end(self, task_id: int, end: End) -> None:
-        self._handed_out.discard(task_id)
+        self._held_by_others.discard(task_id)
         if isinstance(end, TaskFailed):
             raise PipelineError(end.code, end.message)
         task = self._listed.get(task_id) or self._given_up.get(task_id)

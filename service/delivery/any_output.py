@@ -15,7 +15,7 @@ from ..blocks import Block, split
 from .base import (
     End,
     EndOfTask,
-    HandedOut,
+    HeldByOthers,
     Listener,
     Subscription,
     TaskOutput,
@@ -84,7 +84,7 @@ class _AnySubscription(Subscription):
 
     def next(
         self, credit: bool, max_elements: int | None = None
-    ) -> tuple[Block, int] | End | HandedOut | None:
+    ) -> tuple[Block, int] | End | HeldByOthers | None:
         output = self.output
         with output.changed:
             if not output._blocks:
@@ -114,7 +114,7 @@ class _HandingBack(_AnySubscription):
 
     def next(
         self, credit: bool, max_elements: int | None = None
-    ) -> tuple[Block, int] | End | HandedOut | None:
+    ) -> tuple[Block, int] | End | HeldByOthers | None:
         output = self.output
         with output.changed:
             item = super().next(credit, max_elements)
@@ -122,7 +122,7 @@ class _HandingBack(_AnySubscription):
                 self._hold(item[0].count)
             others = output._held - self._mine
             if isinstance(item, EndOfTask) and output._awaits(others):
-                return HandedOut(others)
+                return HeldByOthers(others)
             return item
 
     def received(self, blocks: Sequence[Block]) -> None:

@@ -16,7 +16,7 @@ from forebay.service.delivery import (
     AnyBlock,
     AnyOutput,
     EndOfTask,
-    HandedOut,
+    HeldByOthers,
     RoundsOutput,
     Subscription,
     TaskFailed,
@@ -88,7 +88,7 @@ def test_whoever_leaves_whenever(data: st.DataObject) -> None:
                 pass
         held = sum(b.count for t in trainers for b in t.lacking)
         mine = last.subscription.next(credit=True)
-        assert mine == (HandedOut(held) if held else EndOfTask())
+        assert mine == (HeldByOthers(held) if held else EndOfTask())
         assert output.wait_drained(0) == (not held and not last.lacking)
         trainer = trainers.pop()
         gone.append(trainer)
@@ -125,7 +125,7 @@ def test_who_is_killed_hands_nothing_back_and_is_waited_for_no_longer() -> None:
     output.put(block(0, 3))
     output.finish()
     killed.next()
-    assert other.next() == HandedOut(3)
+    assert other.next() == HeldByOthers(3)
     killed.close()
     assert other.next() == EndOfTask() and output.wait_drained(0)
     assert sum(part.count for part in ledger.dropped_parts) == 3
