@@ -74,7 +74,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "service.cli": {"service", "journal", "storage", "benchmarks"},
     "service": {"service"},  # its __init__, the public face
-    "benchmarks": {"service", "journal", "storage", "jax"},
+    "benchmarks": {"service", "journal", "storage", "torch", "jax"},
     "torch": {"service.trainers"},
     "jax": {"service.trainers"},
     "keras": {"service.trainers"},
@@ -98,6 +98,10 @@ HARMLESS = PURE | {
 }
 POOLS = {"CancelledError", "Executor", "Future", "ThreadPoolExecutor", "TimeoutError"}
 ESCAPES = {  # (module, what it imports): why it does no harm that this is the real one in a run
+    **{
+        ("service.connections.relay", what): "no process of a run is a fork"
+        for what in ("grpc", "os", "signal", "socket", "subprocess", "threading")
+    },
     ("service.connections.tunnel", "socket"): "no consumer of a run reads through a tunnel",
     ("service.dispatcher.dispatcher", "datetime"): "writes down a time that it is given",
     ("service.dispatcher.listener", "grpc"): "an interface to inherit from",
