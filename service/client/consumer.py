@@ -17,23 +17,21 @@ dead from here, too.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import queue
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ..blocks import Block
 from ..connections.dispatcher_client import DispatcherClient
 from ..connections.protocols import LOCAL, SERVED
 from ..connections.tunnel import open_tunnel
-from ..delivery import End, HandedOut, TaskFailed, TaskUnknown
+from ..delivery import End, HeldByOthers, TaskFailed, TaskUnknown
 from ..errors import (
     FailedPrecondition,
     ForebayError,
@@ -44,6 +42,8 @@ from ..errors import (
 from ..proto import forebay_pb2 as pb
 from ..transport import BlockClient, ElementBudget, LocalClient, local_worker
 from ..transport.messages import Key
+from . import leaving
+from .leaving import Taker
 from .options import AS_EVER, ReadOptions, TargetWorkers
 
 log = logging.getLogger(__name__)
@@ -71,46 +71,17 @@ REPORT_S = 1.0
 NEVER_S = 1e9
 """How long a worker is looked for: until the dispatcher gives it up."""
 
-GOODBYES_S = 3.0
-"""For those who are still reading when the process exits."""
-
-HAND_BACK_S = 0.5
+HEARD_S = 0.5
 """For workers to hear what a consumer that leaves hands back."""
+
+CLOSED_S = 5.0
+"""For another thread that closes the same consumer."""
 
 TAKE_OVER_S = 0.5
 """How long to wait at the end for what other trainers have, if they take none of it meanwhile:
 those that train in step may wait for this one."""
 
-LEAVING_S = 0.1
-"""For threads to get from `blocks` back into TensorFlow."""
-
-
 Client = BlockClient | LocalClient
-
-_stopping: list[bool] = []
-
-
-def begin_no_more() -> None:
-    """This process is told to go: no iteration begins any more."""
-    _stopping.append(True)
-
-
-def is_stopping() -> bool:
-    """Whether it was told so."""
-    return bool(_stopping)
-
-
-class Taker(Protocol):
-    """Who gives blocks to a trainer by the element. While it does, only `leave` is called."""
-
-    def left(self) -> int:
-        """How many elements of the block that it has were not given."""
-
-    def leave(self) -> None:
-        """Close the iteration when the next element is asked for. Called by any thread."""
-
-    def close(self) -> None:
-        """Close the iteration."""
 
 
 class _Delivery(NamedTuple):
@@ -118,7 +89,7 @@ class _Delivery(NamedTuple):
 
     client: Client
     task_id: int
-    item: Block | End | HandedOut
+    item: Block | End | HeldByOthers
 
 
 class _Gone(NamedTuple):
@@ -141,7 +112,7 @@ _Inbox = queue.SimpleQueue[_Delivery | _Gone | pb.ConsumerHeartbeatResponse | Fo
 
 
 class Consumer:
-    """Reads the iteration that it has joined. For one thread at a time; close it."""
+    """Reads the iteration that it has joined. For one thread at a time; close it, in any thread."""
 
     def __init__(
         self,
@@ -163,7 +134,7 @@ class Consumer:
         self._inbox: _Inbox = queue.SimpleQueue()
         self._links: dict[int, _WorkerLink | None] = {}  # by uid; None: the process has gone
         self._ended: set[int] = set()
-        self._handed_out: set[int] = set()  # tasks of which only others have something
+        self._held_by_others: set[int] = set()  # tasks of which only others have something
         self._news_at_s = 0.0  # as we heard last how much
         self._listed: dict[int, pb.TaskInfo] = {}
         self._given_up: dict[int, pb.TaskInfo] = {}  # listed no more, and not ended
@@ -174,10 +145,13 @@ class Consumer:
         self._finished = False
         self._refusing: set[int] = set()  # uids of workers at whose address nobody listens
         self._refusing_lock = threading.Lock()
-        self._giving = threading.Lock()  # what was given is not handed back
-        self._given: tuple[Client, Key, Block] | None = None
+        self._given: tuple[Client, Key, Block] | None = None  # which is not handed back
         self._leaving = False
         self._closed = threading.Event()
+        # Guards `_links`, `_given` and `_closed`; garbage that is collected meanwhile may close us.
+        self._lock = threading.RLock()
+        self._closer: int | None = None  # the thread that closes this
+        self._left = threading.Event()  # it has
         self._heartbeats = threading.Thread(
             target=self._heartbeat,
             args=(joined.news.version,),
@@ -187,7 +161,7 @@ class Consumer:
         if joined.HasField("news"):
             self._inbox.put(joined.news)
         self._heartbeats.start()
-        _open.add(self)
+        leaving.opened(self)
 
     def blocks(self, nothing: Block | None = None) -> Iterator[Block]:
         """Yield blocks as they come, until the iteration ends.
@@ -218,14 +192,14 @@ class Consumer:
             if not self._give(client, task_id, block):
                 return
             yield block
-            with self._giving:
+            with self._lock:
                 if not self._closed.is_set():
                     self._given = None
                     client.taken(block, (task_id, 0))
 
     def _give(self, client: Client, task_id: int, block: Block) -> bool:
         """To the trainer, unless the consumer was closed meanwhile."""
-        with self._giving:
+        with self._lock:
             if self._closed.is_set():
                 return False
             self._given = client, (task_id, 0), block
@@ -240,7 +214,7 @@ class Consumer:
         if self._ask_again and time.monotonic() >= self._ask_again_at_s:
             self._read_again()
         try:
-            soon = self._ask_again or self._handed_out
+            soon = self._ask_again or self._held_by_others
             item = self._inbox.get(timeout=ASK_AGAIN_S if soon else 1)
         except queue.Empty:
             if not (self._heartbeats.is_alive() or self._closed.is_set()):
@@ -257,11 +231,11 @@ class Consumer:
             link = self._links.get(item.uid)
             if link is not None and link.client is item.client:
                 self._forget(item.uid)
-        elif isinstance(item.item, HandedOut):
-            self._handed_out.add(item.task_id)
+        elif isinstance(item.item, HeldByOthers):
+            self._held_by_others.add(item.task_id)
             self._news_at_s = time.monotonic()
         elif isinstance(item.item, Block):
-            self._handed_out.discard(item.task_id)
+            self._held_by_others.discard(item.task_id)
             if item.item.skipped and self._reading.cache is not None:
                 self._reading.cache.skip(item.item.skipped)
             return item.client, item.task_id, item.item
@@ -279,7 +253,7 @@ class Consumer:
         others = len(mine) < len(self._listed) and not more
         all_ended = mine <= self._ended and (self._finished or (others and bool(mine)))
         rest = mine - self._ended
-        others_have_it = bool(rest) and rest <= self._handed_out
+        others_have_it = bool(rest) and rest <= self._held_by_others
         if self._given_up:
             self._let_go(all_ended or others_have_it)
         waited_s = time.monotonic() - self._news_at_s
@@ -338,7 +312,8 @@ class Consumer:
         self._inbox.put(Unavailable("the consumer leaves"))  # for `blocks`, if it waits
 
     def close(self, left: int = 0) -> None:
-        """Leave the iteration, and let every worker know. Idempotent.
+        """Leave the iteration, and let every worker know. Idempotent, in any thread: who comes
+        while another closes waits for that.
 
         What may be handed back is: all that `blocks` did not yield, and of the block that it
         yielded last the `left` elements at its end.
@@ -346,23 +321,33 @@ class Consumer:
         if not self.is_ours():
             self._closed.set()
             return
-        with self._giving:
-            if self._closed.is_set():
-                return
-            self._closed.set()
-        _open.discard(self)
+        with self._lock:
+            first = self._closer is None
+            if first:
+                self._closer = threading.get_ident()
+                self._closed.set()
+            links = [link for link in self._links.values() if link is not None]
+            self._links = {}
+        if first:
+            try:
+                self._close(links, left)
+            finally:
+                self._left.set()
+        elif self._closer != threading.get_ident():
+            self._left.wait(CLOSED_S)
+
+    def _close(self, links: list[_WorkerLink], left: int) -> None:
+        leaving.closed(self)
         self._inbox.put(Unavailable("the consumer was closed"))  # for `blocks`, if it waits
-        links = [link for link in self._links.values() if link is not None]
         for link in links:  # all of them first: one that is being connected to takes its time
             if self._reading.hands_back:
                 link.client.hand_back(self._given_by(link.client, left))
             else:
                 link.client.hang_up()
-        give_up_s = time.monotonic() + HAND_BACK_S
+        give_up_s = time.monotonic() + HEARD_S
         for link in links:
             if not link.client.close(give_up_s):
                 log.warning("a worker has not heard what is handed back to it, which is lost")
-        self._links.clear()
         try:
             self._dispatcher.call(
                 pb.LeaveIterationRequest(consumer_id=self.consumer_id),
@@ -475,25 +460,31 @@ class Consumer:
         return link is not None and task.task_id in link.reading - self._ended
 
     def _close_if_idle(self, uid: int) -> None:
-        link = self._links.get(uid)
-        if link is not None and not link.reading:
-            link.client.close()
-            self._refused(uid, False)
+        with self._lock:
+            link = self._links.get(uid)
+            if link is None or link.reading:
+                return
             del self._links[uid]
+        link.client.close()
+        self._refused(uid, False)
 
     # -- workers -------------------------------------------------------------------------------
 
     def _link(self, task: pb.TaskInfo) -> _WorkerLink | None:
+        """Raises Unavailable once this was closed."""
         uid = task.worker_uid
-        if uid not in self._links:
-            self._links[uid] = _WorkerLink(self._open(task))
-        return self._links[uid]
+        with self._lock:
+            if self._closed.is_set():
+                raise Unavailable("the consumer was closed")
+            if uid not in self._links:
+                self._links[uid] = _WorkerLink(self._open(task))
+            return self._links[uid]
 
     def _open(self, task: pb.TaskInfo) -> Client:
         uid = task.worker_uid
         client: Client
 
-        def deliver(task_id: int, _: int, item: Block | End | HandedOut) -> None:
+        def deliver(task_id: int, _: int, item: Block | End | HeldByOthers) -> None:
             if isinstance(item, Block):
                 self._arrived(client, task_id, item)
             self._inbox.put(_Delivery(client, task_id, item))
@@ -553,17 +544,19 @@ class Consumer:
 
     def _forget(self, uid: int) -> None:
         """Give up a worker's process. The dispatcher will no longer list its unfinished tasks."""
-        link = self._links.get(uid)
-        if link is not None:
-            link.client.close()
-            self._refused(uid, False)
+        with self._lock:
+            link = self._links.get(uid)
+            if link is None:
+                return
             self._links[uid] = None
-            for task in self._listed.values():
-                if task.task_id in link.reading:
-                    self._end_if_completed(task)
+        link.client.close()
+        self._refused(uid, False)
+        for task in self._listed.values():
+            if task.task_id in link.reading:
+                self._end_if_completed(task)
 
     def _end(self, task_id: int, end: End) -> None:
-        self._handed_out.discard(task_id)
+        self._held_by_others.discard(task_id)
         if isinstance(end, TaskFailed):
             raise PipelineError(end.code, end.message)
         task = self._listed.get(task_id) or self._given_up.get(task_id)
@@ -589,32 +582,3 @@ class Consumer:
         # If a worker that was given up has not begun it by now, it will once it is listed again.
         self._asked_for_the_last_time = self._ask_again & self._given_up.keys()
         self._ask_again.clear()
-
-
-_open: weakref.WeakSet[Consumer] = weakref.WeakSet()
-
-
-def open_consumers() -> list[Consumer]:
-    """Those of this process that were not closed."""
-    return [consumer for consumer in list(_open) if consumer.is_ours()]
-
-
-def close_between_steps(consumer: Consumer) -> None:
-    """In the thread that takes its elements, while it takes none."""
-    if consumer.taker is not None:
-        with suppress(ValueError):  # another thread takes them, and is in the midst of it
-            consumer.taker.close()
-    consumer.close()
-
-
-@atexit.register
-def _leave_all() -> None:
-    # A thread of TensorFlow's that runs Python while the interpreter is taken down would never
-    # get out of it, and TensorFlow waits for that thread.
-    give_up_s = time.monotonic() + GOODBYES_S
-    consumers = list(_open)
-    for consumer in consumers:
-        if time.monotonic() < give_up_s:
-            close_between_steps(consumer)
-    if consumers:
-        time.sleep(LEAVING_S)

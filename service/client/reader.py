@@ -8,8 +8,7 @@ import logging
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
@@ -20,7 +19,8 @@ from ..pipelines.tf_data.split_sources import require_splittable
 from ..proto import forebay_pb2 as pb
 from ..structure import assemble
 from ..transport import has_local_workers
-from .consumer import Consumer, Taker, is_stopping
+from .consumer import Consumer
+from .leaving import Taker, stopping
 from .options import (
     AS_EVER,
     CrossTrainerCache,
@@ -32,6 +32,7 @@ from .options import (
     sharding_policy,
 )
 from .rounds import RoundsConsumer
+from .taking import Blocks, Progress, Taking
 
 CREDIT_BYTES = 32 << 20
 """How far a worker may run ahead of a consumer."""
@@ -146,7 +147,11 @@ class Reader:
         `nothing`, if it is given, comes now and then while no block does. With a `taker`, a block
         counts as taken as far as that has come with it, else as a whole.
         """
-        if is_stopping():
+        if stopping.is_set():
+            log.warning(
+                "this process is to stop: its iteration over dataset %s has no elements",
+                self.dataset_id,
+            )
             return
         if self.how.targets == TargetWorkers.LOCAL and not has_local_workers():
             what = f"Static sharding policy <{self._policy.name}> requires"
@@ -162,7 +167,7 @@ class Reader:
             consumer = (Consumer if self.how.num_consumers is None else RoundsConsumer)(
                 dispatcher, joined, credit_bytes=self._credit_bytes, reading=self.how, taker=taker
             )
-            if is_stopping():
+            if stopping.is_set():
                 consumer.leave()
             yield from consumer.blocks(nothing)
         finally:
@@ -276,7 +281,7 @@ def structure_of(dataset_id: str, definition: ev.DatasetDefinition) -> str:
     return definition.structure
 
 
-class ElementIterator:
+class ElementIterator(Taking):
     """Iterates over the elements of one epoch; made by `read`.
 
     Elements are nested as they were registered: NumPy arrays and scalars (bytes for
@@ -287,51 +292,16 @@ class ElementIterator:
     """
 
     def __init__(self, reader: Reader) -> None:
-        self._assemble = assemble(structure_of(reader.dataset_id, reader.definition()))
-        self._block: Iterator[Any] = iter(())  # what is left of the present one
-        self._blocks = reader.iterate(taker=self)
-        self._elements: Iterator[Any] = itertools.chain.from_iterable(
-            map(self._elements_of, self._blocks)
-        )
+        build = assemble(structure_of(reader.dataset_id, reader.definition()))
 
-    def _elements_of(self, block: Block) -> Iterator[Any]:
-        columns = [component.elements() for component in block.components]
-        self._block = self._assemble(columns, block.count)
-        return self._block
+        def elements(progress: Progress, block: Block) -> Iterator[Any]:
+            columns = [component.elements() for component in block.components]
+            return progress.counted(build(columns, block.count), block.count)
 
-    def __iter__(self) -> Self:
-        return self
+        def give(blocks: Blocks, progress: Progress) -> Iterator[Any]:
+            return itertools.chain.from_iterable(map(partial(elements, progress), blocks))
 
-    def __next__(self) -> Any:
-        return next(self._elements)
-
-    def left(self) -> int:
-        """How many elements of the present block were not given: they are gone over."""
-        return sum(1 for _ in self._block)
-
-    def leave(self) -> None:
-        """Leave the iteration when the next element is asked for. Called by any thread."""
-        self._elements = itertools.chain.from_iterable(map(self._closed, [()]))
-
-    def _closed(self, nothing: tuple[()]) -> tuple[()]:
-        self.close()
-        return nothing
-
-    def close(self) -> None:
-        """Leave the iteration. Of a shared job others get what was not given here. Idempotent."""
-        self._elements = iter(())
-        self._blocks.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
+        super().__init__(lambda taker: reader.iterate(taker=taker), give)
 
 
 def read(

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..block_limits import check_block, cost
 from ..blocks import Block, split
 from .base import (
     End,
     EndOfTask,
-    HandedOut,
+    HeldByOthers,
     Listener,
     Subscription,
     TaskOutput,
@@ -83,7 +84,7 @@ class _AnySubscription(Subscription):
 
     def next(
         self, credit: bool, max_elements: int | None = None
-    ) -> tuple[Block, int] | End | HandedOut | None:
+    ) -> tuple[Block, int] | End | HeldByOthers | None:
         output = self.output
         with output.changed:
             if not output._blocks:
@@ -113,7 +114,7 @@ class _HandingBack(_AnySubscription):
 
     def next(
         self, credit: bool, max_elements: int | None = None
-    ) -> tuple[Block, int] | End | HandedOut | None:
+    ) -> tuple[Block, int] | End | HeldByOthers | None:
         output = self.output
         with output.changed:
             item = super().next(credit, max_elements)
@@ -121,7 +122,7 @@ class _HandingBack(_AnySubscription):
                 self._hold(item[0].count)
             others = output._held - self._mine
             if isinstance(item, EndOfTask) and output._awaits(others):
-                return HandedOut(others)
+                return HeldByOthers(others)
             return item
 
     def received(self, blocks: Sequence[Block]) -> None:
@@ -135,6 +136,8 @@ class _HandingBack(_AnySubscription):
             if isinstance(output._end, TaskUnknown):
                 output._dropped(blocks)
             else:
+                # Whose memory they lie in, their consumer has, too.
+                blocks = [replace(block, loan=None) for block in blocks]
                 sized = [(block, cost(block)) for block in blocks]
                 output._blocks.extendleft(reversed(sized))
                 output._bytes += sum(size for _, size in sized)

@@ -14,7 +14,7 @@ and again. What it was given stays its consumer's, and is given to nobody else i
 **Handing back.** A subscription that `hands_back` has what it was given until it is said to be
 received, which its carrier then says of what a trainer has *taken*, and may hand the rest back,
 for others. So the task ends for others only when it has nothing left: until then they are told how
-much others have (HandedOut), and may go without waiting for it.
+much others have (HeldByOthers), and may go without waiting for it.
 
 **Wake-ups.** As long as there is something for a subscription, `next` with credit gives it.
 Whenever the producer's side (`put`, `finish`, `fail`, `cancel`, or what else a policy has) may
@@ -95,7 +95,7 @@ class Superseded:
 
 
 @dataclass(frozen=True, slots=True)
-class HandedOut:
+class HeldByOthers:
     """No end: the task makes no more, and has given all to subscriptions that may hand it back."""
 
     elements: int  # that others than this one have
@@ -140,9 +140,9 @@ class Subscription(ABC):
     @abstractmethod
     def next(
         self, credit: bool, max_elements: int | None = None
-    ) -> tuple[Block, int] | End | HandedOut | None:
+    ) -> tuple[Block, int] | End | HeldByOthers | None:
         """The next block with its cost; the end, again and again, if no block is left for this
-        subscription; None if there is neither yet. Likewise HandedOut, if it hands back.
+        subscription; None if there is neither yet. Likewise HeldByOthers, if it hands back.
 
         Without `credit` there is no block. A block has `max_elements` at most; what is cut off
         stays. Never waits.
@@ -170,16 +170,16 @@ class Subscription(ABC):
         """`next` for a consumer without a connection: waits for it, None if it does not come in
         time. What it gives counts as received.
         """
-        found: tuple[Block, int] | End | HandedOut | None = None
+        found: tuple[Block, int] | End | HeldByOthers | None = None
 
         def look() -> bool:
             nonlocal found
             found = self.next(True, max_elements)
-            return not isinstance(found, HandedOut | None)
+            return not isinstance(found, HeldByOthers | None)
 
         with self.output.changed:
             self.output.changed.wait_for(look, timeout_s)
-        if isinstance(found, HandedOut):
+        if isinstance(found, HeldByOthers):
             return None
         if not isinstance(found, tuple):
             return found

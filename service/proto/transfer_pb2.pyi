@@ -129,7 +129,7 @@ class Goodbye(_message.Message):
     def __init__(self, positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ...) -> None: ...
 
 class ToConsumer(_message.Message):
-    __slots__ = ("welcome", "block", "end_of_task", "task_failed", "task_unknown", "refused", "end_of_bundle", "bundle_forgotten", "superseded", "handed_out", "farewell")
+    __slots__ = ("welcome", "block", "end_of_task", "task_failed", "task_unknown", "refused", "end_of_bundle", "bundle_forgotten", "superseded", "held_by_others", "farewell")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     END_OF_TASK_FIELD_NUMBER: _ClassVar[int]
@@ -139,7 +139,7 @@ class ToConsumer(_message.Message):
     END_OF_BUNDLE_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
-    HANDED_OUT_FIELD_NUMBER: _ClassVar[int]
+    HELD_BY_OTHERS_FIELD_NUMBER: _ClassVar[int]
     FAREWELL_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     block: Block
@@ -150,9 +150,9 @@ class ToConsumer(_message.Message):
     end_of_bundle: EndOfBundle
     bundle_forgotten: BundleForgotten
     superseded: Superseded
-    handed_out: HandedOut
+    held_by_others: HeldByOthers
     farewell: Farewell
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., block: _Optional[_Union[Block, _Mapping]] = ..., end_of_task: _Optional[_Union[EndOfTask, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., task_unknown: _Optional[_Union[TaskUnknown, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., end_of_bundle: _Optional[_Union[EndOfBundle, _Mapping]] = ..., bundle_forgotten: _Optional[_Union[BundleForgotten, _Mapping]] = ..., superseded: _Optional[_Union[Superseded, _Mapping]] = ..., handed_out: _Optional[_Union[HandedOut, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., block: _Optional[_Union[Block, _Mapping]] = ..., end_of_task: _Optional[_Union[EndOfTask, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., task_unknown: _Optional[_Union[TaskUnknown, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., end_of_bundle: _Optional[_Union[EndOfBundle, _Mapping]] = ..., bundle_forgotten: _Optional[_Union[BundleForgotten, _Mapping]] = ..., superseded: _Optional[_Union[Superseded, _Mapping]] = ..., held_by_others: _Optional[_Union[HeldByOthers, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ...) -> None: ...
 
 class Farewell(_message.Message):
     __slots__ = ()
@@ -226,7 +226,7 @@ class EndOfTask(_message.Message):
     subscription: int
     def __init__(self, task_id: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
 
-class HandedOut(_message.Message):
+class HeldByOthers(_message.Message):
     __slots__ = ("task_id", "subscription", "elements")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]

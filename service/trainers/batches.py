@@ -6,14 +6,16 @@ received, or one copy where it lies in several. `Layout` says how blocks look to
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..blocks import Block, Component, Strings, joined, numpy_dtype, split
+from ..client.taking import Progress
 from ..errors import InvalidArgument
 from ..structure import assemble
 
@@ -27,21 +29,21 @@ SHORT = 64
 
 
 def laid_out(
-    blocks: Generator[Block, None, None],
+    blocks: Iterable[Block],
+    progress: Progress,
+    *,
     layout: Layout,
     batch_size: int | None,
-    *,
     drop_remainder: bool = False,
-) -> Generator[Any, None, None]:
-    """The elements of `blocks`, or their batches; closes `blocks` when it is closed, or ends."""
-    try:
-        if batch_size is None:
-            for block in blocks:
-                yield from layout.elements(block)
-        else:
-            yield from map(layout.batch, batched(blocks, batch_size, drop_remainder=drop_remainder))
-    finally:
-        blocks.close()
+) -> Iterator[Any]:
+    """The elements of `blocks`, or their batches, for `Taking`."""
+    if batch_size is None:
+        return itertools.chain.from_iterable(
+            progress.counted(layout.elements(block), block.count) for block in blocks
+        )
+    return map(
+        layout.batch, batched(blocks, progress, size=batch_size, drop_remainder=drop_remainder)
+    )
 
 
 def check_batch_size(batch_size: int | None) -> None:
@@ -53,19 +55,29 @@ def check_batch_size(batch_size: int | None) -> None:
         )
 
 
-def batched(blocks: Iterable[Block], size: int, *, drop_remainder: bool = False) -> Iterator[Block]:
+def batched(
+    blocks: Iterable[Block],
+    progress: Progress | None = None,
+    *,
+    size: int,
+    drop_remainder: bool = False,
+) -> Iterator[Block]:
     """Blocks of `size` elements each; the last one has what is left, unless that is dropped.
 
-    Raises InvalidArgument for elements of several ranks in one batch.
+    A batch is begun when it is asked for, so that between two of them nothing is kept here but
+    what is left of a block. Raises InvalidArgument for elements of several ranks in one batch.
     """
+    set_left = progress.set_left if progress is not None else lambda _: None
     parts: list[Block] = []
     missing = size
     for block in blocks:
         rest = block
         while rest.count > missing:
             head, rest = split(rest, missing)
+            set_left(rest.count)
             yield _whole([*parts, head])
             parts, missing = [], size
+        set_left(0)
         parts.append(rest)
         missing -= rest.count
         if not missing:

@@ -15,9 +15,10 @@ from __future__ import annotations
 import json
 import zlib
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -27,9 +28,10 @@ import numpy.typing as npt
 from ..client.options import ShardingPolicy, check_initial_epoch, check_job_name, reading
 from ..client.options import sharding_policy as policy_of
 from ..client.reader import Reader, name_of_job, structure_of
+from ..client.taking import Blocks, Progress, Taking
 from ..errors import FailedPrecondition, InvalidArgument, Unavailable
 from ..pipelines.definitions import metadata_of
-from .batches import Layout, batched, check_batch_size
+from .batches import Layout, batched, check_batch_size, laid_out
 from .context import TaskContext
 from .in_step import Exchange
 from .shapes import require_shapes, rows_of, zeros_of
@@ -238,18 +240,18 @@ class ServiceDataset:
 
     def _read(self) -> Generator[tuple[Tree, int], None, None]:
         """Batches, and how many elements each has; what is to be one element, as it is."""
-        blocks = self._reader.iterate()
-        try:
-            if self._batch_size is None:
-                for block in blocks:
-                    for element in self._layout.elements(block):
-                        yield self._mapped(element), self._rows
-                return
-            drop = self._remainder == "drop"
-            for block in batched(blocks, self._rows, drop_remainder=drop):
-                yield self._mapped(self._layout.batch(block)), block.count
-        finally:
-            blocks.close()
+        reader = self._reader
+        give: Callable[[Blocks, Progress], Iterator[Any]]
+        if self._batch_size is None:
+            give = partial(laid_out, layout=self._layout, batch_size=None)
+        else:
+            give = partial(batched, size=self._rows, drop_remainder=self._remainder == "drop")
+        with Taking(lambda taker: reader.iterate(taker=taker), give) as taking:
+            for each in taking:
+                if self._batch_size is None:
+                    yield self._mapped(each), self._rows
+                else:
+                    yield self._mapped(self._layout.batch(each)), each.count
 
     def _mapped(self, batch: Tree) -> Tree:
         return batch if self._map is None else self._map(batch)

@@ -20,14 +20,16 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from ..client import consumer
-from ..client.consumer import Consumer
+from ..client.leaving import close_between_steps, open_consumers, stopping
 from ..errors import InvalidArgument
 
 log = logging.getLogger(__name__)
 
 TERMINATED = 128 + signal.SIGTERM
 """The exit code of a program that SIGTERM ends, as shells say it."""
+
+HAND_BACK_S = 5.0
+"""For handing back, at most: what is left of the grace is for saving."""
 
 CLOSING_S = 1.0
 """Before the grace is over, who has not asked for an element since is closed by force."""
@@ -40,17 +42,20 @@ class PreemptionHandler:
             for batch in dataset:
                 train_step(batch)
 
-    When SIGTERM comes, all datasets that this process reads from the service end, and no further
-    one begins. What they had received and not given to the loop goes to the other trainers of
-    their jobs at once (of jobs with a name, `DYNAMIC` or `OFF`; not of coordinated reads, nor of
-    cross-trainer caches). TensorFlow has been given a little ahead of the loop, which still trains
-    on that: when the block is left, all has been used or handed back. Then `save_fn` is called,
-    and the process exits.
+    When SIGTERM comes, all datasets that this process reads from the service end, and further ones
+    have no elements, in `save_fn` either. What they had received and not given to the loop goes to
+    the other trainers of their jobs at once (of jobs with a name, `DYNAMIC` or `OFF`; not of
+    coordinated reads, nor of cross-trainer caches). TensorFlow and JAX have been given a little
+    ahead of the loop, which still trains on that: when the block is left, all has been used or
+    handed back. Then `save_fn` is called, and the process exits.
 
     `check()` does it at once, between two steps: for loops that would go on for long, such as over
-    epochs, or behind a large shuffle. What TensorFlow has been given and not handed out is lost
-    then. It takes, and ignores, whatever arguments a callback is called with, as of Keras:
+    epochs, or behind a large shuffle. What TensorFlow or JAX has been given and not handed out is
+    lost then. It takes, and ignores, whatever arguments a callback is called with, as of Keras:
     `LambdaCallback(on_epoch_end=preemption.check)` loses nothing.
+
+    Only this process is told: the workers of a PyTorch DataLoader read in processes of their own,
+    and read on. Have the loop end with `check()`; what they have made for it by then is lost.
 
     Trainers that step together must leave together: a loop that ends while others wait for it in a
     collective operation holds them up, as with any dataset.
@@ -68,8 +73,9 @@ class PreemptionHandler:
 
         The process has `grace_period_s` from the signal on: if the block has not been left then,
         it exits without another word, with 143; so it does afterwards, if it does not end. It exits
-        with `exit_code`; with None the program goes on, and ends as it likes. The handler that was
-        there before is called as well, when Python comes to it. Raises ValueError for a period that
+        with `exit_code`; with None the program goes on behind the block, where it may read again,
+        and ends as it likes. The handler that was there before is called as well, when Python
+        comes to it. Raises ValueError for a period that
         is none.
         """
         if not grace_period_s > 0:
@@ -80,9 +86,10 @@ class PreemptionHandler:
         self._save_fn = save_fn
         self._grace_s = grace_period_s
         self._exit_code = exit_code
+        self._lock = threading.RLock()  # of both; the loop's thread takes it in its handler, too
         self._give_up_s: float | None = None  # of the monotonic clock, once it is preempted
+        self._over = threading.Event()  # the program goes on
         self._handed_back = threading.Event()
-        self._over = threading.Event()  # nobody watches any more
         self._finished = False
         self._before: Any = None
         self._wakeup_before = -1
@@ -130,8 +137,10 @@ class PreemptionHandler:
         finally:
             if not self.preempted or self._exit_code is None:
                 self._give_back_signals()
-                self._over.set()
-                with suppress(OSError):  # it is closed, as nobody waits for it any more
+                with self._lock:
+                    self._over.set()
+                    stopping.end(self)
+                with suppress(OSError):  # it is full, or closed: it was woken
                     self._waker.send(b"\0")
         if self.preempted and error is None and self._exit_code is not None:
             sys.exit(self._exit_code)
@@ -152,9 +161,8 @@ class PreemptionHandler:
         _active.remove(self)
         if signal.getsignal(signal.SIGTERM) == self._on_signal:
             signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
-        now = signal.set_wakeup_fd(self._wakeup_before)
-        if now != self._waker.fileno():  # somebody else's, who came later
-            signal.set_wakeup_fd(now)
+        now = signal.set_wakeup_fd(-1)
+        _wake_up(self._wakeup_before if now == self._waker.fileno() else now)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._begin()
@@ -165,21 +173,22 @@ class PreemptionHandler:
 
     def _give_back_in_child(self) -> None:
         signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
-        signal.set_wakeup_fd(self._wakeup_before)
+        _wake_up(self._wakeup_before)
 
     def _begin(self) -> None:
-        if self._give_up_s is None:
-            self._give_up_s = time.monotonic() + self._grace_s
-            consumer.begin_no_more()
+        with self._lock:
+            if self._give_up_s is None and not self._over.is_set():
+                self._give_up_s = time.monotonic() + self._grace_s
+                stopping.begin(self)
 
     def _finish(self) -> None:
         """In the loop's thread."""
         if self._finished:
             return
         self._finished = True
-        self._handed_back.wait(self.remaining_s)
-        for reading in consumer.open_consumers():
-            consumer.close_between_steps(reading)
+        self._handed_back.wait(min(HAND_BACK_S, self.remaining_s))
+        for reading in open_consumers():
+            close_between_steps(reading)
         if self._save_fn is not None:
             self._save_fn(self.remaining_s)
 
@@ -189,38 +198,56 @@ class PreemptionHandler:
                 self._close()
                 return
             self._pass_on(woken)
-        self._pass_on(woken)
         self._begin()
+        threading.Thread(target=self._limit, name="forebay-grace", daemon=True).start()
+        self._pass_on(woken)
+        if not self.preempted:  # the program went on meanwhile
+            return
         log.warning("preempted: %g s are left to save and to end", self.remaining_s)
         begun_s = time.monotonic()
-        leaving = [
-            threading.Thread(target=_leave, args=[reading], name="forebay-leaving", daemon=True)
-            for reading in consumer.open_consumers()
-        ]
-        for thread in leaving:
-            thread.start()
-        for thread in leaving:
-            thread.join(self.remaining_s)
+        give_up_s = begun_s + min(HAND_BACK_S, self.remaining_s)
+        threads = [_in_thread(reading.leave) for reading in open_consumers()]
+        for thread in threads:
+            thread.join(max(0.0, give_up_s - time.monotonic()))
         self._handed_back.set()
-        log.info("what was not used was handed back in %.2f s", time.monotonic() - begun_s)
-        if self._over.wait(max(0.0, self.remaining_s - CLOSING_S)):
-            self._close()
-            return
-        for reading in consumer.open_consumers():  # whose loop asks for nothing any more
-            reading.close()
-        if not self._over.wait(self.remaining_s):
-            log.error("the grace of %g s is over: the process exits", self._grace_s)
-            os._exit(TERMINATED)
+        if any(thread.is_alive() for thread in threads):
+            log.warning("not everything was handed back within %.1f s", give_up_s - begun_s)
+        else:
+            log.info("what was not used was handed back in %.2f s", time.monotonic() - begun_s)
+
+    def _limit(self) -> None:
+        """The process does not outlive its grace."""
+        if not self._over.wait(max(0.0, self.remaining_s - CLOSING_S)):
+            for reading in open_consumers():  # whose loop asks for nothing any more
+                _in_thread(reading.close)
+            if not self._over.wait(self.remaining_s):
+                log.error("the grace of %g s is over: the process exits", self._grace_s)
+                os._exit(TERMINATED)
         self._close()
 
     def _pass_on(self, woken: bytes) -> None:
         """To who was woken by signals before."""
         if self._wakeup_before >= 0:
-            os.write(self._wakeup_before, woken)
+            try:
+                os.write(self._wakeup_before, woken)
+            except OSError as error:  # it is full, or closed
+                log.debug("could not wake up who was woken by signals before: %s", error)
 
     def _close(self) -> None:
         self._wakened.close()
         self._waker.close()
+
+
+def _in_thread(close: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=close, name="forebay-leaving", daemon=True)
+    thread.start()
+    return thread
+
+
+def _wake_up(descriptor: int) -> None:
+    """Have signals wake who waits for this descriptor, unless that was closed meanwhile."""
+    with suppress(OSError, ValueError):
+        signal.set_wakeup_fd(descriptor)
 
 
 _active: list[PreemptionHandler] = []  # the innermost last
@@ -233,7 +260,3 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
-
-
-def _leave(reading: Consumer) -> None:
-    reading.leave()

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from ..blocks import Component, Strings
 from ..client.options import ShardingPolicy, check_initial_epoch, check_job_name, reading
 from ..client.options import sharding_policy as policy_of
 from ..client.reader import INFINITE_CARDINALITY, Reader, name_of_job, structure_of
+from ..client.taking import Taking
 from ..errors import FailedPrecondition, InvalidArgument
 from .batches import Layout, check_batch_size, laid_out
 from .context import Role, TaskContext
@@ -127,7 +129,7 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
             self._how = replace(reader.how, max_elements=in_step)
         self._epochs = _Epochs(initial_epoch)
 
-    def __iter__(self) -> Generator[Any, None, None]:
+    def __iter__(self) -> Taking:
         """The next epoch's elements or batches. Raises PipelineError when the pipeline fails."""
         reader = Reader(
             self._service,
@@ -137,9 +139,13 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
             self._how,
             first_epoch=self._epochs.next(get_worker_info()),
         )
-        return laid_out(
-            reader.iterate(), self._layout(), self.batch_size, drop_remainder=self.drop_remainder
+        give = partial(
+            laid_out,
+            layout=self._layout(),
+            batch_size=self.batch_size,
+            drop_remainder=self.drop_remainder,
         )
+        return Taking(lambda taker: reader.iterate(taker=taker), give)
 
     def __len__(self) -> int:
         """Elements, or batches, of an epoch, by what the registered dataset says of itself: each of

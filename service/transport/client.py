@@ -19,7 +19,7 @@ import tenacity
 from ..block_limits import MAX_PAYLOAD_BYTES
 from ..blocks import Block
 from ..connections.protocols import GRPC, TCP, UNIX
-from ..delivery import ANY, End, HandedOut, Order
+from ..delivery import ANY, End, HeldByOthers, Order
 from ..errors import ForebayError, ProtocolError
 from ..proto import transfer_pb2 as pb
 from ..shared import Borrower
@@ -58,7 +58,7 @@ class BlockClient(WorkerClient):
         *,
         worker_uid: int,
         consumer_id: int,
-        deliver: Callable[[int, int, Block | End | HandedOut], None],
+        deliver: Callable[[int, int, Block | End | HeldByOthers], None],
         lost: Callable[[str], None],
         credit_bytes: int = 64 << 20,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
@@ -100,7 +100,7 @@ class BlockClient(WorkerClient):
         self._turned_away = False  # the last time
         self._heard_at = time.monotonic()  # or connected, or cut off
         self._goodbye: pb.ToWorker | None = None  # once it was said
-        self._parted = False  # the worker has heard it
+        self._goodbye_heard = False  # the worker has heard it
 
     def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
         with self._lock:
@@ -140,7 +140,7 @@ class BlockClient(WorkerClient):
             self._join(max(0.0, give_up_s - time.monotonic()))
         self.hang_up()
         self._join()
-        return self._parted or self._goodbye is None
+        return self._goodbye_heard or self._goodbye is None
 
     def _reading(self) -> Collection[Key]:
         return [key for key, i in self._receiving.incoming.items() if not i.ended]
@@ -272,7 +272,7 @@ class BlockClient(WorkerClient):
         match message.WhichOneof("message"):
             case "farewell" if self._goodbye is not None:
                 with self._lock:
-                    self._parted = True
+                    self._goodbye_heard = True
                     self._closing.set()
                     self._cut()
                 return True
@@ -337,12 +337,12 @@ class BlockClient(WorkerClient):
         unpack_payload(header, frame.payload, payload, reader.peer)
         return payload
 
-    def _end(self, key: Key, end: End | HandedOut) -> bool:
+    def _end(self, key: Key, end: End | HeldByOthers) -> bool:
         with self._lock:
             self._give_credit(at_once=True)  # so that the worker may forget the last blocks
             known = self._receiving.over(key, end)
             # Of one of several, that it was heard; a task's is kept as long as that.
-            if key[1] and not isinstance(end, HandedOut):
+            if key[1] and not isinstance(end, HeldByOthers):
                 self._say_stop(*key)
         if known:
             self._deliver(*key, end)

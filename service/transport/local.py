@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from ..block_limits import cost
 from ..blocks import Block
-from ..delivery import ANY, End, HandedOut, Order
+from ..delivery import ANY, End, HeldByOthers, Order
 from ..proto import transfer_pb2 as pb
 from .budget import Share
 from .messages import Key
@@ -52,7 +52,7 @@ class LocalClient(WorkerClient):
         worker: Sessions,
         *,
         consumer_id: int,
-        deliver: Callable[[int, int, Block | End | HandedOut], None],
+        deliver: Callable[[int, int, Block | End | HeldByOthers], None],
         lost: Callable[[str], None],
         credit_bytes: int = 64 << 20,
         elements: Share | None = None,
@@ -73,7 +73,8 @@ class LocalClient(WorkerClient):
     def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
         key = task_id, subscription
         self._asked.add(key)
-        self._positions[key] = pb.Position(task_id=task_id, subscription=subscription)
+        with self._moving:
+            self._positions[key] = pb.Position(task_id=task_id, subscription=subscription)
         self._worker.read(self._link, task_id, 0, order, subscription)
 
     def stop_task(self, task_id: int, subscription: int = 0) -> None:
@@ -99,7 +100,7 @@ class LocalClient(WorkerClient):
             self._closing.set()
             if given is not None and given[0] in self._positions:
                 self._positions[given[0]].elements = given[1]
-            self._worker.part(self._link, self._positions.values())
+            self._worker.goodbye(self._link, [*self._positions.values()])
 
     def hang_up(self) -> None:
         self._closing.set()
@@ -123,7 +124,7 @@ class LocalClient(WorkerClient):
                     case Sent():
                         self._receive(out)
                     case Ended(task_id, end, subscription):
-                        if isinstance(end, HandedOut):
+                        if isinstance(end, HeldByOthers):
                             self._deliver(task_id, subscription, end)
                         elif (task_id, subscription) in self._asked:
                             self._asked.discard((task_id, subscription))

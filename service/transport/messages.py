@@ -20,7 +20,7 @@ from ..delivery import (
     End,
     EndOfBundle,
     EndOfTask,
-    HandedOut,
+    HeldByOthers,
     Superseded,
     TaskFailed,
     TaskUnknown,
@@ -30,7 +30,7 @@ from ..proto import transfer_pb2 as pb
 from ..shared import SHARED_BYTES, Lender
 from . import codecs, frames
 
-VERSION = 2
+VERSION = 3
 Key = tuple[int, int]
 """What a consumer calls one of its subscriptions: the task, and a number (0 for the only one)."""
 
@@ -52,15 +52,15 @@ def parse(frame: frames.Frame, peer: str) -> pb.ToConsumer:
         raise ProtocolError(f"{peer} sent a header that cannot be parsed: {error}") from None
 
 
-def encode_end(task_id: int, end: End | HandedOut, subscription: int = 0) -> bytes:
+def encode_end(task_id: int, end: End | HeldByOthers, subscription: int = 0) -> bytes:
     """The header that tells a consumer of the end of one of its subscriptions, or of what comes
     before that."""
     message = pb.ToConsumer()
     match end:
         case EndOfTask():
             message.end_of_task.SetInParent()
-        case HandedOut(elements):
-            message.handed_out.elements = elements
+        case HeldByOthers(elements):
+            message.held_by_others.elements = elements
         case TaskFailed(code, text):
             message.task_failed.code, message.task_failed.message = code, text[:MAX_TEXT]
         case TaskUnknown():
@@ -76,13 +76,13 @@ def encode_end(task_id: int, end: End | HandedOut, subscription: int = 0) -> byt
     return message.SerializeToString()
 
 
-def decode_end(message: pb.ToConsumer) -> tuple[Key, End | HandedOut] | None:
+def decode_end(message: pb.ToConsumer) -> tuple[Key, End | HeldByOthers] | None:
     """Whose end the message tells of, if of any."""
     match message.WhichOneof("message"):
         case "end_of_task":
             return _key(message.end_of_task), EndOfTask()
-        case "handed_out":
-            return _key(message.handed_out), HandedOut(message.handed_out.elements)
+        case "held_by_others":
+            return _key(message.held_by_others), HeldByOthers(message.held_by_others.elements)
         case "task_failed":
             failed = message.task_failed
             return _key(failed), TaskFailed(failed.code, failed.message)
@@ -113,7 +113,7 @@ def encode_refusal(reason: str, broken: bool = False) -> bytes:
     return pb.ToConsumer(refused=refused).SerializeToString()
 
 
-def encode_parting() -> bytes:
+def encode_farewell() -> bytes:
     """The header of the answer to a goodbye."""
     return pb.ToConsumer(farewell=pb.Farewell()).SerializeToString()
 

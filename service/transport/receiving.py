@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ..block_limits import cost
 from ..blocks import Block
-from ..delivery import AnyBlock, End, HandedOut, Order, TaskUnknown, orders
+from ..delivery import AnyBlock, End, HeldByOthers, Order, TaskUnknown, orders
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 from .budget import Share
@@ -99,12 +99,12 @@ class Receiving:
         self.unsaid = True
         return True
 
-    def over(self, key: Key, end: End | HandedOut) -> bool:
+    def over(self, key: Key, end: End | HeldByOthers) -> bool:
         """Of a subscription nothing more comes, for all that is known; whether that is news."""
         incoming = self.incoming.get(key)
         if incoming is None or incoming.ended:
             return False
-        incoming.is_over, incoming.ended = True, not isinstance(end, HandedOut)
+        incoming.is_over, incoming.ended = True, not isinstance(end, HeldByOthers)
         if incoming.ended and (isinstance(end, TaskUnknown) or not incoming.hands_back):
             del self.incoming[key]
         return True

@@ -26,9 +26,9 @@ from ..proto import transfer_pb2 as pb
 from ..shared import Lender
 from . import frames, local
 from .compression import Packer
-from .messages import VERSION, encode_block, encode_end, encode_parting, encode_refusal
+from .messages import VERSION, encode_block, encode_end, encode_farewell, encode_refusal
 from .sessions import Sessions
-from .streams import Ended, Link, Outgoing, Parting, Refusal, Sent
+from .streams import Ended, Farewell, Link, Outgoing, Refusal, Sent
 
 _log = logging.getLogger(__name__)
 
@@ -339,7 +339,7 @@ class _Connection:
                     stop = message.stop
                     self._sessions.stop_reading(link, stop.task_id, stop.subscription)
                 case "goodbye":
-                    self._sessions.part(link, message.goodbye.positions)
+                    self._sessions.goodbye(link, message.goodbye.positions)
                     return True
                 case other:
                     raise ProtocolError(f"{self._peer} sent {other or 'an empty message'}")
@@ -388,8 +388,8 @@ class _Connection:
                         buffers += frames.encode(encode_end(task_id, end, subscription))
                     case Refusal(reason, broken):
                         buffers += frames.encode(encode_refusal(reason, broken))
-                    case Parting():
-                        buffers += frames.encode(encode_parting())
+                    case Farewell():
+                        buffers += frames.encode(encode_farewell())
             begun = time.perf_counter()
             frames.send(self._socket, buffers, descriptors)
             if self._packer is not None:

@@ -17,7 +17,7 @@ from ..delivery import ANY, End, Order, Subscription, TaskOutput, TaskUnknown
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 from .messages import Key
-from .streams import Ended, Link, Outgoing, Parting, Refusal, Session, Stream
+from .streams import Ended, Farewell, Link, Outgoing, Refusal, Session, Stream
 
 MAX_CREDIT_BYTES = 64 << 30
 MAX_CREDIT_ELEMENTS = 1 << 40
@@ -75,12 +75,12 @@ class Sessions:
                     self._drop(link.session)
                 self._bound_what_is_kept()
 
-    def part(self, link: Link, positions: Iterable[pb.Position]) -> None:
+    def goodbye(self, link: Link, positions: Iterable[pb.Position]) -> None:
         """The consumer has said goodbye: what it hands back is for others. It is told so."""
         with self._lock:
             if link.closed or link.session.link is not link:
                 return  # another connection has taken its place
-            link.refused = True  # it is given nothing more, of what it hands back either
+            link.ending = True  # it is given nothing more, of what it hands back either
             for position in positions:
                 key = position.task_id, position.subscription
                 stream = link.session.streams.get(key)
@@ -91,7 +91,7 @@ class Sessions:
                     self._wake_readers(stream.subscription.output)
             self._drop(link.session)
             link.outbox.clear()
-            link.outbox.append(Parting())
+            link.outbox.append(Farewell())
             link.ready.notify()
 
     def forget(self, link: Link) -> None:
@@ -227,7 +227,7 @@ class Sessions:
                 if link.outbox:
                     batch = list(link.outbox)
                     link.outbox.clear()
-                    link.closed = link.refused
+                    link.closed = link.ending
                     return batch
                 self._idle[link] = None
                 link.ready.wait()  # for _wake, _reply, refuse or _close
@@ -288,7 +288,7 @@ class Sessions:
                 link.ready.notify()
 
     def _refuse(self, link: Link, refusal: Refusal) -> None:
-        link.refused = True
+        link.ending = True
         link.outbox.append(refusal)
         link.ready.notify()
 

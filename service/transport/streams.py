@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..blocks import Block, split
-from ..delivery import End, HandedOut, Subscription, TaskUnknown
+from ..delivery import End, HeldByOthers, Subscription, TaskUnknown
 from ..errors import ProtocolError
 from .messages import Key
 
@@ -38,7 +38,7 @@ class Sent(NamedTuple):
 
 class Ended(NamedTuple):
     task_id: int
-    end: End | HandedOut
+    end: End | HeldByOthers
     subscription: int = 0
 
 
@@ -49,11 +49,11 @@ class Refusal(NamedTuple):
     broken: bool  # a rule was, on this connection: another may be made
 
 
-class Parting(NamedTuple):
+class Farewell(NamedTuple):
     """The last that a link sends to who has said goodbye."""
 
 
-Outgoing = Sent | Ended | Refusal | Parting
+Outgoing = Sent | Ended | Refusal | Farewell
 
 
 class Stream:
@@ -67,7 +67,7 @@ class Stream:
         self.retained: deque[Sent] = deque()  # handed to it and not received: up to `number`
         self.held: deque[Sent] = deque()  # received and not taken, if it may be handed back
         self.retained_bytes = 0  # of both
-        self._told: HandedOut | None = None  # since the last block
+        self._told: HeldByOthers | None = None  # since the last block
         self.resend: deque[Sent] = deque()  # of these, what this connection still has to send
 
     def received(self, count: int) -> None:
@@ -144,7 +144,7 @@ class Stream:
         if item is None:
             return None
         task_id, subscription_number = self.key
-        if isinstance(item, HandedOut):
+        if isinstance(item, HeldByOthers):
             if item == self._told:
                 return None
             self._told = item
@@ -210,11 +210,11 @@ class Link:
         self.elements: int | None = None  # that may be sent, if they are counted
         self.resumed = False  # it has said which tasks it goes on with
         self.closed = False
-        self.refused = False
+        self.ending = False  # what is in the outbox is the last
 
     def fill(self) -> None:
         """Put into the outbox what its streams have, and there is credit for."""
-        if self.refused or self.closed:
+        if self.ending or self.closed:
             return
         room = MAX_RETAINED_BYTES - self.session.retained_bytes
         batch = sum(out.cost for out in self.outbox if isinstance(out, Sent))
@@ -229,7 +229,7 @@ class Link:
             misses = 0
             self.outbox.append(out)
             if isinstance(out, Ended):
-                if isinstance(out.end, HandedOut):
+                if isinstance(out.end, HeldByOthers):
                     self.streams.append(stream)
                 elif isinstance(out.end, TaskUnknown):  # the consumer may ask for it anew
                     self.session.close_stream(stream.key)

@@ -26,6 +26,10 @@ _runs = itertools.count(1)
 KEPT_BYTES = 32 << 20
 """Of datasets that were fetched, with their graphs."""
 
+UNWOUND_S = 1.0
+"""If trainers have not taken all by then, a pipeline that has ended is closed before they have: not
+at once, as it may wait for TensorFlow, and they for the task's end."""
+
 
 class Pipelines:
     """Where a worker has its tasks' pipelines from: here, from what was registered."""
@@ -227,6 +231,8 @@ class TaskRunner:
         try:
             self._produce()
             data_over = self._is_data_over()
+            if not self.output.wait_drained(UNWOUND_S):
+                self._close_pipeline()
             while not self.output.wait_drained(timeout_s=60):
                 pass  # for consumers, or for cancel()
             if self._arrivals is not None:
@@ -250,11 +256,14 @@ class TaskRunner:
         finally:
             if self._feed is not None:
                 self._feed.close()
-            if self._pipeline is not None:
-                self._pipeline.close()
-            # We may be kept for our output, and these hold the graph.
-            self._pipeline = self._pipeline_run = None
-            malloc.give_back()
+            self._close_pipeline()
+
+    def _close_pipeline(self) -> None:
+        """We may be kept for our output, and it holds the graph, and processes. Idempotent."""
+        if self._pipeline is not None:
+            self._pipeline.close()
+        self._pipeline = self._pipeline_run = None
+        malloc.give_back()
 
     def _end(self, error: ForebayError) -> None:
         feed_failed = self._feed.failed if self._feed is not None else None

@@ -59,6 +59,6 @@ class Client:
 
     def hang_up(self) -> None: ...
 
-    def close(self, give_up_s: float = 0.0) -> bool:
+    def close(self, _: float = 0.0) -> bool:
         self.closed = True
         return True

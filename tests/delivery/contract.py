@@ -21,7 +21,7 @@ from forebay.service.block_limits import cost
 from forebay.service.blocks import Block, Component
 from forebay.service.delivery import (
     End,
-    HandedOut,
+    HeldByOthers,
     Listener,
     Order,
     OutputCancelled,
@@ -75,7 +75,7 @@ class Reading:
 
     def next(
         self, credit: bool = True, max_elements: int | None = None
-    ) -> Block | End | HandedOut | None:
+    ) -> Block | End | HeldByOthers | None:
         item = self.subscription.next(credit, max_elements)
         if not isinstance(item, tuple):
             return item

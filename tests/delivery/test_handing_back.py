@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,7 @@ from forebay.service.delivery import (
     AnyBlock,
     AnyOutput,
     EndOfTask,
-    HandedOut,
+    HeldByOthers,
     RoundsOutput,
     Subscription,
     TaskFailed,
@@ -86,7 +88,7 @@ def test_whoever_leaves_whenever(data: st.DataObject) -> None:
                 pass
         held = sum(b.count for t in trainers for b in t.lacking)
         mine = last.subscription.next(credit=True)
-        assert mine == (HandedOut(held) if held else EndOfTask())
+        assert mine == (HeldByOthers(held) if held else EndOfTask())
         assert output.wait_drained(0) == (not held and not last.lacking)
         trainer = trainers.pop()
         gone.append(trainer)
@@ -123,7 +125,7 @@ def test_who_is_killed_hands_nothing_back_and_is_waited_for_no_longer() -> None:
     output.put(block(0, 3))
     output.finish()
     killed.next()
-    assert other.next() == HandedOut(3)
+    assert other.next() == HeldByOthers(3)
     killed.close()
     assert other.next() == EndOfTask() and output.wait_drained(0)
     assert sum(part.count for part in ledger.dropped_parts) == 3
@@ -165,3 +167,16 @@ def test_other_policies_hand_nothing_back() -> None:
     assert isinstance(subscription, Subscription) and not subscription.hands_back
     with pytest.raises(TypeError, match="hands nothing back"):
         subscription.hand_back([])
+
+
+def test_what_is_handed_back_is_lent_to_nobody_else() -> None:
+    """Who had it may still read the memory in which it lies."""
+    output = AnyOutput()
+    loan: Any = object()
+    output.put(replace(block(0, 2), loan=loan))
+    leaving, other = Reader(output, HANDS_BACK), Reader(output, HANDS_BACK)
+    given = leaving.next()
+    assert isinstance(given, Block) and given.loan is loan
+    leaving.subscription.hand_back([given])
+    again = other.next()
+    assert isinstance(again, Block) and numbers(again) == [0, 1] and again.loan is None

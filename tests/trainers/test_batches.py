@@ -116,14 +116,14 @@ def test_batches_are_what_elements_are(
                 "words": (filled(words, b"-") if pad else words,),
             }
         )
-    found = [layout.batch(b) for b in batched(blocks, size, drop_remainder=drop_remainder)]
+    found = [layout.batch(b) for b in batched(blocks, size=size, drop_remainder=drop_remainder)]
     assert plain(found) == plain(expected)
 
 
 def test_a_batch_within_a_block_is_a_view_of_it() -> None:
     values, tokens = np.arange(24).reshape(12, 2), np.arange(24)
     whole = Block(12, (Component(values), Component(tokens, np.full((12, 1), 2))))
-    first, second, third = batched([whole, whole], 8)
+    first, second, third = batched([whole, whole], size=8)
     for owner, views in ((whole, first), (whole, third)):
         for component, view in zip(owner.components, views.components, strict=True):
             for one, other in zip(buffers(component), buffers(view), strict=True):
@@ -175,7 +175,7 @@ def test_ragged_and_sparse_tensors_are_lists() -> None:
 def test_elements_of_several_ranks_are_no_batch() -> None:
     blocks = [Block(1, (Component(np.zeros((1, *shape))),)) for shape in ((2,), (2, 2))]
     with pytest.raises(InvalidArgument, match=r"elements of ranks \[1, 2\]: read them one by one"):
-        list(batched(blocks, 2))
+        list(batched(blocks, size=2))
 
 
 @pytest.mark.parametrize("value", [-1, 256, 0.5, "text", b"bytes", [1, 2], np.zeros(3)])

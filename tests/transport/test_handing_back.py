@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 
 from forebay.service.blocks import Block
-from forebay.service.delivery import AnyBlock, AnyOutput, EndOfTask, HandedOut
+from forebay.service.delivery import AnyBlock, AnyOutput, EndOfTask, HeldByOthers
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import BlockServer
+from forebay.service.transport import BlockServer, LocalClient
 from forebay.service.transport.sessions import Sessions
-from forebay.service.transport.streams import Parting
+from forebay.service.transport.streams import Farewell
 
 from ..delivery.contract import block, numbers
 from .peers import TIMEOUT_S, UID, Consumer
@@ -73,8 +74,8 @@ def test_what_was_taken_stays_and_the_rest_goes_to_others(output: AnyOutput, con
     assert got(leaving) == [4, 5, 6, 7]
     other = connect(2)
     assert got(leaving) == [8, 9, 10, 11] and got(leaving) == EndOfTask()
-    while (news := got(other)) != HandedOut(8):
-        assert news == HandedOut(12)  # until it was said that some were taken
+    while (news := got(other)) != HeldByOthers(8):
+        assert news == HeldByOthers(12)  # until it was said that some were taken
     leave(leaving, given=1)
     assert [got(other) for _ in range(3)] == [[5, 6, 7], [8, 9, 10, 11], EndOfTask()]
     assert not output.wait_drained(0)
@@ -90,7 +91,7 @@ def test_the_last_block_that_is_taken_is_reported_at_once(output: AnyOutput, con
     first = [consumer.arrived.get(timeout=TIMEOUT_S)[2] for consumer in (slow, other)]
     if not isinstance(first[0], Block):
         first, slow, other = first[::-1], other, slow
-    assert got(slow) == EndOfTask() and first[1] == HandedOut(1)
+    assert got(slow) == EndOfTask() and first[1] == HeldByOthers(1)
     slow.client.taken(first[0], KEY)
     assert got(other) == EndOfTask()
     assert output.wait_drained(TIMEOUT_S)
@@ -106,9 +107,9 @@ def test_who_hands_back_while_its_sender_is_idle_is_not_given_it_again() -> None
     sessions.give_credit(link, 1 << 20, [])
     assert sessions.next_batch(link)
     sessions._idle[link] = None  # as its sender does that waits
-    sessions.part(link, [pb.Position(task_id=TASK, received=1, elements=1)])
+    sessions.goodbye(link, [pb.Position(task_id=TASK, received=1, elements=1)])
     assert output.waiting_elements == 1
-    assert sessions.next_batch(link) == [Parting()] and sessions.next_batch(link) is None
+    assert sessions.next_batch(link) == [Farewell()] and sessions.next_batch(link) is None
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_absurd_goodbyes_are_refused(position: dict[str, int], wrong: str) -> No
     sessions.give_credit(link, 1 << 20, [])
     assert sessions.next_batch(link)
     with pytest.raises(ProtocolError, match=wrong):
-        sessions.part(link, [pb.Position(task_id=TASK, **position)])
+        sessions.goodbye(link, [pb.Position(task_id=TASK, **position)])
 
 
 def test_a_goodbye_that_was_cut_off_is_said_again(output: AnyOutput) -> None:
@@ -148,3 +149,28 @@ def test_a_goodbye_that_was_cut_off_is_said_again(output: AnyOutput) -> None:
     finally:
         consumer.client.close()
         server.stop()
+
+
+def test_a_task_is_read_in_this_process_while_it_is_left() -> None:
+    """What is handed back then is what there was."""
+    parted: list[pb.Position] = []
+
+    class Worker:
+        attach = read = forget = give_credit = lambda *_: None
+
+        def goodbye(self, _: object, positions: Iterable[pb.Position]) -> None:
+            for position in positions:
+                threads.append(threading.Thread(target=client.read, args=[TASK + 1, HANDS_BACK]))
+                threads[-1].start()
+                threads[-1].join(0.2)
+                parted.append(position)
+
+    threads: list[threading.Thread] = []
+    client = LocalClient(
+        Worker(),  # type: ignore[arg-type]
+        consumer_id=1, deliver=lambda *_: None, lost=lambda _: None,
+    )  # fmt: skip
+    client.read(TASK, HANDS_BACK)
+    client.hand_back(None)
+    threads[0].join(TIMEOUT_S)
+    assert [position.task_id for position in parted] == [TASK]

@@ -16,6 +16,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
 from forebay.service.delivery import (
     ANY,
+    AnyBlock,
     AnyOutput,
     Cached,
     CachedOutput,
@@ -124,6 +125,30 @@ def test_a_shard_is_read_once_its_last_element_has_arrived(arrives: bool) -> Non
         opened.close([given[0]])
     assert runner.join(TIMEOUT_S)
     assert dispatcher.completed.is_set()
+
+
+def test_a_pipeline_that_has_ended_does_not_wait_for_trainers() -> None:
+    closed = threading.Event()
+
+    class Closed(Numbers):
+        def open(self, *_: Any) -> Any:
+            opened = super().open()
+            opened.close = closed.set
+            return opened
+
+    output = AnyOutput()
+    runner = TaskRunner(
+        pb.Task(task_id=1), Heard(), output,  # type: ignore[arg-type]
+        threading.Semaphore(), Closed(), Observer(), lambda *_: [],
+    )  # fmt: skip
+    runner.start()
+    opened = output.open(AnyBlock(hands_back=True))
+    assert isinstance(opened, Subscription)
+    while not isinstance(given := opened.next(True), tuple):
+        pass
+    assert closed.wait(TIMEOUT_S) and not output.wait_drained(0)
+    opened.received([given[0]])
+    assert runner.join(TIMEOUT_S)
 
 
 class GivingUp(Away):

@@ -1,0 +1,96 @@
+"""Leaving: the consumers of this process that are open, and how they are closed in good time.
+
+What a consumer had received, and its trainer was not given, is handed back where that may be. Who
+gives blocks to a trainer by the element, a *taker*, knows how far that has come, and closes its
+iteration itself: other threads ask it to.
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+import weakref
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from .consumer import Consumer
+
+GOODBYES_S = 3.0
+"""For those who are still reading when the process exits."""
+
+INTO_TENSORFLOW_S = 0.1
+"""For threads to get from `blocks` back into TensorFlow."""
+
+
+class Taker(Protocol):
+    """Who gives blocks to a trainer by the element. While it does, only `leave` is called."""
+
+    def left(self) -> int:
+        """How many elements of the block that it has were not given."""
+
+    def leave(self) -> None:
+        """Close the iteration when the next element is asked for. Called by any thread."""
+
+    def close(self) -> None:
+        """Close the iteration. Raises ValueError if another thread is in the midst of it."""
+
+
+class Stopping:
+    """Whether this process is to go: no iteration begins while anybody says so. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._said_by: set[object] = set()
+
+    def begin(self, who: object) -> None:
+        self._said_by.add(who)
+
+    def end(self, who: object) -> None:
+        """The program goes on. Idempotent."""
+        self._said_by.discard(who)
+
+    def is_set(self) -> bool:
+        return bool(self._said_by)
+
+
+stopping = Stopping()
+
+_open: weakref.WeakSet[Consumer] = weakref.WeakSet()
+
+
+def opened(consumer: Consumer) -> None:
+    """It is to be closed."""
+    _open.add(consumer)
+
+
+def closed(consumer: Consumer) -> None:
+    """It is closed, or being closed. Idempotent."""
+    _open.discard(consumer)
+
+
+def open_consumers() -> list[Consumer]:
+    """Those of this process that were not closed."""
+    return [consumer for consumer in list(_open) if consumer.is_ours()]
+
+
+def close_between_steps(consumer: Consumer) -> None:
+    """In the thread that takes its elements, while it takes none."""
+    if consumer.taker is not None:
+        try:
+            consumer.taker.close()
+        except ValueError as error:  # another thread takes them, and is in the midst of it
+            if "already executing" not in str(error):
+                raise
+    consumer.close()
+
+
+@atexit.register
+def _leave_all() -> None:
+    # A thread of TensorFlow's that runs Python while the interpreter is taken down would never
+    # get out of it, and TensorFlow waits for that thread.
+    give_up_s = time.monotonic() + GOODBYES_S
+    consumers = list(_open)
+    for consumer in consumers:
+        if time.monotonic() < give_up_s:
+            close_between_steps(consumer)
+    if consumers:
+        time.sleep(INTO_TENSORFLOW_S)
