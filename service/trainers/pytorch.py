@@ -62,7 +62,7 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
 
     Raises NotFound for an unknown dataset, Unimplemented if it cannot be split as processing_mode
     asks, InvalidArgument (a ValueError) for arguments that make no sense, and FailedPrecondition
-    if more epochs of the job are over than `initial_epoch`.
+    if more epochs of the job are over than `initial_epoch`, or this is a parameter server.
     """
 
     def __init__(

@@ -40,6 +40,13 @@ def mesh(*names: str, shape: tuple[int, ...] = (-1,)) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(np.array(jax.devices()).reshape(shape), names)
 
 
+def refused_parameter_server(target: str, numbers: str) -> Any:
+    """As TF_CONFIG says that this is."""
+    with refused("parameter server 0, which reads nothing"):
+        forebay.jax.ServiceDataset(target, numbers)
+    return True
+
+
 # -- a process alone -------------------------------------------------------------------------------
 
 

@@ -200,7 +200,8 @@ def test_few_operations_run_for_an_element(spec: Any, most: int) -> None:
         lambda x: tf.ensure_shape(tf.identity(x), spec.shape)
     )
     run = TfDataPipeline(graph_of(dataset), element_spec=spec).run(None)
-    assert (drive := run._trace._drive) is not None
+    drive = run._trace._drive
+    assert drive is not None
     graph = drive._function.graph.as_graph_def()
     (enqueue,) = (
         [node.op for node in function.node_def]
