@@ -82,7 +82,7 @@ class ServiceDataset:
 
     Raises NotFound for an unknown dataset, Unimplemented if it cannot be split as processing_mode
     asks, InvalidArgument (a ValueError) for arguments that make no sense, and FailedPrecondition
-    if more epochs of the job are over than `initial_epoch`, or this is a parameter server. Iterating
+    if more epochs of the job are over than `initial_epoch`, or on a parameter server. Iterating
     raises PipelineError when the pipeline fails, InvalidArgument for what JAX has no arrays for,
     and, in all processes, Unavailable when one of them has failed or does not take part.
     """
