@@ -166,10 +166,10 @@ def test_shapes_that_differ(frameworks: pathlib.Path, target: str) -> None:
 
 MEMORY = """
 from forebay.service.blocks import buffers
-from forebay.service.trainers import pytorch
+from forebay.service.trainers import jobs
 
 blocks = []
-iterate = pytorch.Reader.iterate
+iterate = jobs.Reader.iterate
 
 
 def kept(reader):
@@ -178,7 +178,7 @@ def kept(reader):
         yield block
 
 
-pytorch.Reader.iterate = kept
+jobs.Reader.iterate = kept
 
 
 def within(tensor):
