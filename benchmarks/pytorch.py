@@ -1,8 +1,9 @@
 """Row `pytorch`: batches of tensors from a Python dataset, through `ServiceDataset` and a worker of
 two processes, beside a PyTorch DataLoader of two workers that run the same function.
 
-Who uses the DataLoader has it make the batches, or puts elements together by hand, in NumPy. The
-trainer is a process of its own, which is asked for elements/s, a line of JSON at a time:
+Who uses the DataLoader has elements come one by one, and batches them in the trainer; or has it
+collate them; or puts them together in its workers by hand, in NumPy. The trainer is a process of
+its own, which is asked for elements/s, a line of JSON at a time:
 
 python -m forebay.benchmarks.pytorch ADDRESS
 """
@@ -52,7 +53,11 @@ CONTENTS: dict[str, tuple[Callable[[int], Iterator[Any]], Callable[[Any], Any], 
     "images": (arrays, _stacked, "150 KB uint8 images"),
     "tokens": (tokens, _filled, "padded sequences of 50–2,000 int64 tokens"),
 }
-WAYS = {"plain": (3.0, "which collates"), "packed": (1.0, "whose user puts them together")}
+WAYS: dict[str, tuple[float | None, str]] = {
+    "single": (3.0, "from which elements come one by one"),
+    "collated": (None, "which collates"),
+    "packed": (1.0, "whose user puts them together"),
+}
 
 
 def pytorch(setting: Setting) -> list[Finding]:
@@ -119,11 +124,14 @@ def _batches(address: str, content: str, way: str) -> Iterator[Any]:
             return map(together, zip(*[super().__iter__()] * BATCH, strict=False))
 
     def padded(elements: list[Any]) -> Any:
-        return torch.nn.utils.rnn.pad_sequence([*map(torch.from_numpy, elements)], True)
+        return torch.nn.utils.rnn.pad_sequence([*map(torch.as_tensor, elements)], True)
 
     if way == "packed":
         return iter(DataLoader(Batches(), batch_size=None, num_workers=2))
-    collate = padded if content == "tokens" else None
+    collate = padded if content == "tokens" else torch.utils.data.default_collate
+    if way == "single":
+        elements = iter(DataLoader(Elements(), batch_size=None, num_workers=2))
+        return (collate([*some]) for some in zip(*[elements] * BATCH, strict=False))
     return iter(DataLoader(Elements(), batch_size=BATCH, num_workers=2, collate_fn=collate))
 
 

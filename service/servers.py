@@ -42,6 +42,9 @@ log = logging.getLogger(__name__)
 Options = TypeVar("Options", DispatcherOptions, WorkerOptions)
 Config = TypeVar("Config", "DispatcherConfig", "WorkerConfig")
 
+LOG_S = 10.0
+"""For a dispatcher's last words, once it has ended."""
+
 SAYS = "forebay: "
 """What the line begins with in which a command says why it failed."""
 
@@ -169,6 +172,7 @@ class DispatchServer(_Server):
         self._config = _config_of(config or DispatcherConfig(), DispatcherConfig)
         self._options = _at_localhost(self._config.options(), WILDCARDS)
         self._process: Child | None = None
+        self._log: threading.Thread | None = None
         self._target = f"grpc://{told}" if (told := _foretold(self._options)) else ""
         self._finalizer: Callable[[], object] | None = None
         if start:
@@ -198,9 +202,10 @@ class DispatchServer(_Server):
             # Its error is the last that it says, but for what libraries log at their end.
             reason = next((line for line in reversed(lines) if line.startswith(SAYS)), lines[-1])
             raise ForebayError(f"the dispatcher did not start: {reason.removeprefix(SAYS)}")
-        threading.Thread(
+        self._log = threading.Thread(
             target=_forward_log, args=(process,), name="forebay-dispatcher-log", daemon=True
-        ).start()
+        )
+        self._log.start()
         self._process = process
         self._finalizer = weakref.finalize(self, process.end)
 
@@ -236,7 +241,9 @@ class DispatchServer(_Server):
     def _end(self) -> None:
         if self._finalizer is not None:
             self._finalizer()
-        self._process = None
+        if self._log is not None:
+            self._log.join(LOG_S)  # it ends with what the process has written last
+        self._process = self._log = None
 
 
 def _forward_log(process: Child) -> None:

@@ -51,6 +51,16 @@ def test_start_read_stop_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
                 service.distribute(DYNAMIC, dispatcher.target)
             )
             assert sorted(int(x) for x in dataset) == list(range(100))
+            endless = service.register_dataset(dispatcher.target, tf.data.Dataset.range(1 << 40))
+            with service.read(dispatcher.target, endless) as elements:
+                next(elements)
+                assert endless in datasets_read(dispatcher)
+                assert worker._num_tasks() > 0
+            assert endless not in datasets_read(dispatcher)  # at once, and not by and by
+            give_up_s = time.monotonic() + 60
+            while worker._num_tasks() and time.monotonic() < give_up_s:
+                time.sleep(0.01)
+            assert worker._num_tasks() == 0
             python_id = service.register_dataset(
                 dispatcher.target, lambda split: [os.environ["CUDA_VISIBLE_DEVICES"]], splits=[0],
                 element_spec=tf.TensorSpec([], tf.string),
@@ -63,6 +73,14 @@ def test_start_read_stop_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
     left = {t.name for t in set(threading.enumerate()) - before if "forebay" in t.name}
     assert not left
     assert children() <= children_before
+
+
+def datasets_read(dispatcher: service.DispatchServer) -> list[str]:
+    """Of each job that the dispatcher knows."""
+    client = DispatcherClient(dispatcher.target)
+    answer = client.call(pb.GetStatusRequest(), pb.GetStatusResponse)
+    client.close()
+    return [job["dataset_id"] for job in json.loads(answer.status)["jobs"]]
 
 
 def test_a_stock_worker_and_a_stock_client_in_the_dispatchers_process() -> None:

@@ -87,8 +87,17 @@ LEAVING_S = 0.1
 
 Client = BlockClient | LocalClient
 
-stopping = threading.Event()
-"""Set when this process is told to go: no iteration begins any more."""
+_stopping: list[bool] = []
+
+
+def begin_no_more() -> None:
+    """This process is told to go: no iteration begins any more."""
+    _stopping.append(True)
+
+
+def is_stopping() -> bool:
+    """Whether it was told so."""
+    return bool(_stopping)
 
 
 class Taker(Protocol):

@@ -20,7 +20,7 @@ from ..pipelines.tf_data.split_sources import require_splittable
 from ..proto import forebay_pb2 as pb
 from ..structure import assemble
 from ..transport import has_local_workers
-from .consumer import Consumer, Taker, stopping
+from .consumer import Consumer, Taker, is_stopping
 from .options import (
     AS_EVER,
     CrossTrainerCache,
@@ -145,7 +145,7 @@ class Reader:
         `nothing`, if it is given, comes now and then while no block does. With a `taker`, a block
         counts as taken as far as that has come with it, else as a whole.
         """
-        if stopping.is_set():
+        if is_stopping():
             return
         if self.how.targets == TargetWorkers.LOCAL and not has_local_workers():
             what = f"Static sharding policy <{self._policy.name}> requires"
@@ -161,7 +161,7 @@ class Reader:
             consumer = (Consumer if self.how.num_consumers is None else RoundsConsumer)(
                 dispatcher, joined, credit_bytes=self._credit_bytes, reading=self.how, taker=taker
             )
-            if stopping.is_set():
+            if is_stopping():
                 consumer.leave()
             yield from consumer.blocks(nothing)
         finally:

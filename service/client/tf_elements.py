@@ -109,7 +109,11 @@ def dataset_of_blocks(
         built = _Maker(element_spec, compressed, cardinality, options).built(number)
         return kind(built, element_spec, cardinality)
     with _making:
-        maker = _makers.pop(key, None) or _Maker(element_spec, compressed, cardinality, options)
+        maker = _makers.pop(key, None)
+        if maker is None:
+            with _callbacks_kept() as callbacks:
+                maker = _Maker(element_spec, compressed, cardinality, options)
+            maker.callbacks = callbacks
         _makers[key] = maker
         if len(_makers) > MAKERS:
             del _makers[next(iter(_makers))]
@@ -151,11 +155,11 @@ class _Maker:
         self._cut: Traced | None = None
         self._finished: Traced | None = None
         self._made: Any = None
-        with _callbacks_kept() as self._callbacks:
-            if self._ready:
-                self._trace_ready(columns, element_spec)
-            else:
-                self._trace(columns, element_spec, compressed)
+        self.callbacks: list[Any] = []  # the Python functions in what it has traced
+        if self._ready:
+            self._trace_ready(columns, element_spec)
+        else:
+            self._trace(columns, element_spec, compressed)
 
     def make(self, number: int) -> Any:
         """The dataset of the blocks that are opened under this number."""

@@ -27,9 +27,8 @@ class Epochs(DataAdapter):  # type: ignore[misc]
       class_weight: the weight of each class, by its number; here, as Keras ignores that of `fit`
         beside an adapter. Batches are pairs then, and targets are classes, or one-hot.
 
-    Without a len() nor `steps_per_epoch`, Keras warns that its input has run out of data when the
-    first epoch has ended, and reads no more batches than that had in those which follow. To build
-    what is not built yet, `fit` begins an epoch, and leaves it.
+    Without a len() and `steps_per_epoch`, Keras warns at each epoch's end that its input has run
+    out of data. To build what is not built yet, `fit` begins an epoch, and leaves it.
 
     With `steps_per_epoch` it goes on in the next epoch where it was, and ends when the data do, for
     which the dataset repeats where it is registered.

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -130,7 +131,8 @@ class PreemptionHandler:
             if not self.preempted or self._exit_code is None:
                 self._give_back_signals()
                 self._over.set()
-                self._waker.send(b"\0")
+                with suppress(OSError):  # it is closed, as nobody waits for it any more
+                    self._waker.send(b"\0")
         if self.preempted and error is None and self._exit_code is not None:
             sys.exit(self._exit_code)
 
@@ -156,10 +158,8 @@ class PreemptionHandler:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._begin()
-        try:
+        with suppress(OSError):  # it is full, or closed: it was woken
             self._waker.send(bytes([number]))  # if somebody else has the wake-ups
-        except OSError:  # it is full, or closed: it was woken
-            log.debug("woken already")
         if callable(self._before):
             self._before(number, frame)
 
@@ -170,7 +170,7 @@ class PreemptionHandler:
     def _begin(self) -> None:
         if self._give_up_s is None:
             self._give_up_s = time.monotonic() + self._grace_s
-            consumer.stopping.set()
+            consumer.begin_no_more()
 
     def _finish(self) -> None:
         """In the loop's thread."""

@@ -59,5 +59,6 @@ class Client:
 
     def hang_up(self) -> None: ...
 
-    def close(self) -> None:
+    def close(self, give_up_s: float = 0.0) -> bool:
         self.closed = True
+        return True

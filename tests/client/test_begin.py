@@ -19,6 +19,20 @@ from forebay.service.pipelines.tf_data.transformations import mapped, traced
 ONE_DEVICE = "experimental_ints_on_device"
 
 
+class Blocks:
+    """Of two elements each; in a list of those that are closed, once they are."""
+
+    def __init__(self, closed: list[Blocks], *values: list[Any]) -> None:
+        self._closed = closed
+        self._blocks = iter([Block(2, (Component(np.array(own)),)) for own in values])
+
+    def __iter__(self) -> Iterator[Block]:
+        return self._blocks
+
+    def close(self) -> None:
+        self._closed.append(self)
+
+
 def functions_of(make: Callable[[], Any]) -> list[Any]:
     """Of the dataset's; each is prepared anew for each iterator."""
     with tf.Graph().as_default() as graph:
@@ -49,21 +63,14 @@ def test_an_iterator_of_ours_has_few_functions_and_has_none_optimized(
 
 def test_iterations_over_datasets_of_different_specs_do_not_mix_and_leave_nothing() -> None:
     """What begins and ends them is traced once for all."""
-    closed = []
+    closed: list[Blocks] = []
 
-    class Blocks:
-        def __init__(self, *values: Any) -> None:
-            self._blocks = iter([Block(2, (Component(np.array(own)),)) for own in values])
+    def blocks(*values: list[Any]) -> Callable[[], Blocks]:
+        return lambda: Blocks(closed, *values)
 
-        def __iter__(self) -> Iterator[Block]:
-            return self._blocks
-
-        def close(self) -> None:
-            closed.append(self)
-
-    numbers = dataset_of_blocks(lambda: Blocks([1, 2], [3, 4]), tf.TensorSpec([], tf.int64))
-    floats = dataset_of_blocks(lambda: Blocks([0.5, 1.5]), tf.TensorSpec([], tf.float64))
-    wrong = dataset_of_blocks(lambda: Blocks([0.5, 1.5], [1, 2]), tf.TensorSpec([], tf.int64))
+    numbers = dataset_of_blocks(blocks([1, 2], [3, 4]), tf.TensorSpec([], tf.int64))
+    floats = dataset_of_blocks(blocks([0.5, 1.5]), tf.TensorSpec([], tf.float64))
+    wrong = dataset_of_blocks(blocks([0.5, 1.5], [1, 2]), tf.TensorSpec([], tf.int64))
     before = set(_under_way)
     pairs = zip(numbers, floats, strict=False)
     assert [(int(n), float(f)) for n, f in pairs] == [(1, 0.5), (2, 1.5)]
@@ -74,6 +81,20 @@ def test_iterations_over_datasets_of_different_specs_do_not_mix_and_leave_nothin
     gc.collect()
     assert len(closed) == 4
     assert set(_under_way) == before
+
+
+def test_a_graph_keeps_what_its_dataset_calls() -> None:
+    """One of TensorFlow 1's, in which nothing is traced for others."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        dataset = dataset_of_blocks(
+            lambda: Blocks([], [7, 8]),
+            tf.TensorSpec([], tf.int64),
+        )
+        iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
+        number = iterator.get_next()
+        gc.collect()
+        session.run(iterator.initializer)
+        assert [session.run(number), session.run(number)] == [7, 8]
 
 
 def test_an_iteration_can_be_dropped_before_a_dispatcher_answers() -> None:

@@ -130,11 +130,6 @@ def test_who_does_not_come_back_from_a_step_exits_and_keeps_only_what_it_had(
         assert len(rest) == len(set(rest)) and len(rest) >= 60 - BLOCK
 
 
-def tasks(dispatcher: DispatcherProcess) -> int:
-    workers: Any = status(dispatcher)["workers"]
-    return sum(worker["running_tasks"] for worker in workers)
-
-
 def begun(dispatcher: DispatcherProcess) -> int:
     jobs: Any = status(dispatcher)["jobs"]
     return sum(s["leased"] + s["begun"] for of in jobs[0]["iterations"] for s in of["sources"])
@@ -142,7 +137,11 @@ def begun(dispatcher: DispatcherProcess) -> int:
 
 def test_the_dispatcher_and_a_worker_go_at_the_same_time(tmp_path: pathlib.Path) -> None:
     """The dispatcher is needed for no element that is handed back; the worker is for its own."""
-    with DispatcherProcess(tmp_path / "journal") as dispatcher, WorkerProcess(dispatcher.address):
+    with (
+        DispatcherProcess(tmp_path / "journal") as dispatcher,
+        WorkerProcess(dispatcher.address),
+        WorkerProcess(dispatcher.address) as second,
+    ):
         dataset_id = numbers(dispatcher.target)
         trainers = [
             Trainer("read", dispatcher.target, dataset_id, tmp_path / f"{i}") for i in range(3)
@@ -151,11 +150,9 @@ def test_the_dispatcher_and_a_worker_go_at_the_same_time(tmp_path: pathlib.Path)
         dispatcher.kill()
         trainers[0].process.send_signal(signal.SIGTERM)
         assert trainers[0].end() == 143
+        trainers[1].process.send_signal(signal.SIGTERM)
+        second.kill()
         dispatcher.restart()
-        with WorkerProcess(dispatcher.address) as second:
-            wait_until(lambda: tasks(dispatcher) == 2)
-            trainers[1].process.send_signal(signal.SIGTERM)
-            second.kill()
         assert [trainer.end() for trainer in trainers[1:]] == [143, 0]
         used = [number for trainer in trainers for number in trainer.elements()]
         used += late(dispatcher.target, dataset_id)

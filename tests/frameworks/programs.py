@@ -24,7 +24,7 @@ def said_by(
         path.write_text(program)
         command = [str(each) for each in (python, *launcher, path, *arguments)]
         ended = subprocess.run(
-            command, capture_output=True, text=True, timeout=240, env={**os.environ, **environment}
+            command, capture_output=True, text=True, timeout=110, env={**os.environ, **environment}
         )
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
     assert "Warning" not in ended.stderr, ended.stderr

@@ -30,7 +30,8 @@ target, *ids = sys.argv[1:]
 
 
 def say(what):
-    print(json.dumps(what), flush=True)
+    sys.stdout.write(json.dumps(what) + "\\n")  # at once, as others write there, too
+    sys.stdout.flush()
 """
 
 

@@ -67,7 +67,7 @@ class Trace:
     ) -> None:
         """As for TfDataPipeline. Raises UnsupportedElement."""
         self._graph = graph
-        self._drive: Drive | None = None
+        self._drive: Any = None  # a Drive
         self._element_spec = element_spec
         self._compressed = compressed
         raw = graph.component_specs
@@ -116,7 +116,6 @@ class Trace:
 
         Raises TensorFlow's errors.
         """
-        assert self._drive is not None
         self._drive.call(*inputs)
 
     def _elements(self, variant: Tensor) -> Any:
