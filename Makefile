@@ -25,6 +25,7 @@ chaos: $(READY) ## kill everything at random, and check the promises; ARGS="--mi
 
 test: $(READY) ## run the tests; ARGS="-k name" chooses among them
 	@scripts/redis
+	@PYTHON=$(abspath $(BIN))/python scripts/frameworks
 	$(BIN)/pytest -n 2 --dist worksteal $(ARGS)
 
 simulate: $(READY) ## run 10,000 seeds of the simulation; ARGS="--seed 7 --trace" replays one

@@ -10,7 +10,6 @@ functions of splits.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -84,6 +83,6 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOME_OF[name]
-    if name == "register_dataset" and find_spec("tensorflow") is None:
+    if name == "register_dataset" and not import_module(".pipelines", __name__).has_tensorflow():
         home = ".client.registration"  # for what needs none
     return getattr(import_module(home, __name__), name)

@@ -87,6 +87,26 @@ def assemble(structure: str) -> Assemble:
     return elements
 
 
+def leaves(structure: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The nodes of its tensors, of whatever kind, and where they are: `['a'][0].b`."""
+    return _leaves(json.loads(structure), "")
+
+
+def _leaves(node: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    match node:
+        case {"dict": items}:
+            for key, inner in items:
+                yield from _leaves(inner, f"{path}[{key!r}]")
+        case {"tuple": items}:
+            for i, inner in enumerate(items):
+                yield from _leaves(inner, f"{path}[{i}]")
+        case {"named": _, "fields": fields}:
+            for key, inner in fields:
+                yield from _leaves(inner, f"{path}.{key}")
+        case {"tensor": _} | {"ragged": _} | {"sparse": _}:
+            yield path, node
+
+
 def describe(structure: str) -> str:
     """In short, for people: `{image: uint8[224, 224, 3], label: int64[]}`; ? is any length."""
     return _described(json.loads(structure))

@@ -59,7 +59,8 @@ LAYERS: dict[str, set[str]] = {
     },
     "service.client": {
         *("service.pipelines", "service.delivery", "service.transport"),
-        *("service.connections", "service.materialized", LOOSE, *WORDS),
+        *("service.connections", "service.materialized", "service.trainers.context"),
+        *(LOOSE, *WORDS),
     },
     "service.trainers": {
         *("service.client", "service.connections", LOOSE, *WORDS),
@@ -131,7 +132,13 @@ BANNED: dict[str, set[str]] = {  # not even lazily
     "service.trainers.context": HEAVY | {"grpc"},
     "service.trainers.in_step": HEAVY | {"torch"},
     "service.trainers.jax_arrays": HEAVY | {"torch"},
+    **{
+        f"service.trainers.{name}": HEAVY | {"torch", "jax"}
+        for name in ("batches", "jobs", "preemption", "shapes")
+    },
     "service.trainers.keras_data": {"tensorflow", "apache_beam", "torch", "jax"},
+    "service.trainers.pytorch": HEAVY | {"jax"},
+    "service.client.registration": {"tensorflow", "keras"},
     "service.transport": HEAVY | {"grpc"},
 }
 

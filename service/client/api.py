@@ -329,7 +329,7 @@ def from_dataset_id(
         target_workers=target_workers,
     )
     check_initial_epoch(initial_epoch, job_name, cached=cross_trainer_cache is not None)
-    each_for_itself.warn_of_it(job_name)
+    each_for_itself.warn_if_unshared(job_name)
     if parameter_servers.are_there():
         if initial_epoch:
             raise InvalidArgument(
@@ -461,7 +461,7 @@ def distribute(
         target_workers=target_workers,
     )
 
-    each_for_itself.warn_of_it(job_name)
+    each_for_itself.warn_if_unshared(job_name)
 
     @plain
     @raising_tensorflows()

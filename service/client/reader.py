@@ -14,7 +14,7 @@ from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import FailedPrecondition, InvalidArgument, Unavailable
-from ..pipelines.definitions import compresses, metadata_of
+from ..pipelines.definitions import UNKNOWN_CARDINALITY, compresses, metadata_of
 from ..pipelines.tf_data.split_sources import require_splittable
 from ..proto import forebay_pb2 as pb
 from ..structure import assemble
@@ -44,7 +44,6 @@ PATIENCE_S = 60.0
 ASK_AGAIN_S = 1.0
 """How long a dispatcher is looked for before who waits for it may think better of it."""
 
-INFINITE_CARDINALITY, UNKNOWN_CARDINALITY = -1, -2  # as tf.data has them
 
 log = logging.getLogger(__name__)
 

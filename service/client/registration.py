@@ -10,13 +10,14 @@ from ...journal.proto import events_pb2 as ev
 from ..block_limits import MAX_COMPONENTS
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import FailedPrecondition, InvalidArgument
+from ..pipelines.definitions import UNKNOWN_CARDINALITY
 from ..pipelines.python.columns import fields_of
 from ..pipelines.python.inferred import element_spec_of, inferred
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2
 from . import functions
 from .functions import PythonDataset, python_dataset
-from .reader import PATIENCE_S, UNKNOWN_CARDINALITY
+from .reader import PATIENCE_S
 
 Service = str | tuple[str, str]
 Send = Callable[[Service, pb.RegisterDatasetRequest], str]

@@ -10,6 +10,7 @@ back come the status, its details, the leader's address, and the answer.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -25,6 +26,9 @@ import grpc
 from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY
 
 _LENGTH = struct.Struct("<Q")
+
+LATER_S = 5.0
+"""How much longer than its timeout a fork waits for a call: then the program hangs."""
 
 _used = False
 _is_needed = False
@@ -92,8 +96,9 @@ class RelayedChannel:
                 raise ValueError("the channel is closed")
             asked = [method.encode(), self._address.encode(), str(timeout).encode()]
             try:
-                code, details, leader, answer = self._relayed([*asked, request_serializer(request)])
-            except (OSError, EOFError) as error:  # the program has gone, or `close` was called
+                frames = [*asked, request_serializer(request)]
+                code, details, leader, answer = self._relayed(frames, timeout + LATER_S)
+            except (OSError, EOFError) as error:  # it has gone, or hangs, or `close` was called
                 raise Failed(grpc.StatusCode.UNAVAILABLE, f"the relay: {error!r}") from error
             if code:
                 raise Failed(grpc.StatusCode[code.decode()], details.decode(), leader.decode())
@@ -101,8 +106,9 @@ class RelayedChannel:
 
         return call
 
-    def _relayed(self, frames: Sequence[bytes]) -> list[bytes]:
+    def _relayed(self, frames: Sequence[bytes], timeout_s: float) -> list[bytes]:
         with _passed() as own:
+            own.settimeout(timeout_s)
             self._calls.add(own)
             try:
                 if self._closed:
@@ -116,7 +122,8 @@ class RelayedChannel:
     def close(self) -> None:
         self._closed = True
         for own in [*self._calls]:
-            own.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # its call has just ended
+                own.shutdown(socket.SHUT_RDWR)
 
 
 def _passed() -> socket.socket:

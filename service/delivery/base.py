@@ -198,7 +198,8 @@ class TaskOutput(ABC):
         # How its blocks travel; its producer may set it before the first one.
         self.compression: ev.BlockCompression = ev.MEASURED
         self.changed = threading.Condition(threading.RLock())  # guards all, also of policies
-        self.opened = threading.Event()  # for good, once there was a subscription
+        self._opened = False  # for good, once there was a subscription
+        self._when_opened: Callable[[], None] | None = None
         self._max_bytes = max_bytes
         self._listener = listener
         self._end: End | None = None
@@ -242,8 +243,20 @@ class TaskOutput(ABC):
         """
         opened = self._open(order)
         if isinstance(opened, Subscription):
-            self.opened.set()
+            with self.changed:
+                self._opened = True
+                callback, self._when_opened = self._when_opened, None
+            if callback is not None:
+                callback()
         return opened
+
+    def when_opened(self, callback: Callable[[], None]) -> None:
+        """Have this called once there is a subscription: now, if there was one. It never waits."""
+        with self.changed:
+            if not self._opened:
+                self._when_opened = callback
+                return
+        callback()
 
     def on_change(self, callback: Callable[[TaskOutput], None] | None) -> None:
         """Have this called, from any thread, when a subscription may have something new."""

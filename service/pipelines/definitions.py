@@ -62,6 +62,9 @@ def check_op_libraries(paths: Iterable[str]) -> None:
             )
 
 
+INFINITE_CARDINALITY, UNKNOWN_CARDINALITY = -1, -2  # as tf.data has them
+
+
 def metadata_of(data: bytes) -> tf.DataServiceMetadata:
     """What a dataset's clients are told of it. Raises InvalidArgument."""
     try:

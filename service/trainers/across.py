@@ -28,16 +28,13 @@ from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from ..pipelines.tf_data.element_specs import decode_metadata, plain
 from ..proto import forebay_pb2 as pb
 from .context import Role, TaskContext, context_of
+from .jobs import IN_STEP_ELEMENTS, Service, bound_of, require_next
 
 log = logging.getLogger(__name__)
 
 Dataset = Any
-Service = str | tuple[str, str]
 
 LOOK_AGAIN_S = 0.5
-
-IN_STEP_ELEMENTS = 16
-"""How many a task may have to come, lest the first one takes what others wait for."""
 
 
 @plain
@@ -128,15 +125,9 @@ def distribute_across(
     finally:
         client.close()
     metadata = decode_metadata(found.definition)
-    if isinstance(max_outstanding_requests, str):
-        if max_outstanding_requests != "AUTO":
-            raise InvalidArgument(
-                f'max_outstanding_requests={max_outstanding_requests!r}: expected a number, "AUTO" '
-                "or None"
-            )
-        ends = metadata.cardinality != tf.data.INFINITE_CARDINALITY
-        in_step = context.num_consumers > 1 and not parameter_servers.are_there()
-        max_outstanding_requests = IN_STEP_ELEMENTS if shared and in_step and ends else None
+    bound, automatic = bound_of(max_outstanding_requests)
+    if automatic and shared and context.num_consumers > 1 and not parameter_servers.are_there():
+        bound = IN_STEP_ELEMENTS if metadata.cardinality != tf.data.INFINITE_CARDINALITY else None
     if cross_trainer_cache and not context.trains:
         shared = f"{job_name}/{context.role}"  # a cache is found by its job's name
     dataset = from_dataset_id(
@@ -145,7 +136,7 @@ def distribute_across(
         training.dataset_id,
         metadata.element_spec,
         job_name=shared,
-        max_outstanding_requests=max_outstanding_requests,
+        max_outstanding_requests=bound,
         data_transfer_protocol=data_transfer_protocol,
         cross_trainer_cache=CrossTrainerCache(trial) if cross_trainer_cache else None,
         target_workers=target_workers,
@@ -244,14 +235,9 @@ class _Training:
 
     def require_next(self, found: pb.GetDatasetResponse, initial_epoch: int) -> None:
         """Raises FailedPrecondition if more epochs are over: this task would train on nothing."""
-        over = found.epochs_over
-        if self._job and over > initial_epoch:
-            go_on = f"initial_epoch={over} to go on, or "
-            raise FailedPrecondition(
-                f"{self._name!r} has read {over} epochs, and initial_epoch is {initial_epoch}: "
-                f"give {'' if parameter_servers.are_there() else go_on}another job_name for "
-                "another training"
-            )
+        if self._job:
+            goes_on = not parameter_servers.are_there()
+            require_next(self._name, found.epochs_over, initial_epoch, goes_on=goes_on)
 
     def begin(
         self, dataset_fn: Callable[[Any], Any], service: Service, compression: str | None

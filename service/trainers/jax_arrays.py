@@ -17,7 +17,6 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,26 +24,18 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from ..client.options import ShardingPolicy, check_initial_epoch, check_job_name, reading
-from ..client.options import sharding_policy as policy_of
-from ..client.reader import Reader, name_of_job, structure_of
+from ..client.options import ShardingPolicy
 from ..client.taking import Blocks, Progress, Taking
-from ..errors import FailedPrecondition, InvalidArgument, Unavailable
-from ..pipelines.definitions import metadata_of
+from ..errors import InvalidArgument, Unavailable
 from .batches import Layout, batched, check_batch_size, laid_out
 from .context import TaskContext
 from .in_step import Exchange
+from .jobs import Service, bound_of, open_job, require_training
 from .shapes import require_shapes, rows_of, zeros_of
 
 Array = npt.NDArray[Any]
-Service = str | tuple[str, str]
 Tree = Any
 """Arrays, nested."""
-
-IN_STEP_ELEMENTS = 16
-"""As in across.py; here, or two batches."""
-
-INFINITE = -1  # of cardinalities, as tf.data has them
 
 REMAINDERS = ("keep", "drop", "pad")
 
@@ -93,9 +84,9 @@ class ServiceDataset:
 
     Raises NotFound for an unknown dataset, Unimplemented if it cannot be split as processing_mode
     asks, InvalidArgument (a ValueError) for arguments that make no sense, and FailedPrecondition
-    if more epochs of the job are over than `initial_epoch`. Iterating raises PipelineError when the
-    pipeline fails, InvalidArgument for what JAX has no arrays for, and, in all processes,
-    Unavailable when one of them has failed or does not take part.
+    if more epochs of the job are over than `initial_epoch`, or on a parameter server. Iterating
+    raises PipelineError when the pipeline fails, InvalidArgument for what JAX has no arrays for,
+    and, in all processes, Unavailable when one of them has failed or does not take part.
     """
 
     def __init__(
@@ -117,36 +108,24 @@ class ServiceDataset:
         target_workers: str = "AUTO",
         timeout_s: float = 600.0,
     ) -> None:
-        check_job_name(job_name)
         check_batch_size(batch_size)
-        check_initial_epoch(initial_epoch, job_name, cached=False)
         self._remainder = _remainder(remainder, batch_size, sharded=sharding is not None)
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
             raise InvalidArgument(f"prefetch={prefetch!r} must be a number of batches from 0 on")
-        policy = policy_of(processing_mode)
-        processes = _processes()
-        everything = policy == ShardingPolicy.OFF and sharding is None
-        if processes > 1 and job_name is None and not everything:
-            raise InvalidArgument(
-                f"{processes} processes train, and without a job_name each would read everything: "
-                "give all of them the same job_name, whose elements they share"
-            )
-        automatic = max_outstanding_requests == "AUTO"
-        how = reading(
-            max_outstanding_requests=None if automatic else max_outstanding_requests,  # type: ignore[arg-type]
+        bound, automatic = bound_of(max_outstanding_requests)
+        job = open_job(
+            service,
+            dataset_id,
+            _processes(),
+            processing_mode=processing_mode,
+            job_name=job_name,
+            initial_epoch=initial_epoch,
+            bound=bound,
             data_transfer_protocol=data_transfer_protocol,
             target_workers=target_workers,
+            everything=sharding is None,
         )
-        name = name_of_job(dataset_id, job_name)
-        asked = Reader(service, dataset_id, policy, name, how)
-        definition = asked.definition()
-        if asked.epochs_over > initial_epoch:
-            raise FailedPrecondition(
-                f"the job {job_name!r} has read {asked.epochs_over} epochs, and initial_epoch is "
-                f"{initial_epoch}: give initial_epoch={asked.epochs_over} to go on, or another "
-                "job_name for another training"
-            )
-        self._structure = structure_of(dataset_id, definition)
+        self._structure = job.structure
         self._layout = Layout(self._structure, pad_value=pad_value)
         self._batch_size, self._map, self._prefetch = batch_size, map, prefetch
         self._rows = batch_size or 1  # of this process, in each batch
@@ -159,26 +138,14 @@ class ServiceDataset:
             self._places = _Places(sharding, batch_size, rows)
             self._rows = self._places.rows
             if len(self._places.processes) > 1:
-                self._exchange = Exchange(name or "", self._places.processes, timeout_s)
-        how = asked.how
-        self._cardinality = int(metadata_of(definition.metadata).cardinality)
-        if automatic and processes > 1 and self._cardinality != INFINITE:
-            in_step = 2 * self._rows if batch_size else 0
-            how = replace(how, max_elements=max(IN_STEP_ELEMENTS, in_step))
-        self._reader = Reader(service, dataset_id, policy, name, how, first_epoch=initial_epoch + 1)
-        self._alone = processes == 1 and policy == ShardingPolicy.DYNAMIC
+                self._exchange = Exchange(job.name or "", self._places.processes, timeout_s)
+        self._job = job.in_step(self._rows if batch_size else 0) if automatic else job
+        self._reader = self._job.reader(initial_epoch + 1)
 
     def __len__(self) -> int:
         """Batches, or elements, of an epoch, by what the registered dataset says of itself. Raises
         TypeError where it does not say, or others may have a part of them."""
-        if self._cardinality < 0 or not self._alone:
-            raise TypeError(
-                f"dataset {self._reader.dataset_id} has no len() here: it has one where a single "
-                "process reads it under ShardingPolicy.DYNAMIC, if its cardinality is known where "
-                f"it is registered; this is {self._cardinality}"
-            )
-        size, cardinality = self._batch_size or 1, self._cardinality
-        return cardinality // size if self._remainder == "drop" else -(-cardinality // size)
+        return self._job.length(self._batch_size, drop_remainder=self._remainder == "drop")
 
     def __iter__(self) -> Generator[Tree, None, None]:
         """The next epoch's batches; close it to leave early. In one thread, and with a sharding at
@@ -328,6 +295,7 @@ def _processes() -> int:
     if jax.distributed.is_initialized() or jax.process_count() > 1:
         return int(jax.process_count())
     context = TaskContext.from_env()
+    require_training(context)
     return context.num_consumers if context.trains else 1
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,21 +18,15 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ..blocks import Component, Strings
-from ..client.options import ShardingPolicy, check_initial_epoch, check_job_name, reading
-from ..client.options import sharding_policy as policy_of
-from ..client.reader import INFINITE_CARDINALITY, Reader, name_of_job, structure_of
+from ..client.options import ShardingPolicy
 from ..client.taking import Taking
-from ..errors import FailedPrecondition, InvalidArgument
+from ..errors import InvalidArgument
 from .batches import Layout, check_batch_size, laid_out
-from .context import Role, TaskContext
-
-Service = str | tuple[str, str]
+from .context import TaskContext
+from .jobs import Service, bound_of, open_job, require_training
 
 AT_ONCE = 1024
 """Elements that are made tensors of at a time: a block may have a million of them."""
-
-IN_STEP_ELEMENTS = 16
-"""As in across.py; here, or two batches."""
 
 
 class ServiceDataset(IterableDataset):  # type: ignore[misc]
@@ -71,7 +64,7 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
 
     Raises NotFound for an unknown dataset, Unimplemented if it cannot be split as processing_mode
     asks, InvalidArgument (a ValueError) for arguments that make no sense, and FailedPrecondition
-    if more epochs of the job are over than `initial_epoch`.
+    if more epochs of the job are over than `initial_epoch`, or this is a parameter server.
     """
 
     def __init__(
@@ -92,53 +85,30 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
         target_workers: str = "AUTO",
     ) -> None:
         super().__init__()
-        check_job_name(job_name)
         check_batch_size(batch_size)
-        check_initial_epoch(initial_epoch, job_name, cached=False)
         self.rank, self.world_size = _place(rank, world_size)
-        self._policy = policy_of(processing_mode)
-        if self.world_size > 1 and job_name is None and self._policy != ShardingPolicy.OFF:
-            raise InvalidArgument(
-                f"rank {self.rank} of {self.world_size} has no job_name, and each would read "
-                "everything: give all of them the same job_name, whose elements they share"
-            )
-        automatic = max_outstanding_requests == "AUTO"
-        how = reading(
-            max_outstanding_requests=None if automatic else max_outstanding_requests,  # type: ignore[arg-type]
+        bound, automatic = bound_of(max_outstanding_requests)
+        job = open_job(
+            service,
+            dataset_id,
+            self.world_size,
+            processing_mode=processing_mode,
+            job_name=job_name,
+            initial_epoch=initial_epoch,
+            bound=bound,
             data_transfer_protocol=data_transfer_protocol,
             target_workers=target_workers,
+            unnamed=f"torch/{uuid.uuid4().hex}",  # the workers of a DataLoader share it
         )
-        self._service, self._dataset_id = service, dataset_id
-        self._job_name = name_of_job(dataset_id, job_name or f"torch/{uuid.uuid4().hex}")
-        reader = Reader(service, dataset_id, self._policy, self._job_name, how)
-        definition = reader.definition()
-        if reader.epochs_over > initial_epoch:
-            raise FailedPrecondition(
-                f"the job {job_name!r} has read {reader.epochs_over} epochs, and initial_epoch is "
-                f"{initial_epoch}: give initial_epoch={reader.epochs_over} to go on, or another "
-                "job_name for another training"
-            )
-        self._structure = structure_of(dataset_id, definition)
-        self._cardinality = reader.cardinality
+        self._job = job.in_step(batch_size or 1) if automatic else job
         self.batch_size, self.drop_remainder = batch_size, drop_remainder
         self._pad_value = pad_value
         self._layout()  # raises for a pad_value that does not fit
-        self._how = reader.how
-        if automatic and self.world_size > 1 and self._cardinality != INFINITE_CARDINALITY:
-            in_step = max(IN_STEP_ELEMENTS, 2 * (batch_size or 1))
-            self._how = replace(reader.how, max_elements=in_step)
         self._epochs = _Epochs(initial_epoch)
 
     def __iter__(self) -> Taking:
         """The next epoch's elements or batches. Raises PipelineError when the pipeline fails."""
-        reader = Reader(
-            self._service,
-            self._dataset_id,
-            self._policy,
-            self._job_name,
-            self._how,
-            first_epoch=self._epochs.next(get_worker_info()),
-        )
+        reader = self._job.reader(self._epochs.next(get_worker_info()))
         give = partial(
             laid_out,
             layout=self._layout(),
@@ -152,15 +122,7 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
         several DataLoader workers has a remainder of its own. Raises TypeError where it does not
         say, or others may have a part of them.
         """
-        if self._cardinality < 0 or self.world_size > 1 or self._policy != ShardingPolicy.DYNAMIC:
-            raise TypeError(
-                f"dataset {self._dataset_id} has no len() here: it has one with world_size=1 and "
-                "ShardingPolicy.DYNAMIC, if its cardinality is known where it is registered; this "
-                f"is {self._policy.name}, world_size={self.world_size}, cardinality "
-                f"{self._cardinality}"
-            )
-        size = self.batch_size or 1
-        return self._cardinality // size if self.drop_remainder else -(-self._cardinality // size)
+        return self._job.length(self.batch_size, drop_remainder=self.drop_remainder)
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch, from 0, and those behind it go on from there: as with
@@ -171,7 +133,7 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
         self._epochs.set(epoch)
 
     def _layout(self) -> Layout:
-        return Layout(self._structure, tensor_of, self._pad_value, _tensors_of)
+        return Layout(self._job.structure, tensor_of, self._pad_value, _tensors_of)
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -187,8 +149,7 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     context = TaskContext.from_env()
-    if context.role == Role.PARAMETER_SERVER:
-        raise FailedPrecondition(f"this task is parameter server {context.index}: it reads nothing")
+    require_training(context)
     return (0, 1) if context.rank is None else (context.rank, context.num_consumers)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,29 +9,14 @@ import numpy.typing as npt
 
 from ..blocks import Block, Component, Strings, numpy_dtype
 from ..errors import InvalidArgument
+from ..structure import leaves
 
 Array = npt.NDArray[Any]
 
 
-def _leaves(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """The tensors of a structure's node, and where they are."""
-    match node:
-        case {"dict": items}:
-            for key, inner in items:
-                yield from _leaves(inner, f"{path}[{key!r}]")
-        case {"tuple": items}:
-            for i, inner in enumerate(items):
-                yield from _leaves(inner, f"{path}[{i}]")
-        case {"named": _, "fields": fields}:
-            for key, inner in fields:
-                yield from _leaves(inner, f"{path}.{key}")
-        case {"tensor": _} | {"ragged": _} | {"sparse": _}:
-            yield path, node
-
-
 def require_shapes(structure: str) -> None:
     """That all batches have one shape, in all processes. Raises InvalidArgument."""
-    for path, node in _leaves(json.loads(structure)):
+    for path, node in leaves(structure):
         shape = node["shape"]
         if "tensor" not in node or shape is None or None in shape:
             raise InvalidArgument(
@@ -46,7 +29,7 @@ def rows_of(structure: str) -> int:
     """Of elements that are batches. Raises InvalidArgument if they are not, or it is not known."""
     found = {
         path: (node["shape"] or [None])[0] if "tensor" in node else None
-        for path, node in _leaves(json.loads(structure))
+        for path, node in leaves(structure)
     }
     (first, *others) = set(found.values()) or {None}
     if first is None or others:
@@ -60,7 +43,7 @@ def rows_of(structure: str) -> int:
 def zeros_of(structure: str, count: int) -> Block:
     """So many elements that are zero, and empty where a dimension is not known."""
     components: list[Component] = []
-    for _, node in _leaves(json.loads(structure)):
+    for _, node in leaves(structure):
         if "tensor" not in node:
             raise InvalidArgument(
                 "a process that is to pad whole batches has to know how one looks, and of ragged "

@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 from ...journal.proto import events_pb2 as ev
@@ -35,7 +35,26 @@ MAX_GROWTH = 8
 MAX_WANT = 1 << 20
 HAND_BACK_S = 5.0
 UNREAD_S = 0.5
-"""How often a task that nobody reads asks whether others have taken all splits."""
+"""How often a task that nobody reads asks whether others have taken all splits; less often the
+longer it has waited, down to MOST_UNREAD_S."""
+
+MOST_UNREAD_S = 4.0
+
+
+class _Task:
+    """What the leases of all its sources share."""
+
+    def __init__(
+        self, task_id: int, dispatcher: DispatcherClient, observer: Observer, processes: int
+    ) -> None:
+        self.task_id = task_id
+        self.dispatcher = dispatcher
+        self.observer = observer
+        self.processes = processes
+        self.closed = threading.Event()
+        self.draining = threading.Event()
+        # Somebody reads it, or it waits for that no more, as it drains or is closed.
+        self.may_lease = threading.Event()
 
 
 class LeaseFeed:
@@ -48,20 +67,15 @@ class LeaseFeed:
         sources: Sequence[ev.SplitSource],
         observer: Observer,
         processes: int = 0,
-        read: threading.Event | None = None,
+        when_opened: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         """`processes`: how many ranges the pipeline works on at a time, each a part of a lease; 0:
-        on a lease as a whole. `read` is set once somebody reads the task: until then it leases
-        nothing; without it, it does so at once.
+        on a lease as a whole. `when_opened` is told what to call once somebody reads the task:
+        until then it leases nothing; without it, it does so at once.
         """
         self.sources = sources
         self.failed: ForebayError | None = None  # why `next_range` raised
         self.given_up = False  # the dispatcher leases to this task no more
-        self._closed = threading.Event()
-        self._draining = threading.Event()
-        self._read = read or threading.Event()
-        if read is None:
-            self._read.set()
         sizes = [source_size(source) for source in sources]
         for source, size in zip(sources, sizes, strict=True):
             if source.HasField("leased_with"):
@@ -70,21 +84,15 @@ class LeaseFeed:
             sizes[source.leased_with] if source.HasField("leased_with") else size
             for source, size in zip(sources, sizes, strict=True)
         ]
-        self._pool = ThreadPoolExecutor(
-            max(1, len(sources)), thread_name_prefix=f"forebay-lease-{task_id}"
-        )
+        name = f"forebay-lease-{task_id}"
+        self._pool = ThreadPoolExecutor(max(1, len(sources)), thread_name_prefix=name)
+        self._task = _Task(task_id, dispatcher, observer, processes)
+        if when_opened is None:
+            self._task.may_lease.set()
+        else:
+            when_opened(self._task.may_lease.set)
         self._leases = [
-            _SourceLeases(
-                dispatcher,
-                task_id,
-                number,
-                source,
-                self._pool,
-                self._closed,
-                self._read,
-                observer,
-                processes,
-            )
+            _SourceLeases(self._task, number, source, self._pool)
             for number, source in enumerate(sources)
         ]
 
@@ -108,7 +116,7 @@ class LeaseFeed:
 
     def is_over(self, sources: Iterable[int]) -> bool:
         """Whether no opening of these that begins now or later will have a split."""
-        ended = self.given_up or self._draining.is_set()
+        ended = self.given_up or self._task.draining.is_set()
         return ended or not any(self._may_have_splits(source) for source in sources)
 
     def _may_have_splits(self, source: int) -> bool:
@@ -126,10 +134,8 @@ class LeaseFeed:
 
         Until `give_up_s` of the monotonic clock, or a little longer if that is about now.
         """
-        self._draining.set()
-        for leases in self._leases:
-            leases.draining.set()
-        self._read.set()  # whoever waits for a reader
+        self._task.draining.set()
+        self._task.may_lease.set()
         give_up_s = max(give_up_s, time.monotonic() + LEASE_S)
         for leases in self._leases:
             leases.hand_back(min(HAND_BACK_S, give_up_s - time.monotonic()))
@@ -140,35 +146,21 @@ class LeaseFeed:
         With `wait` no call is under way any more when it returns; one to a dispatcher that is
         silent takes its time.
         """
-        self._closed.set()
-        self._read.set()  # whoever waits for a reader
+        self._task.closed.set()
+        self._task.may_lease.set()
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
 
 class _SourceLeases:
     def __init__(
-        self,
-        dispatcher: DispatcherClient,
-        task_id: int,
-        number: int,
-        source: ev.SplitSource,
-        pool: ThreadPoolExecutor,
-        closed: threading.Event,
-        read: threading.Event,
-        observer: Observer,
-        processes: int,
+        self, task: _Task, number: int, source: ev.SplitSource, pool: ThreadPoolExecutor
     ) -> None:
-        self._dispatcher = dispatcher
-        self._observer = observer
-        self._task_id = task_id
+        self._task = task
+        self._pool = pool
         self._number = number
         self._singly = source.singly
         self._grows = grows(source)
-        self._pool = pool
-        self._closed = closed
-        self._read = read
         self._lock = threading.Lock()
-        self.draining = threading.Event()
         self._opening = -1
         self._endless = False
         self._pass = -1  # of this opening
@@ -178,8 +170,8 @@ class _SourceLeases:
         self._want = 1
         self._working: pb.LeaseSplitsResponse | None = None  # what the pipeline has
         self._left = 0  # splits at its end that the pipeline has not
-        self._parts = max(1, PARTS * processes)
-        self._processes = max(1, processes)
+        self._parts = max(1, PARTS * task.processes)
+        self._processes = max(1, task.processes)
         self._given: deque[tuple[float, int]] = deque(maxlen=self._parts)  # when, how many splits
         self.begun_last = ""
         self._begun: list[int] = []  # lease ids to report as begun
@@ -187,56 +179,68 @@ class _SourceLeases:
 
     def next_range(self, opening: int, endless: bool) -> SplitRange | None:
         with self._lock:
-            draining = self.draining.is_set()
-            if self._working is not None:
-                if self._left and not draining:
-                    return self._next_part(self._working)
-                if not self._left:
-                    self._begun.append(self._working.lease_id)
-                    self._adapt()
-                    self._working = None
-            if draining:
-                self._return_unbegun()
-                return None
-            if opening != self._opening:
-                if self._ahead is not None:
-                    # The pipeline left the opening early, and with it what was leased ahead.
-                    self._begun.extend(filter(None, [self._ahead.result().lease_id]))
-                    self._ahead = None
-                self._opening, self._endless = opening, endless
-                self._pass = self._pass + 1 if endless else opening
-            if self._pass < self._present:
+            if self._left and not self._task.draining.is_set():
+                return self._next_part()
+            if self._working is not None and not self._left:
+                self._begun.append(self._working.lease_id)
+                self._adapt()
+                self._working = None
+            self._enter(opening, endless)
+            if self._pass < self._present and not self._task.draining.is_set():
                 return None  # it was over before this worker came
-            lease = self._over_unread() or (self._ahead or self._ask()).result()
-            self._ahead = None
-            while lease.not_yet and not self.draining.is_set():
-                lease = self._ask().result()
-            if lease.not_yet:
-                return None
-            if lease.end_of_splits and lease.pass_number < self._pass:
-                self.is_empty = True  # that pass could not begin
-            if endless:
-                self._pass = max(self._pass, lease.pass_number)
-            elif lease.end_of_splits:
-                self._present = lease.pass_number
-            if lease.end_of_splits:
-                return None
-            if self.draining.is_set():  # since it was asked for
-                self._ahead = _known(lease)
-                self._return_unbegun()
-                return None
-            if self._grows and len(lease.names) != lease.count:
-                raise ProtocolError(
-                    f"the dispatcher leased {lease.count} splits of source {self._number} to task "
-                    f"{self._task_id}, from {lease.first} on, with {len(lease.names)} names, and "
-                    "without theirs they cannot be read: run a dispatcher of this version"
-                )
-            self._working, self._left = lease, lease.count
-            if not self._singly:
-                self._ahead = self._ask()
-            return self._next_part(lease)
+        over = self._wait_until_read()
+        with self._lock:
+            return self._begin(over or self._next_lease())
 
-    def _next_part(self, lease: pb.LeaseSplitsResponse) -> SplitRange:
+    def _enter(self, opening: int, endless: bool) -> None:
+        if opening == self._opening or self._task.draining.is_set():
+            return
+        if self._ahead is not None:
+            # The pipeline left the opening early, and with it what was leased ahead.
+            self._begun.extend(filter(None, [self._ahead.result().lease_id]))
+            self._ahead = None
+        self._opening, self._endless = opening, endless
+        self._pass = self._pass + 1 if endless else opening
+
+    def _next_lease(self) -> pb.LeaseSplitsResponse | None:
+        """None when the worker drains."""
+        while not self._task.draining.is_set():
+            lease = (self._ahead or self._ask()).result()
+            self._ahead = None
+            if not lease.not_yet:
+                return lease
+        return None
+
+    def _begin(self, lease: pb.LeaseSplitsResponse | None) -> SplitRange | None:
+        """The first part of it; None if it is an end, or if the worker drains, since then too."""
+        if lease is not None and lease.end_of_splits:
+            if lease.pass_number < self._pass:
+                self.is_empty = True  # that pass could not begin
+            if self._endless:
+                self._pass = max(self._pass, lease.pass_number)
+            else:
+                self._present = lease.pass_number
+            return None
+        if lease is None or self._task.draining.is_set():
+            self._ahead = self._ahead if lease is None else _known(lease)
+            self._return_unbegun()
+            return None
+        if self._endless:
+            self._pass = max(self._pass, lease.pass_number)
+        if self._grows and len(lease.names) != lease.count:
+            raise ProtocolError(
+                f"the dispatcher leased {lease.count} splits of source {self._number} to task "
+                f"{self._task.task_id}, from {lease.first} on, with {len(lease.names)} names, and "
+                "without theirs they cannot be read: run a dispatcher of this version"
+            )
+        self._working, self._left = lease, lease.count
+        if not self._singly:
+            self._ahead = self._ask()
+        return self._next_part()
+
+    def _next_part(self) -> SplitRange:
+        lease = self._working
+        assert lease is not None
         count = min(self._left, -(-lease.count // self._parts))
         begins = lease.count - self._left
         self._left -= count
@@ -272,58 +276,64 @@ class _SourceLeases:
                 request.returned.add(lease_id=ahead.lease_id, count=ahead.count)
         except (TimeoutError, CancelledError, ForebayError) as error:
             # Perhaps it comes yet, while the pipeline works on what it has begun.
-            self._observer.not_handed_back(self._task_id, self._number, error)
+            self._task.observer.not_handed_back(self._task.task_id, self._number, error)
             keep = False  # a later number would have that request refused
         if keep:
             self._requests += 1
             request.request.number = self._requests
-        request.task_id, request.source = self._task_id, self._number
+        request.task_id, request.source = self._task.task_id, self._number
         request.begun.extend(self._begun)
         self._begun = []
         if not (request.begun or request.returned):
             return
         patience_s = max(0.0, give_up_s - time.monotonic())
         try:
-            kept = self._dispatcher.call(
+            kept = self._task.dispatcher.call(
                 request, pb.LeaseSplitsResponse, timeout_s=HAND_BACK_S / 3, patience_s=patience_s
             )
         except ForebayError as error:
-            self._observer.not_handed_back(self._task_id, self._number, error)
+            self._task.observer.not_handed_back(self._task.task_id, self._number, error)
         else:
             if kept.lease_id:
                 self._working = kept
 
-    def _over_unread(self) -> pb.LeaseSplitsResponse | None:
-        """Wait until somebody reads the task; the end of the pass, if that comes before."""
+    def _wait_until_read(self) -> pb.LeaseSplitsResponse | None:
+        """Wait until somebody reads the task, or it drains; the end of the pass, if that comes
+        before. Nothing is leased yet, so `hand_back` need not wait for it.
+        """
         request = pb.LeaseSplitsRequest(
-            task_id=self._task_id,
+            task_id=self._task.task_id,
             source=self._number,
             pass_number=self._pass,
             or_later=self._endless,
         )
-        while not self._read.wait(UNREAD_S):
-            answer = self._dispatcher.call(request, pb.LeaseSplitsResponse, closed=self._closed)
+        waits_s, begun_s = UNREAD_S, time.monotonic()
+        while not self._task.may_lease.wait(waits_s):
+            answer = self._call(request)
             if answer.end_of_splits:
                 return answer
+            waits_s = min(max(UNREAD_S, (time.monotonic() - begun_s) / 8), MOST_UNREAD_S)
         return None
 
     def _ask(self) -> Future[pb.LeaseSplitsResponse]:
-        if self._closed.is_set():
-            raise Unavailable(f"task {self._task_id} has been stopped")
+        if self._task.closed.is_set():
+            raise Unavailable(f"task {self._task.task_id} has been stopped")
         self._requests += 1
         begun, self._begun = self._begun, []
         request = pb.LeaseSplitsRequest(
             request=ev.Request(number=self._requests),
-            task_id=self._task_id,
+            task_id=self._task.task_id,
             source=self._number,
             pass_number=self._pass,
             or_later=self._endless,
             want=self._want,
             begun=begun,
         )
-        return self._pool.submit(
-            self._dispatcher.call, request, pb.LeaseSplitsResponse, closed=self._closed
-        )
+        return self._pool.submit(self._call, request)
+
+    def _call(self, request: pb.LeaseSplitsRequest) -> pb.LeaseSplitsResponse:
+        closed = self._task.closed
+        return self._task.dispatcher.call(request, pb.LeaseSplitsResponse, closed=closed)
 
     def _adapt(self) -> None:
         """Aim at LEASE_S of work, but trust one measurement only so far."""

@@ -287,7 +287,7 @@ class TaskRunner:
             python = dataset.definition.HasField("python_function")
             self._feed = LeaseFeed(
                 self._dispatcher, task.task_id, sources, self._observer,
-                self._pipelines.python.width if python else 0, self.output.opened,
+                self._pipelines.python.width if python else 0, self.output.when_opened,
             )  # fmt: skip
         self.definition = dataset.definition
         self.output.compression = dataset.definition.compression

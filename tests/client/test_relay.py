@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pathlib
+import socket
 
 import tensorflow as tf
 
 from forebay import service
+from forebay.service.connections import relay
 
 from ..cluster import WorkerProcess
 from ..forks import run
@@ -14,8 +16,11 @@ from ..stock import DispatcherProcess
 
 FORKS = """
 import os
+import signal
 import sys
 import time
+
+import grpc
 
 from forebay import service
 from forebay.service.client.reader import fetch_dataset
@@ -39,6 +44,16 @@ def forked():
     first.wait()
     assert fetch_dataset(target, dataset_id) == found, "it is started again"
     assert relay._program.pid != first.pid
+    relay.LATER_S = 0.1
+    relay._program.send_signal(signal.SIGSTOP)
+    channel = relay.RelayedChannel(target)
+    call = channel.unary_unary("/a", request_serializer=bytes, response_deserializer=bytes)
+    try:
+        call(b"", timeout=0.1)
+        raise AssertionError("a program that hangs has answered")
+    except grpc.RpcError as error:
+        assert error.code() == grpc.StatusCode.UNAVAILABLE
+    relay._program.send_signal(signal.SIGCONT)
     try:
         fetch_dataset(target, "nothing")
     except NotFound as error:
@@ -58,6 +73,15 @@ for _ in range(2):
 assert len([*elements]) == 99
 assert read() == [*range(100)], "in the first one as ever"
 """
+
+
+def test_close_meets_a_call_that_has_just_ended() -> None:
+    channel = relay.RelayedChannel("somewhere")
+    own, other = socket.socketpair()
+    with own, other:
+        pass
+    channel._calls.add(own)
+    channel.close()
 
 
 def is_there(pid: str) -> bool:

@@ -77,6 +77,16 @@ def test_batches_of_a_process(frameworks: pathlib.Path, target: str, name: str) 
     said(frameworks, name, target, register(target, numbers(100)))
 
 
+def test_a_parameter_server_reads_nothing(
+    frameworks: pathlib.Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = {"worker": ["w:1", "w:2"], "ps": ["p:1"]}
+    task = {"cluster": cluster, "task": {"type": "ps", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+    numbers_id = register(target, numbers(3))
+    assert said(frameworks, "refused_parameter_server", target, numbers_id) == [True]
+
+
 def test_global_arrays_over_the_devices_of_a_process(frameworks: pathlib.Path, target: str) -> None:
     whole = tf.data.Dataset.range(100).batch(20, drop_remainder=True)
     ids = register(target, numbers(100)), register(target, whole)

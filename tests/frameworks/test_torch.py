@@ -167,10 +167,10 @@ def test_shapes_that_differ(frameworks: pathlib.Path, target: str) -> None:
 
 MEMORY = """
 from forebay.service.blocks import buffers
-from forebay.service.trainers import pytorch
+from forebay.service.trainers import jobs
 
 blocks = []
-iterate = pytorch.Reader.iterate
+iterate = jobs.Reader.iterate
 
 
 def kept(reader):
@@ -179,7 +179,7 @@ def kept(reader):
         yield block
 
 
-pytorch.Reader.iterate = kept
+jobs.Reader.iterate = kept
 
 
 def within(tensor):
@@ -305,13 +305,14 @@ def test_errors_say_what_to_do(frameworks: pathlib.Path, target: str) -> None:
     assert unknown.startswith("NotFound: ") and "nothing" in unknown
     assert "rank=2 world_size=2: expected a rank from 0 to world_size - 1" in above
     assert "rank=0 world_size=None: give both, or neither" in half
-    assert "rank 1 of 2 has no job_name" in nameless and "rank 1 of 3 has no job_name" in of_three
+    assert "2 processes train, and without a job_name" in nameless
+    assert "3 processes train, and without a job_name" in of_three
     assert "`job_name` must not be empty" in empty
     assert "initial_epoch=1 needs a job_name" in nothing_over
     assert "pad_value='x' is no value of element, which is of int64" in pad
     place, length, counts, over, lacking = said[13:]
     assert place == [1, 3]
-    assert "has no len() here" in length and "world_size=3, cardinality 8" in length
+    assert "has no len() here" in length and "DYNAMIC, 3 processes, cardinality 8" in length
     assert sorted(counts) == [0, 8], "a copy that was pickled reads the same job"
     assert over.startswith("FailedPrecondition: the job 'ranks' has read 1 epochs, and")
     assert "PyTorch has no int4" in lacking

@@ -11,9 +11,12 @@ import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.service.delivery import ANY
+from forebay.service.delivery.any_output import AnyOutput
 from forebay.service.errors import ProtocolError, Unavailable
 from forebay.service.pipelines import SplitRange
 from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.worker import leases
 from forebay.service.worker.leases import LeaseFeed
 from forebay.service.worker.observer import Observer
 
@@ -107,7 +110,7 @@ def test_a_worker_that_was_told_to_drain_when_all_it_was_given_is_begun_keeps_no
         cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1000)], Observer(), 2
     )
     feed.next_range(0, 0, endless=False)
-    feed._leases[0].draining.set()  # and what is to be handed back is not yet
+    feed._task.draining.set()  # and what is to be handed back is not yet
     assert feed.next_range(0, 0, endless=False) is None
     feed.drain(time.monotonic() + 60)
     assert dispatcher.returned == [(160, 150), (320, 160)]
@@ -136,7 +139,7 @@ def test_a_drain_does_not_overtake_the_lease_that_is_on_its_way() -> None:
     assert dispatcher.returned == [(160, 150)]
     assert dispatcher.numbers == [1]
     answered.set()
-    feed._leases[0].draining.set()
+    feed._task.draining.set()
     assert feed.next_range(0, 0, endless=False) is None
     assert dispatcher.returned == [(160, 150), (320, 160)]
     feed.close()
@@ -144,16 +147,17 @@ def test_a_drain_does_not_overtake_the_lease_that_is_on_its_way() -> None:
 
 @pytest.mark.parametrize("comes", ["a reader", "the end", "a drain", "a stop"])
 def test_a_task_that_nobody_reads_leases_nothing(comes: str) -> None:
-    dispatcher, read = Dispatcher(1), threading.Event()
+    dispatcher, output = Dispatcher(1), AnyOutput()
     feed = LeaseFeed(
-        cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1)], Observer(), read=read
-    )
+        cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1)], Observer(),
+        when_opened=output.when_opened,
+    )  # fmt: skip
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(feed.next_range, 0, 0, False)
         assert dispatcher.asked.wait(60)
         assert not waiting.done() and not dispatcher.wanted
         if comes == "a reader":
-            read.set()
+            output.open(ANY)
             assert waiting.result(60) == SplitRange(0, 1, 0)
         elif comes == "the end":
             dispatcher._next = 1  # others have it
@@ -162,11 +166,72 @@ def test_a_task_that_nobody_reads_leases_nothing(comes: str) -> None:
         elif comes == "a drain":
             feed.drain(time.monotonic() + 60)
             assert waiting.result(60) is None
-            assert [count for _, count in dispatcher.returned] == [1] * len(dispatcher.wanted)
+            assert not dispatcher.wanted  # only to hand it back
         else:
             feed.close(wait=False)
             assert isinstance(waiting.exception(60), Unavailable)
     feed.close()
+
+
+def test_a_task_that_was_opened_before_its_feed_leases_at_once() -> None:
+    dispatcher, output = Dispatcher(1), AnyOutput()
+    output.open(ANY)
+    feed = LeaseFeed(
+        cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1)], Observer(),
+        when_opened=output.when_opened,
+    )  # fmt: skip
+    assert feed.next_range(0, 0, endless=False) == SplitRange(0, 1, 0)
+    assert not dispatcher.asked.is_set()
+    feed.close()
+
+
+def test_a_drain_does_not_wait_for_what_an_unread_task_has_asked() -> None:
+    asked, answers = threading.Event(), threading.Event()
+
+    class Silent(Dispatcher):
+        def call(self, *arguments: Any, **options: Any) -> pb.LeaseSplitsResponse:
+            asked.set()
+            assert answers.wait(60)
+            return super().call(*arguments, **options)
+
+    dispatcher = Silent(1)
+    feed = LeaseFeed(
+        cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1)], Observer(),
+        when_opened=AnyOutput().when_opened,
+    )  # fmt: skip
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(feed.next_range, 0, 0, False)
+        assert asked.wait(60)
+        assert feed._leases[0]._lock.acquire(timeout=0.1), "it has to be had to hand back"
+        feed._leases[0]._lock.release()
+        feed.drain(time.monotonic() + 60)
+        answers.set()
+        assert waiting.result(60) is None
+    assert not dispatcher.wanted
+    feed.close()
+
+
+def test_a_task_that_nobody_reads_asks_less_often_the_longer_it_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Clock:
+        now = 0.0
+        monotonic = staticmethod(lambda: Clock.now)
+
+    class NeverRead(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout or 0)
+            Clock.now += timeout or 0
+            return Clock.now > 100
+
+    waited: list[float] = []
+    monkeypatch.setattr(leases, "time", Clock)
+    task = leases._Task(1, cast(Any, Dispatcher()), Observer(), 0)
+    task.may_lease = NeverRead()
+    unread = leases._SourceLeases(task, 0, ev.SplitSource(count=1), cast(Any, None))
+    assert unread._wait_until_read() is None
+    assert (waited[0], waited[-1]) == (leases.UNREAD_S, leases.MOST_UNREAD_S)
+    assert waited == sorted(waited)
 
 
 def test_closing_without_waiting_leaves_a_silent_dispatcher_to_others() -> None:

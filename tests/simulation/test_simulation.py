@@ -73,6 +73,12 @@ def check(seed: int, faults: tuple[str, ...] = (), mode: str = "") -> None:
         )
 
 
+def test_what_a_dead_process_of_a_trainer_is_sent_late_is_lost() -> None:
+    """By its credit, which came when the next process was reading: so the docs of the cache say."""
+    with simulated():
+        check(9016, mode="cached")
+
+
 def test_who_read_on_with_one_that_had_died_does_not_wait_for_ever() -> None:
     """That one's index came back while it waited for it, and read nothing."""
     with simulated():

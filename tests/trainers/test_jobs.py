@@ -1,0 +1,122 @@
+"""The job that a training's processes share, as all frameworks begin it: no framework is needed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from forebay import service
+from forebay.service.client.each_for_itself import warn_if_unshared
+from forebay.service.client.options import ShardingPolicy
+from forebay.service.errors import FailedPrecondition, InvalidArgument
+from forebay.service.trainers.context import TaskContext
+from forebay.service.trainers.jobs import (
+    IN_STEP_ELEMENTS,
+    Job,
+    bound_of,
+    open_job,
+    require_training,
+)
+
+DEFAULTS: dict[str, Any] = {
+    "processing_mode": ShardingPolicy.DYNAMIC,
+    "job_name": "job",
+    "initial_epoch": 0,
+    "bound": None,
+    "data_transfer_protocol": None,
+    "target_workers": "AUTO",
+}
+
+
+def opened(target: str, dataset: tf.data.Dataset, processes: int, **how: Any) -> Job:
+    dataset_id = service.register_dataset(target, dataset)
+    return open_job(target, dataset_id, processes, **DEFAULTS | how)
+
+
+def test_what_the_processes_of_a_job_have_ahead_is_bounded_if_they_wait_for_each_other(
+    target: str,
+) -> None:
+    ends, endless = tf.data.Dataset.range(10), tf.data.Dataset.range(10).repeat()
+    assert opened(target, ends, 2).in_step(4).how.max_elements == IN_STEP_ELEMENTS
+    assert opened(target, ends, 2).in_step(40).how.max_elements == 80
+    assert opened(target, ends, 1).in_step(40).how.max_elements is None
+    assert opened(target, endless, 2).in_step(40).how.max_elements is None
+    assert opened(target, ends, 2, bound=3).how.max_elements == 3
+
+
+def test_a_length_is_that_of_a_process_alone(target: str) -> None:
+    alone = opened(target, tf.data.Dataset.range(10), 1)
+    assert [alone.length(4, drop_remainder=drop) for drop in (False, True)] == [3, 2]
+    assert alone.length(None, drop_remainder=False) == 10
+    for other in (
+        opened(target, tf.data.Dataset.range(10), 2),
+        opened(target, tf.data.Dataset.range(10), 1, processing_mode="parallel_epochs"),
+        opened(target, tf.data.Dataset.range(10).repeat(), 1),
+    ):
+        with pytest.raises(TypeError, match=r"has no len\(\) here"):
+            other.length(None, drop_remainder=False)
+
+
+def test_processes_without_a_job_name_read_everything_only_when_told_so(target: str) -> None:
+    everything = {"job_name": None, "processing_mode": "parallel_epochs"}
+    numbers = tf.data.Dataset.range(10)
+    assert opened(target, numbers, 2, **everything).name is None
+    assert "a name" in (opened(target, numbers, 1, job_name=None, unnamed="a name").name or "")
+    for how in ({"job_name": None}, everything | {"everything": False}):
+        with pytest.raises(InvalidArgument, match="2 processes train, and without a job_name"):
+            opened(target, numbers, 2, **how)
+
+
+def test_bounds() -> None:
+    assert [bound_of(given) for given in ("AUTO", None, 7)] == [
+        (None, True),
+        (None, False),
+        (7, False),
+    ]
+    with pytest.raises(InvalidArgument, match='expected a number, "AUTO" or None'):
+        bound_of("automatic")
+
+
+def test_a_parameter_server_reads_nothing() -> None:
+    cluster = {"chief": ["c:1"], "ps": ["p:1"]}
+    task = {"cluster": cluster, "task": {"type": "ps", "index": 0}}
+    context = TaskContext.from_env({"TF_CONFIG": json.dumps(task)})
+    with pytest.raises(FailedPrecondition, match="parameter server 0, which reads nothing"):
+        require_training(context)
+    require_training(TaskContext())
+
+
+@pytest.mark.parametrize(
+    ("environ", "warned"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, 1),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, 1),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, 0),
+        ({"RANK": "0"}, 0),  # makes no sense, which is for who trains by it to say
+    ],
+)
+def test_who_does_not_share_is_warned_however_it_was_launched(
+    environ: dict[str, str],
+    warned: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with caplog.at_level(logging.WARNING):
+        warn_if_unshared("job")
+        assert not caplog.messages
+        warn_if_unshared(None)
+    assert sum("each of the 2 tasks" in said for said in caplog.messages) == warned
+
+
+def test_no_framework_is_imported() -> None:
+    code = "import sys, forebay.service.trainers.jobs; print(*sys.modules)"
+    loaded = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
+    assert not {"tensorflow", "torch", "jax", "keras"} & set(loaded.split())
