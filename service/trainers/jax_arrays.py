@@ -24,6 +24,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from ..client.leaving import stopping
 from ..client.options import ShardingPolicy
 from ..client.taking import Blocks, Progress, Taking
 from ..errors import InvalidArgument, Unavailable
@@ -31,6 +32,7 @@ from .batches import Layout, batched, check_batch_size, laid_out
 from .context import TaskContext
 from .in_step import Exchange
 from .jobs import Service, bound_of, open_job, require_training
+from .preemption import preempt
 from .shapes import require_shapes, rows_of, zeros_of
 
 Array = npt.NDArray[Any]
@@ -182,19 +184,28 @@ class ServiceDataset:
 
     def _agree(self, ready: int, specs: AbstractSet[str], failed: Exception | None) -> int:
         """How many batches all are to take now, of which so many are here; 0 at the end. `failed`
-        is said to all, then raised."""
+        is said to all, then raised. If one of them is told to stop, all are: there is no next step
+        for the others, nor is this the epoch's end."""
         if self._exchange is None:
             if failed is not None and not ready:
                 raise failed
             return ready
         why = None if failed is None else repr(failed)
-        mine = {"ready": ready, "specs": [*specs], "failed": why}
+        leaves = stopping.is_set()
+        mine = {"ready": ready, "specs": [*specs], "failed": why, "leaves": leaves}
         said = [json.loads(each) for each in self._exchange.tell(json.dumps(mine))]
         if failed is not None:
             raise failed
         for process, each in zip(self._exchange.processes, said, strict=True):
             if each["failed"] is not None:
                 raise Unavailable(f"process {process} cannot read on: {each['failed']}")
+            if each["leaves"] and not (leaves or preempt()):
+                raise Unavailable(
+                    f"process {process} was told to stop, and all train in step: begin again from "
+                    "a checkpoint, or have each process train under a PreemptionHandler"
+                )
+        if any(each["leaves"] for each in said):
+            return 0
         if len(specs := set().union(*(each["specs"] for each in said))) > 1:
             raise InvalidArgument(
                 "the processes' batches differ in shape or dtype: have map= make equal ones of "

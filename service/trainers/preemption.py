@@ -253,6 +253,14 @@ def _wake_up(descriptor: int) -> None:
 _active: list[PreemptionHandler] = []  # the innermost last
 
 
+def preempt() -> bool:
+    """As if SIGTERM had come, because others that train in step have been told to stop; False if
+    no handler would catch it."""
+    if _active:
+        signal.raise_signal(signal.SIGTERM)
+    return bool(_active)
+
+
 def _forget_in_child() -> None:
     """A signal to a child, as to end a process that loads data, is not its parent's."""
     while _active:

@@ -8,7 +8,9 @@ the job's epochs they read: `_Epochs`, in memory that they share.
 from __future__ import annotations
 
 import itertools
+import os
 import uuid
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -166,23 +168,42 @@ class _Epochs:
     That is known by the seed that its workers have in common. There is no lock, which could not be
     pickled: each process writes only its own word, epoch << 32 | mark of the seed. If two find at
     the same time that nobody has begun the iteration yet, they come to the same number.
+
+    They are a process and the workers of its DataLoaders. Any other that the object was handed to,
+    as a rank is by who starts it, has an epoch of its own: it takes a copy before it reads, and
+    before it hands the object on.
     """
 
     def __init__(self, epochs_over: int) -> None:
         self._words = torch.zeros(1 + MOST_LOADERS, dtype=torch.int64).share_memory_()
+        self._owner = os.getpid()
         self.set(epochs_over)
+        _all_epochs.add(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.own()
+        return self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._words.share_memory_()  # it is, if this process was started by who has the object
+        _all_epochs.add(self)
+
+    def own(self) -> None:
+        """Share no more with who started this process, unless it is a DataLoader's worker."""
+        if self._owner != os.getpid() and get_worker_info() is None:
+            self._words = self._words.clone().share_memory_()
+            self._owner = os.getpid()
 
     def set(self, epochs_over: int) -> None:
+        self.own()
         words = self._words.numpy()
         words[:] = 0
         words[0] = epochs_over << 32
 
     def next(self, loader: Any) -> int:
         """For this worker of a DataLoader, or None; from 1."""
+        self.own()
         place = mark = 0
         if loader is not None:
             place, mark = 1 + loader.id, 1 + (loader.seed - loader.id) % MARK
@@ -195,6 +216,18 @@ class _Epochs:
         epoch = begun if begun > epochs[place] else int(epochs.max()) + 1
         words[place] = epoch << 32 | mark
         return epoch
+
+
+_all_epochs: weakref.WeakSet[_Epochs] = weakref.WeakSet()
+
+
+def _own_epochs() -> None:
+    """What this process forks may be a DataLoader's worker."""
+    for epochs in list(_all_epochs):
+        epochs.own()
+
+
+os.register_at_fork(before=_own_epochs)
 
 
 # -- tensors ---------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import jax
 import numpy as np
 
 import forebay.jax
+from forebay import service
 from forebay.service import ForebayError
 
 SAYS = "said: "
@@ -295,6 +297,18 @@ def out_of_step(target: str, numbers: str) -> Any:
             raise AssertionError("it has ended")
     with refused("differ in shape or dtype"):
         [*read(map=lambda batch: batch["x"][:, : 1 + me], job_name="other shapes")]
+    for job, remainder in (("told", "drop"), ("told too", "pad")):
+        dataset = read(job_name=job, remainder=remainder)
+        with contextlib.ExitStack() as stack:
+            catches = me or job == "told"
+            if catches:
+                handler = stack.enter_context(service.PreemptionHandler(exit_code=None))
+            else:
+                stack.enter_context(refused("process 1 was told to stop"))
+            for number, _ in enumerate(dataset):
+                if me and number == 2:
+                    signal.raise_signal(signal.SIGTERM)
+            assert catches and handler.preempted and number < 10, (job, number)
     taken = 0
     try:
         for _ in read(job_name="leaving", timeout_s=2, prefetch=0):

@@ -211,8 +211,19 @@ def test_tensors_share_memory_with_the_block(frameworks: pathlib.Path, target: s
 
 
 LOADERS = """
+import multiprocessing
+
+
 def epoch(loader):
     return sorted(x for batch in loader for x in batch.tolist())
+
+
+def rank(dataset, said, both):
+    epochs = []
+    for _ in range(2):
+        both.wait()
+        epochs.append(epoch(DataLoader(dataset, batch_size=None, num_workers=1)))
+    said.put(epochs)
 
 
 if __name__ == "__main__":
@@ -239,6 +250,17 @@ if __name__ == "__main__":
     sizes = [len(batch) for batch in DataLoader(named, batch_size=None, num_workers=2)]
     assert {*sizes} == {32} and len(sizes) >= 30
     assert epoch(ServiceDataset(target, ids[0], batch_size=1, job_name="named", initial_epoch=1))
+    for method in ("spawn", "fork"):  # ranks that are handed the dataset, each with loaders
+        context = multiprocessing.get_context(method)
+        dataset = ServiceDataset(target, ids[0], batch_size=10, job_name=method)
+        said, both = context.SimpleQueue(), context.Barrier(2)
+        ranks = [context.Process(target=rank, args=(dataset, said, both)) for _ in range(2)]
+        for each in ranks:
+            each.start()
+        found = [numbers for _ in ranks for numbers in said.get()]
+        assert [sorted(found[0] + found[2]), sorted(found[1] + found[3])] == [everything] * 2
+        for each in ranks:
+            each.join()
 """
 
 
