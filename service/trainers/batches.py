@@ -148,6 +148,7 @@ class Layout:
         """The node with one component for each tensor, of whatever kind; notes their columns."""
         match node:
             case {"dict": items}:
+                self._check_keys(pad, [key for key, _ in items], path)
                 return {"dict": [[k, self._member(v, pad, k, f"{path}[{k!r}]")] for k, v in items]}
             case {"tuple": items}:
                 parts = [self._member(v, pad, i, f"{path}[{i}]") for i, v in enumerate(items)]
@@ -167,6 +168,12 @@ class Layout:
                 self._columns.append(self._composite(node))
                 return {"tensor": "", "shape": None}
         return node
+
+    @staticmethod
+    def _check_keys(pad: Any, keys: list[Any], path: str) -> None:
+        """Raises InvalidArgument for a pad_value of what is not there."""
+        if isinstance(pad, Mapping) and (wrong := [key for key in pad if key not in keys]):
+            raise InvalidArgument(f"pad_value names {wrong}, and {path} has {keys}")
 
     def _member(self, node: dict[str, Any], pad: Any, key: Any, path: str) -> dict[str, Any]:
         """Of a dict, a tuple or a named tuple; of its pad_value what is the member's own."""
@@ -212,7 +219,7 @@ def _filling(pad: Any, dtype: str, path: str) -> Any:
     kind = numpy_dtype(dtype)
     try:
         filling = np.full((), pad, kind)
-        if kind.kind not in "biu" or filling == pad:
+        if kind.kind in "fc" or filling == pad or pad != pad:  # or it is not a number
             return filling[()]
     except (OverflowError, TypeError, ValueError):
         pass

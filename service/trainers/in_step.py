@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Sequence
+from urllib.parse import quote
 
 import jax
 
@@ -33,7 +34,8 @@ class Exchange:
                 f"the mesh has devices of processes {[*processes]}, which have no coordinator: "
                 "call jax.distributed.initialize() in each before anything else"
             )
-        self._key = f"forebay/{name}/{next(_numbers[name])}"
+        # Quoted, lest one's rounds lie among those of another, and are removed with them.
+        self._key = f"forebay/{quote(name, safe='')}/{next(_numbers[name])}"
         self.processes = [*processes]
         self._timeout_s = timeout_s
         self._rounds = itertools.count()

@@ -193,6 +193,7 @@ class ServiceDataset:
         why = None if failed is None else repr(failed)
         leaves = stopping.is_set()
         mine = {"ready": ready, "specs": [*specs], "failed": why, "leaves": leaves}
+        mine["prefetch"] = self._prefetch
         said = [json.loads(each) for each in self._exchange.tell(json.dumps(mine))]
         if failed is not None:
             raise failed
@@ -210,6 +211,10 @@ class ServiceDataset:
             raise InvalidArgument(
                 "the processes' batches differ in shape or dtype: have map= make equal ones of "
                 f"{' and '.join(sorted(specs))}"
+            )
+        if len(depths := {each["prefetch"] for each in said}) > 1:
+            raise InvalidArgument(
+                f"the processes have prefetch={sorted(depths)}: give all the same"
             )
         counts: list[int] = [each["ready"] for each in said]
         return max(counts) if self._remainder == "pad" else min(counts)

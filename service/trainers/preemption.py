@@ -207,6 +207,8 @@ class PreemptionHandler:
         begun_s = time.monotonic()
         give_up_s = begun_s + min(HAND_BACK_S, self.remaining_s)
         threads = [_in_thread(reading.leave) for reading in open_consumers()]
+        if not threads:
+            log.warning("nothing is being read in this process: have the loop call check()")
         for thread in threads:
             thread.join(max(0.0, give_up_s - time.monotonic()))
         self._handed_back.set()

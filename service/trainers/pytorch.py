@@ -62,7 +62,8 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
     written to; what a worker in this very process hands over is copied. Strings are `bytes`, in
     lists with as many levels as dimensions. bfloat16 and float8 are PyTorch's own. A ragged tensor
     is a named tuple (values, row_splits), which `torch.nested.nested_tensor_from_jagged` takes, a
-    sparse one (indices, values, dense_shape); batches have lists of them.
+    sparse one (indices, values, dense_shape); batches have lists of them. An element is a view
+    of its block: clone what is kept for long, or saved.
 
     Raises NotFound for an unknown dataset, Unimplemented if it cannot be split as processing_mode
     asks, InvalidArgument (a ValueError) for arguments that make no sense, and FailedPrecondition

@@ -183,3 +183,12 @@ def test_a_pad_value_that_fits_nothing(value: Any) -> None:
     structure = json.dumps({"dict": [["x", {"tensor": "uint8", "shape": [None]}]]})
     with pytest.raises(InvalidArgument, match=r"element\['x'\], which is of uint8"):
         Layout(structure, pad_value=value)
+
+
+def test_a_pad_value_of_what_is_not_there_or_too_wide() -> None:
+    structure = json.dumps({"dict": [["x", {"tensor": "int4", "shape": [None]}]]})
+    with pytest.raises(InvalidArgument, match=r"names \['y'\], and element has \['x'\]"):
+        Layout(structure, pad_value={"y": 0})
+    with pytest.raises(InvalidArgument, match=r"pad_value=9 is no value of element\['x'\]"):
+        Layout(structure, pad_value={"x": 9})
+    Layout(structure, pad_value={"x": -8})
