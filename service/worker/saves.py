@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable
+from contextlib import suppress
 
 from .. import malloc, pipelines
 from ..connections.dispatcher_client import DispatcherClient
@@ -201,7 +202,9 @@ class StreamWriter:
     def _write(self) -> bool:
         """Whether it came to its end, rather than be cancelled or drained."""
         stream = self._stream
-        self._take_over()
+        os.makedirs(self._directory, exist_ok=True)
+        if stream.last_file:
+            self._place(stream.last_file, stream.chunks - 1, stream.last_elements)
         with open(graph_file(stream.path), "rb") as file:
             graph = tf.DatasetDef.FromString(file.read()).graph
         opener = pipelines.chunk_opener(graph, stream.compression)
@@ -237,17 +240,17 @@ class StreamWriter:
                 self._commit(chunk, name)
         finally:
             pipeline.close()
+        self._remove_uncommitted()
         write_whole(f"{stream_directory(stream.path, stream.stream)}/{DONE}", b"")
         return True
 
-    def _take_over(self) -> None:
-        """Finish what was committed last, and remove what was not."""
-        stream = self._stream
-        os.makedirs(self._directory, exist_ok=True)
-        if stream.last_file:
-            self._place(stream.last_file, stream.chunks - 1, stream.last_elements)
+    def _remove_uncommitted(self) -> None:
+        """What others have left, when there is nothing more to commit: before that it may be what a
+        worker writes that has the stream now, as this one may have been given up unawares.
+        """
         for name in os.listdir(self._directory):
-            os.unlink(f"{self._directory}/{name}")
+            with suppress(FileNotFoundError):  # another one is at its end, too
+                os.unlink(f"{self._directory}/{name}")
 
     def _commit(self, chunk: Chunk, name: str) -> None:
         chunk.close()

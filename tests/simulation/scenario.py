@@ -166,7 +166,9 @@ def draw(seed: int, only: Sequence[str] = (), mode: str = "") -> Scenario:
         scenario.leaves = chances.choice([0.02, 0.2, 1])
         scenario.named, scenario.epochs = True, chances.randint(3, 6)
     spot = random.Random(f"preempted {seed}")
-    if spot.random() < 0.4 and scenario.mode in ("shared", "save"):
+    # Of what has no end, a trainer wants so much in one life, and might never come to it.
+    ends = not scenario.pipeline.endless
+    if spot.random() < 0.4 and scenario.mode in ("shared", "save") and ends:
         scenario.preempted = spot.choice([0.01, 0.05, 0.3])
         scenario.named, scenario.trainers = True, spot.randint(1, 3)
     functions = random.Random(f"python {seed}")
