@@ -169,6 +169,27 @@ def test_who_was_given_up_and_does_not_know_it_adds_nothing(tmp_path: pathlib.Pa
     assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
 
 
+def test_who_was_given_up_before_it_began_takes_nothing_away(tmp_path: pathlib.Path) -> None:
+    """It begins when its successor has written a chunk, and not committed it yet."""
+    cluster = Cluster(tmp_path / "save", numbers())
+    paused = [cluster.writer(1)]
+    cluster.lose(1)
+    real: Callable[..., Any] = cluster.call
+
+    def call(request: Any, response: Any, **more: Any) -> Any:
+        if request.worker_uid == 2 and paused:
+            with pytest.raises(FailedPrecondition, match="is not this worker's any more"):
+                paused.pop()._write()
+        return real(request, response, **more)
+
+    cluster.call = call  # type: ignore[method-assign]
+    cluster.writer(2)._run()
+    assert not paused
+    assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
+    stream = pathlib.Path(cluster.path, "streams", "stream_0")
+    assert not [path for path in stream.rglob("chunk_*") if "CHUNK" in path.name]
+
+
 def test_a_stream_that_comes_back_is_written_by_who_has_it_now(tmp_path: pathlib.Path) -> None:
     """1 is paused before its second commit; 2 commits one, and is killed."""
     cluster = Cluster(tmp_path / "save", numbers())
