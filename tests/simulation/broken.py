@@ -356,8 +356,10 @@ def writes_chunks_again() -> AbstractContextManager[None]:
     began = StreamWriter._write
 
     def again(self: StreamWriter) -> bool:
-        self._take_over()
-        self._stream.elements, self._stream.last_file = 0, ""
+        stream = self._stream
+        if stream.last_file:
+            self._place(stream.last_file, stream.chunks - 1, stream.last_elements)
+        stream.elements, stream.last_file = 0, ""
         return began(self)
 
     return replaced(StreamWriter, _write=again)
