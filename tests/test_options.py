@@ -56,7 +56,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerOptions]:
         return True
 
     class NoWorker:
-        def __init__(self, options: ServerOptions) -> None:
+        def __init__(self, options: ServerOptions, pipelines: object) -> None:
             seen.append(options)
             raise InvalidArgument("seen")
 

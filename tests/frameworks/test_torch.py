@@ -173,8 +173,8 @@ blocks = []
 iterate = jobs.Reader.iterate
 
 
-def kept(reader):
-    for block in iterate(reader):
+def kept(reader, **how):
+    for block in iterate(reader, **how):
         blocks.append(block)
         yield block
 

@@ -28,7 +28,7 @@ def numbers(context):
     return tf.data.Dataset.range(2000).batch(context.get_per_replica_batch_size(10))
 
 
-def across(name="shared", strategy=None):
+def across(name="of parameter servers", strategy=None):
     return service.distribute_across(
         numbers, target, strategy, job_name=name, max_outstanding_requests=1
     )
@@ -99,7 +99,7 @@ steps()
 print("under way", flush=True)
 sys.stdin.read()
 end(steps)
-for name, how in (("shared", {}), ("shared", {"initial_epoch": 1})):
+for name, how in (("of parameter servers", {}), ("of parameter servers", {"initial_epoch": 1})):
     try:
         service.distribute_across(numbers, target, strategy, job_name=name, **how)
     except (ValueError, tf.errors.FailedPreconditionError) as error:
