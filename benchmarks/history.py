@@ -88,7 +88,7 @@ def _wait_until_summarized(caller: Caller, jobs: int, epochs: int) -> None:
             return
         if time.monotonic() > give_up_s:
             raise ForebayError(f"after {TIMEOUT_S} s there is more than summaries: {kept[:3]} …")
-        time.sleep(1)
+        time.sleep(1)  # asked more often, its status would be a part of the cost
 
 
 def _mb(path: pathlib.Path) -> float:

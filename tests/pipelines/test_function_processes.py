@@ -243,7 +243,7 @@ def test_an_element_that_takes_too_long_ends_its_process() -> None:
     def hangs(split: int) -> Iterator[int]:
         yield split
         os.setpgid(0, os.getpgid(os.getppid()))
-        time.sleep(3600)
+        time.sleep(3600)  # until it is killed, which is what is tested
 
     with pytest.raises(PipelineError, match=r"split 0, element .: it has taken longer than") as e:
         read(hangs, [1], timeout_s=0.5)
@@ -255,7 +255,7 @@ def test_an_element_takes_too_long_whoever_else_delivers() -> None:
         while split:
             yield split
             time.sleep(0.003)
-        time.sleep(3600)
+        time.sleep(3600)  # the same
 
     pipeline = pipeline_of(function, range(2), processes=2, timeout_s=0.5)
     with pytest.raises(PipelineError, match=r"split \d, .*: it has taken longer than") as e:
@@ -286,6 +286,7 @@ def test_a_process_that_does_not_start_is_said_and_ended(
 ) -> None:
     read(lambda split: [split], [0])  # so that their nursery has started
     monkeypatch.setattr(run_states, "SILENT_S", 1.0)
+    # It sleeps until it is killed, which is what is tested.
     hangs = Starting(tmp_path / "starts", lambda: time.sleep(3600))
     with pytest.raises(PipelineError, match="its start: it has taken longer than 1 s") as e:
         read(hangs, [1], timeout_s=0.5)
@@ -358,6 +359,7 @@ def test_a_function_may_do_what_it_likes_to_its_process(
     def function(split: int) -> Iterator[int]:
         os.chdir(folder)
         print("printed", flush=True)
+        # The thread and a fork stay until they are ended, as they have to be.
         threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
         if os.fork() == 0:
             time.sleep(3600) if split % 2 else None  # one that stays, and one that goes on

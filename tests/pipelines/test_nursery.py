@@ -125,7 +125,7 @@ def test_a_signal_to_all_of_a_workers_processes_does_not_end_them_before_it() ->
         told, tells = os.pipe()
         if (fork := os.fork()) == 0:
             os.write(tells, b"forked")
-            time.sleep(3600)
+            time.sleep(3600)  # until SIGTERM ends it, as it should
         os.read(told, 6)
         os.kill(fork, signal.SIGTERM)
         yield os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
@@ -219,7 +219,7 @@ def killing_its_nursery() -> None:
     stat = pathlib.Path(f"/proc/{os.getppid()}/stat").read_text()
     nursery = int(stat.rpartition(")")[2].split()[1])
     os.killpg(os.getpgid(nursery), signal.SIGKILL)
-    time.sleep(3600)
+    time.sleep(3600)  # until the kernel ends it as well
 
 
 @pytest.mark.parametrize(
