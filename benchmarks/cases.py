@@ -81,6 +81,11 @@ def _images(_: pathlib.Path, __: int) -> Any:
     return _again(_random((224, 224, 3)))
 
 
+def _images_of(_: pathlib.Path, width: int) -> Any:
+    """Images of about 150 KB, of a shape that those of another width do not have."""
+    return _again(_random((150_000 // width, width)))
+
+
 def _medium(_: pathlib.Path, __: int) -> Any:
     return _again(_random((16, 1024)))
 
@@ -150,6 +155,7 @@ CASES = {
     "numpy": Case(dataset=_scalars, into=Into.NUMPY),
     "medium": Case(dataset=_medium),
     "images": Case(dataset=_images),
+    "images of a width": Case(dataset=_images_of),
     "batches": Case(dataset=_batches),
     "batches into NumPy": Case(dataset=_batches, into=Into.NUMPY),
     "batches into JAX": Case(dataset=_batches, into=Into.JAX),

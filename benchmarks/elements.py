@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from .cases import TOGETHER
 from .cluster import SIDES, Cluster, grow, own_clusters, shared_clusters
+from .contents import FILE_CASES
 from .files import write_records
 from .machine import require
 from .photographs import write_photographs
+from .real_files import installed
 from .results import Better, Costs, Finding, Reading, Result
 from .setting import Setting
 
@@ -103,9 +105,22 @@ def big_batches(setting: Setting) -> list[Finding]:
 
 
 def tokens(setting: Setting) -> list[Finding]:
-    """Of variable length."""
-    what = "sequences of 1–512 int32 tokens, batched in-graph (ragged)"
-    return _row("tokens", setting, Kind(case="tokens", what=what))
+    """Of variable length, from memory and from files."""
+    FILE_CASES["file_tokens"].content.write(setting.files, quick=setting.quick, forms=installed())
+    return _row(
+        "tokens",
+        setting,
+        Kind(case="tokens", what="sequences of 1–512 int32 tokens, batched in-graph (ragged)"),
+        *(
+            Kind(
+                case=f"file_tokens, {how}",
+                what=f"sequences of 50–2,000 int64 tokens of files, batched in-graph ({how})",
+                over_default=20,
+                over_uncompressed=20,
+            )
+            for how in ("padded", "ragged")
+        ),
+    )
 
 
 def rounds(setting: Setting) -> list[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -66,9 +67,21 @@ DECODERS: dict[str, Callable[[Any], Any]] = {
 }
 """By what a content is called: a record's element."""
 
+GATHERED = {"file_tokens, padded": "padded_batch", "file_tokens, ragged": "ragged_batch"}
+"""Of sequences one by one, the trainer makes batches in-graph by this method."""
+
+GATHERED_BATCH = 32
+
 PIPELINES = {
     name + suffix: Case(dataset=functools.partial(pipeline, case), into=into)
     for name, case in FILE_CASES.items()
     for suffix, into in (("", Into.TENSORFLOW), (READ, Into.NUMPY))
+} | {
+    name: Case(
+        dataset=functools.partial(pipeline, FILE_CASES["file_tokens"]),
+        batch=GATHERED_BATCH,
+        gather=operator.methodcaller(method, GATHERED_BATCH),
+    )
+    for name, method in GATHERED.items()
 }
-"""By row, and for what `read` gives, by row and READ."""
+"""By row, and for what `read` gives, by row and READ; and GATHERED."""

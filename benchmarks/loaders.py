@@ -108,7 +108,9 @@ def _torch_unpacked(case: FileCase, packs: Iterable[Any]) -> Iterator[Any]:
 
 def grain_elements(case: FileCase, directory: pathlib.Path, size: int) -> Iterator[Any]:
     import grain
+    from absl import flags
 
+    flags.FLAGS.mark_as_parsed()  # a program of absl's would have; Grain reads flags of its own
     source = grain.sources.ArrayRecordDataSource([str(case.content.array_record(directory))])
     records = grain.MapDataset.source(source).repeat()
     if size:

@@ -38,7 +38,10 @@ WAYS = {
     "torch": "PyTorch DataLoader",
     "grain": "Grain",
 }
+_NAMES = {**WAYS, "uncompressed": SIDES["uncompressed"].label}
 REQUIRED = {"read": ("bare", 1.15), "ours": ("eager", 1.1)}
+RATES = {"read": {"torch": 1.0, "grain": 1.0}, "ours": {"peer": 1.2, "uncompressed": 1.2}}
+"""At least, of who has the same: NumPy arrays, or a tf.data.Dataset."""
 
 
 def installed() -> set[str]:
@@ -75,6 +78,11 @@ def file_row(row: str, setting: Setting) -> list[Finding]:
                 beside=beside,
                 others=readings[beside],
                 at_most=at_most,
+                at_least={
+                    _NAMES[other]: (least, readings[other])
+                    for other, least in RATES.get(way, {}).items()
+                    if other in readings
+                },
             )
         )
     return findings

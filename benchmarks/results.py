@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -215,6 +215,8 @@ class Feeding:
     beside: str = ""  # what the processor time is required to be near
     others: list[Reading] = field(default_factory=list)  # of that
     at_most: float | None = None  # times as much
+    at_least: dict[str, tuple[float, list[Reading]]] = field(default_factory=dict)
+    # by who else reads it: so many times their rate
 
     def ratios(self) -> list[float]:
         """How many times the processor time of the pipeline itself."""
@@ -224,13 +226,18 @@ class Feeding:
         """The median of the ratios to what it is required to be near."""
         return statistics.median(_cpu_ratios(self.readings, self.others))
 
-    def met(self) -> bool:
-        """Whether that is what is required."""
-        return self.at_most is None or self.excess() <= self.at_most
+    def requirements(self) -> Iterator[tuple[str, float, bool]]:
+        """What is required, in words; what was found; and whether that is it."""
+        if self.at_most is not None:
+            excess = self.excess()
+            yield f"≤ {self.at_most:g} × {self.beside}", excess, excess <= self.at_most
+        for who, (least, others) in self.at_least.items():
+            pairs = zip(self.readings, others, strict=True)
+            rate = statistics.median(one.elements_per_s / two.elements_per_s for one, two in pairs)
+            yield f"≥ {least:g} × the rate of {who}", rate, rate >= least
 
-    def requirement(self) -> str:
-        """What is required, in words; empty if nothing is."""
-        return f"≤ {self.at_most:g} × {self.beside}" if self.at_most is not None else ""
+    def met(self) -> bool:
+        return all(met for _, _, met in self.requirements())
 
     def figures(self) -> dict[str, list[float]]:
         """By name, with the unit at its end; round by round."""
@@ -247,8 +254,10 @@ class Feeding:
             "way": self.way,
             **figures,
             "median": {name: statistics.median(values) for name, values in figures.items()},
-            "required": self.requirement(),
-            "excess": self.excess() if self.at_most is not None else None,
+            "required": [
+                {"what": what, "found": found, "met": met}
+                for what, found, met in self.requirements()
+            ],
             "met": self.met(),
         }
 

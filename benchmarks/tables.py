@@ -87,10 +87,10 @@ def _feedings(feedings: list[Feeding]) -> Iterator[Table]:
 
 
 def _required(feeding: Feeding) -> str:
-    if feeding.at_most is None:
-        return ""
-    mark = "[green]✓[/]" if feeding.met() else f"[red]{number(feeding.excess())} ✗[/]"
-    return f"{feeding.requirement()} {mark}"
+    return "\n".join(
+        f"{what} [green]✓[/]" if met else f"{what} [red]{number(found)} ✗[/]"
+        for what, found, met in feeding.requirements()
+    )
 
 
 def _short(side: str) -> str:

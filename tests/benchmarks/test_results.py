@@ -97,7 +97,7 @@ def test_processor_time_is_compared_with_that_of_the_pipeline_round_by_round() -
     assert feeding.met()
     record = feeding.as_json()
     assert (record["median"]["cpu_over_bare"], record["met"]) == (pytest.approx(2.25), True)
-    assert record["required"] == "≤ 0.75 × another"
+    assert record["required"] == [{"what": "≤ 0.75 × another", "found": 0.75, "met": True}]
 
 
 def test_processor_time_above_what_is_required_is_not_met() -> None:
@@ -111,4 +111,15 @@ def test_processor_time_above_what_is_required_is_not_met() -> None:
     }
     assert not Feeding(**how, beside="it", others=other, at_most=1.4).met()
     unbounded = Feeding(**how)
-    assert unbounded.met() and unbounded.requirement() == ""
+    assert unbounded.met() and not list(unbounded.requirements())
+
+
+@pytest.mark.parametrize(("least", "met"), [(0.6, True), (0.7, False)])
+def test_rates_are_compared_with_others(least: float, met: bool) -> None:
+    one, other = [reading(100, 1.0)], [reading(150, 1.0)]
+    feeding = Feeding(
+        row="row", what="what", way="read", readings=one, bare=one, at_least={"it": (least, other)}
+    )
+    assert feeding.met() is met
+    ((what, found, is_met),) = feeding.requirements()
+    assert (what, found, is_met) == (f"≥ {least:g} × the rate of it", pytest.approx(2 / 3), met)
