@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 
-from .cluster import Cluster, shared_clusters
+from .cluster import BenchmarkCluster, shared_clusters
 from .elements import HOW
 from .results import Better, Finding, Result
 from .setting import Setting
@@ -33,6 +33,6 @@ def first_element(setting: Setting) -> list[Finding]:
     ]
 
 
-def _wait_s(cluster: Cluster) -> float:
+def _wait_s(cluster: BenchmarkCluster) -> float:
     with cluster.fresh_reader():
         return cluster.measure("images", seconds=0).first_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
 import os
 import pathlib
@@ -252,6 +253,37 @@ def test_nothing_is_imported_under_a_second_name() -> None:
                 if not i.ours and i.imported.partition(".")[0] in PACKAGES
             ]
     report(wrong)
+
+
+TWICE = {  # a class of the product that stands in two modules: why it may
+    "Consumer": "the reader, and what the state has of it",
+    "Worker": "the worker, what the state has of it, and what chaos reads of it in a journal",
+    "Lease": "what the state has of it, and what chaos reads of it in a journal",
+    "Job": "what the state has of it, and how a training process reads it",
+    "Run": "one of a pipeline, and the instruction to a Python dataset's process to begin one",
+    "Place": "a shard's in the list of workers, and an element's in its split",
+    "Failed": "what a function's process raises, and the same as the worker receives it",
+    "Ended": "a message: in each module of what its own state machine, or its record, is about",
+    "Scan": "the same of each storage",
+    "ServiceDataset": "the face for each framework",
+}
+
+
+def test_no_name_stands_for_two_things() -> None:
+    modules = collections.defaultdict(list)
+    for name, path in HANDWRITTEN.items():
+        for node in read(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules[node.name].append(name)
+    twice = {name: where for name, where in modules.items() if len(where) > 1}
+    report(
+        [
+            f"{name} is a class of {' and of '.join(where)}: one thing, one name"
+            for name, where in twice.items()
+            if name not in TWICE
+        ]
+    )
+    assert twice.keys() == TWICE.keys(), "these are no longer twice"
 
 
 def at_import(node: ast.AST) -> Iterator[ast.AST]:

@@ -59,7 +59,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Failed(grpc.RpcError):
+class RelayedError(grpc.RpcError):
     """As gRPC's own errors of calls."""
 
     def __init__(self, code: grpc.StatusCode, details: str, leader: str = "") -> None:
@@ -99,9 +99,11 @@ class RelayedChannel:
                 frames = [*asked, request_serializer(request)]
                 code, details, leader, answer = self._relayed(frames, timeout + LATER_S)
             except (OSError, EOFError) as error:  # it has gone, or hangs, or `close` was called
-                raise Failed(grpc.StatusCode.UNAVAILABLE, f"the relay: {error!r}") from error
+                raise RelayedError(grpc.StatusCode.UNAVAILABLE, f"the relay: {error!r}") from error
             if code:
-                raise Failed(grpc.StatusCode[code.decode()], details.decode(), leader.decode())
+                raise RelayedError(
+                    grpc.StatusCode[code.decode()], details.decode(), leader.decode()
+                )
             return response_deserializer(answer)
 
         return call
