@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import collections
 import dataclasses
+import functools
+import graphlib
 import os
 import pathlib
 import re
@@ -41,7 +43,9 @@ LAYERS: dict[str, set[str]] = {
     "service.proto": {"journal.proto"},
     LOOSE: WORDS,
     "service.core": {"journal", "storage", "service.errors"},
-    "service.connections": {"service.errors", "service.proto", "journal.proto"},
+    "service.connections": {
+        *("service.errors", "service.processes", "service.proto", "journal.proto")
+    },
     "service.dispatcher": {
         *("service.core", "service.connections.grpc_server", "service.proto"),
         "service.pipelines.definitions",
@@ -102,7 +106,7 @@ POOLS = {"CancelledError", "Executor", "Future", "ThreadPoolExecutor", "TimeoutE
 ESCAPES = {  # (module, what it imports): why it does no harm that this is the real one in a run
     **{
         ("service.connections.relay", what): "no process of a run is a fork"
-        for what in ("grpc", "os", "signal", "socket", "subprocess", "threading")
+        for what in ("grpc", "os", "socket", "threading")
     },
     ("service.connections.tunnel", "socket"): "no consumer of a run reads through a tunnel",
     ("service.dispatcher.dispatcher", "datetime"): "writes down a time that it is given",
@@ -152,6 +156,7 @@ class Import:
     where: str
 
 
+@functools.cache
 def read(path: pathlib.Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
@@ -252,6 +257,121 @@ def test_nothing_is_imported_under_a_second_name() -> None:
                 for i in imports_of(".".join(path.relative_to(ROOT).with_suffix("").parts), path)
                 if not i.ours and i.imported.partition(".")[0] in PACKAGES
             ]
+    report(wrong)
+
+
+STARTS = {  # (who starts, a module that its layer may not import): why it may, as a process
+    **{
+        (who, "service.cli"): "as a user starts it: a command's options, log and end are its own"
+        for who in ("service.servers", "service.chaos.cluster")
+    },
+}
+
+
+def started_by(name: str, tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """The modules that it names as programs (`forebay("cli")`, "forebay.service.cli"), by line."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Name("forebay") | ast.Attribute(attr="forebay"),
+                args=[ast.Constant(str(module)), *_],
+            ):
+                started = f"service.{module}"
+            case ast.Constant(str(text)) if text.startswith("forebay."):
+                started = text.removeprefix("forebay.")
+            case _:
+                continue
+        if started in MODULES or f"{started}.__init__" in MODULES:
+            yield started, node.lineno
+
+
+def test_nobody_starts_what_it_may_not_import() -> None:
+    wrong, excused = [], set()
+    for name, path in HANDWRITTEN.items():
+        allowed = {layer_of(name), *LAYERS[layer_of(name)]}
+        for started, line in started_by(name, read(path)):
+            if layer_of(started) in allowed or any(within(started, a) for a in allowed):
+                continue
+            if (name, started) in STARTS:
+                excused.add((name, started))
+            else:
+                where = f"{path.relative_to(ROOT)}:{line}"
+                wrong.append(f"{where}: {layer_of(name)} may not import {started}, nor start it")
+    report(wrong)
+    assert excused == STARTS.keys(), "these are no longer started"
+
+
+ONE_DOOR = {  # what is called there alone: connections without TLS and credentials, and processes
+    **{
+        call: {"service.connections.grpc_server"}
+        for call in ("insecure_channel", "add_insecure_port")
+    },
+    "socket.create_connection": {"service.transport.dial", "benchmarks.loopback"},
+    "socket.create_server": {"benchmarks.loopback"},
+    "listen": {"service.transport.server", "service.chaos.proxy"},
+    "asyncio.open_connection": {"service.chaos.proxy"},
+    "asyncio.start_server": {"service.chaos.proxy"},
+    "Popen": {"service.processes"},
+    "subprocess.run": {"service.pipelines.definitions"},  # of what is `tied`; for its bytes
+    "os.fork": {"service.pipelines.python.nursery"},
+    **{
+        call: set()
+        for call in ("os.system", "os.popen", "os.posix_spawn", "check_call", "check_output")
+    },
+}
+
+
+def test_connections_and_processes_are_begun_in_one_place() -> None:
+    found = [
+        (call, name, f"{path.relative_to(ROOT)}:{node.lineno}")
+        for name, path in HANDWRITTEN.items()
+        for node in ast.walk(read(path))
+        if isinstance(node, ast.Attribute)
+        for call in ONE_DOOR
+        if call.endswith(node.attr) and f".{ast.unparse(node)}".endswith(f".{call}")
+    ]
+    report(
+        [
+            f"{where}: {call} is for {sorted(ONE_DOOR[call])} alone"
+            for call, name, where in found
+            if name not in ONE_DOOR[call]
+        ]
+    )
+    doors = {(call, name) for call, names in ONE_DOOR.items() for name in names}
+    assert doors == {(call, name) for call, name, _ in found}, "a door is no more"
+
+
+def for_annotations(tree: ast.Module) -> set[str]:
+    """The places of imports for annotations alone, by line."""
+    return {
+        below.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for below in ast.walk(node)
+        if isinstance(below, ast.ImportFrom)
+    }
+
+
+def test_the_topics_of_a_package_make_no_circle() -> None:
+    """Of a package of packages the modules right in it, and each package below it."""
+    needs: dict[str, set[str]] = {name: set() for name in HANDWRITTEN}
+    unread = {name: for_annotations(read(path)) for name, path in HANDWRITTEN.items()}
+    for i in IMPORTS:
+        imported = i.imported if i.imported in MODULES else f"{i.imported}.__init__"
+        line = int(i.where.rpartition(":")[2])
+        if i.ours and imported in needs and line not in unread[i.importer]:
+            needs[i.importer].add(imported)
+    wrong = []
+    for package in {name.rpartition(".")[0] for name in HANDWRITTEN}:
+        inner = {
+            name: {other for other in needs[name] - {name} if within(other, package)}
+            for name in needs
+            if within(name, package)
+        }
+        try:
+            graphlib.TopologicalSorter(inner).prepare()
+        except graphlib.CycleError as error:
+            wrong.append(f"{package}: {' needs '.join(error.args[1])}")
     report(wrong)
 
 

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -23,7 +21,8 @@ from typing import Any
 
 import grpc
 
-from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY
+from ..processes import Child, end_with_parent, forebay
+from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, connect
 
 _LENGTH = struct.Struct("<Q")
 
@@ -33,7 +32,7 @@ LATER_S = 5.0
 _used = False
 _is_needed = False
 _control: socket.socket | None = None  # of the program
-_program: subprocess.Popen[bytes] | None = None
+_program: Child | None = None
 _lock = threading.Lock()
 
 
@@ -141,10 +140,10 @@ def _passed() -> socket.socket:
             pass  # it has gone
         _control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-m", __name__, str(theirs.fileno())]
-            _program = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-            )
+            number = theirs.fileno()
+            command = forebay("connections.relay", str(number))
+            # Not `tied`: the thread that calls first may end before the fork does.
+            _program = Child(command, None, exit_with_parent=True, descriptors=[number])
         socket.send_fds(_control, [b"call"], [other.fileno()])
     return own
 
@@ -172,7 +171,7 @@ def _exactly(end: socket.socket, size: int) -> bytes:
 
 
 def _serve(control: socket.socket) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for who started it to think of
+    end_with_parent()
     channels: dict[str, grpc.Channel] = {}
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 16, 1)
@@ -189,9 +188,7 @@ def _answer(end: socket.socket, channels: dict[str, grpc.Channel]) -> None:
             with _lock:
                 channel = channels.get(address.decode())
                 if channel is None:
-                    channel = grpc.insecure_channel(
-                        address.decode(), options=DISPATCHER_CHANNEL_OPTIONS
-                    )
+                    channel = connect(address.decode(), DISPATCHER_CHANNEL_OPTIONS)
                     channels[address.decode()] = channel
             found = [b"", b"", b"", b""]
             try:
