@@ -68,6 +68,8 @@ def cluster_with_one_in_each_state() -> tuple[Cluster, dict[str, dict[str, Any]]
         "save": {
             "being written": writes, "finished": finishes, "failed": fails, "absent": 10**9,
         },
+        "worker": {"registered": workers[0], "absent": workers[2]},
+        "consumer": {"reading": running.consumer_id, "absent": waiting.consumer_id},
     }  # fmt: skip
 
 
