@@ -33,6 +33,7 @@ _used = False
 _is_needed = False
 _control: socket.socket | None = None  # of the program
 _program: Child | None = None
+_owner = 0  # the process that started it
 _lock = threading.Lock()
 
 
@@ -129,7 +130,7 @@ class RelayedChannel:
 
 def _passed() -> socket.socket:
     """A socket whose other end the program has; which is started, if it does not run."""
-    global _control, _program
+    global _control, _program, _owner
     own, other = socket.socketpair()
     with _lock, other:
         try:
@@ -138,12 +139,16 @@ def _passed() -> socket.socket:
                 return own
         except OSError:
             pass  # it has gone
+        if _program is not None and _owner == os.getpid():
+            _program.kill()
+            _program.finish()
         _control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with theirs:
             number = theirs.fileno()
             command = forebay("connections.relay", str(number))
             # Not `tied`: the thread that calls first may end before the fork does.
             _program = Child(command, None, exit_with_parent=True, descriptors=[number])
+            _owner = os.getpid()
         socket.send_fds(_control, [b"call"], [other.fileno()])
     return own
 
