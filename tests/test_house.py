@@ -112,7 +112,7 @@ POOLS = {"CancelledError", "Executor", "Future", "ThreadPoolExecutor", "TimeoutE
 ESCAPES = {  # (module, what it imports): why it does no harm that this is the real one in a run
     **{
         ("service.connections.relay", what): "no process of a run is a fork"
-        for what in ("grpc", "os", "socket", "threading")
+        for what in ("grpc", "os", "signal", "socket", "threading")
     },
     ("service.connections.tunnel", "socket"): "no consumer of a run reads through a tunnel",
     ("service.dispatcher.dispatcher", "datetime"): "writes down a time that it is given",

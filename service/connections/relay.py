@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import struct
 import sys
@@ -176,7 +177,9 @@ def _exactly(end: socket.socket, size: int) -> bytes:
 
 
 def _serve(control: socket.socket) -> None:
-    end_with_parent()
+    for number in (signal.SIGINT, signal.SIGTERM):  # for who started it to think of
+        signal.signal(number, signal.SIG_IGN)
+    end_with_parent(lambda: os._exit(0))
     channels: dict[str, grpc.Channel] = {}
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 16, 1)

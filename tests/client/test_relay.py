@@ -50,6 +50,9 @@ def forked():
     environment = pathlib.Path(f"/proc/{first.pid}/environ").read_bytes()
     assert b"FOREBAY_" not in environment, "which is not meant for it"
     assert os.getpgid(first.pid) != os.getpgid(0), "a signal to our group is not for it"
+    first.terminate()
+    assert fetch_dataset(target, dataset_id) == found, "a scheduler tells all processes to end"
+    assert relay._program is first
     first.kill()
     assert fetch_dataset(target, dataset_id) == found, "it is started again"
     assert relay._program.pid != first.pid
