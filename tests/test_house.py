@@ -312,7 +312,7 @@ def test_nobody_starts_what_it_may_not_import() -> None:
     assert excused == STARTS.keys(), "these are no longer started"
 
 
-ONE_DOOR = {  # what is called there alone: connections without TLS and credentials, and processes
+ONE_DOOR: dict[str, set[str]] = {  # what is called there alone: connections without TLS and credentials, and processes
     **{
         call: {"service.connections.grpc_server"}
         for call in ("insecure_channel", "add_insecure_port")
@@ -326,7 +326,7 @@ ONE_DOOR = {  # what is called there alone: connections without TLS and credenti
     "subprocess.run": {"service.pipelines.definitions"},  # of what is `tied`; for its bytes
     "os.fork": {"service.pipelines.python.nursery"},
     **{
-        call: set()
+        call: set[str]()
         for call in ("os.system", "os.popen", "os.posix_spawn", "check_call", "check_output")
     },
 }
