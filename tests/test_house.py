@@ -312,7 +312,8 @@ def test_nobody_starts_what_it_may_not_import() -> None:
     assert excused == STARTS.keys(), "these are no longer started"
 
 
-ONE_DOOR: dict[str, set[str]] = {  # what is called there alone: connections without TLS and credentials, and processes
+# What is called there alone: it makes connections without TLS and credentials, or processes.
+ONE_DOOR: dict[str, set[str]] = {
     **{
         call: {"service.connections.grpc_server"}
         for call in ("insecure_channel", "add_insecure_port")
