@@ -353,7 +353,7 @@ def test_connections_and_processes_are_begun_in_one_place() -> None:
     assert doors == {(call, name) for call, name, _ in found}, "a door is no more"
 
 
-def for_annotations(tree: ast.Module) -> set[str]:
+def for_annotations(tree: ast.Module) -> set[int]:
     """The places of imports for annotations alone, by line."""
     return {
         below.lineno
