@@ -17,6 +17,7 @@ import grpc
 from google.protobuf.message import Message
 
 from ..journal.proto import events_pb2 as ev
+from ..service.connections.grpc_server import connect
 from ..service.errors import ForebayError
 from ..service.proto import forebay_pb2 as fb
 from ..service.proto import graph_pb2 as graph
@@ -44,9 +45,9 @@ Send = Callable[[bytes], bytes]
 def open_channel(address: str) -> grpc.Channel:
     """A channel that notices at once when a dispatcher is there again."""
     backoffs = ("initial", "min", "max")
-    return grpc.insecure_channel(
+    return connect(
         address,
-        options=[
+        [
             ("grpc.max_receive_message_length", -1),
             ("grpc.use_local_subchannel_pool", 1),
             *((f"grpc.{which}_reconnect_backoff_ms", RECONNECT_MS) for which in backoffs),

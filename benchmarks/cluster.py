@@ -30,7 +30,7 @@ SIDES = {
 }
 
 
-class Reader(Responder):
+class ReaderProcess(Responder):
     """A trainer's process, to be asked for readings. Until it is ready it takes a while."""
 
     def __init__(self, module: str, *arguments: object) -> None:
@@ -48,7 +48,7 @@ class Reader(Responder):
         return Reading(**json.loads(self.answer()))
 
 
-class Cluster:
+class BenchmarkCluster:
     """A dispatcher, workers and readers of one side. Readers, if several, share a job."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Cluster:
         self._setting = setting
         self._stack = contextlib.ExitStack()
         self._workers: list[Server] = []
-        self._readers: list[Reader] = []
+        self._readers: list[ReaderProcess] = []
         self._jobs = 0
         own = directory / side.label
         own.mkdir()
@@ -78,10 +78,10 @@ class Cluster:
         for _ in range(len(self._readers), readers):
             self._readers.append(self._stack.enter_context(self._new_reader()))
 
-    def _new_reader(self) -> Reader:
+    def _new_reader(self) -> ReaderProcess:
         side, files = self._side, self._setting.files
         address = self._dispatcher.address
-        return Reader("reader", side.service, address, side.compression, files)
+        return ReaderProcess("reader", side.service, address, side.compression, files)
 
     def wait_until_ready(self) -> None:
         for worker in self._workers:
@@ -130,29 +130,31 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def own_clusters(setting: Setting, name: str, listed: bool = False) -> Iterator[dict[str, Cluster]]:
+def own_clusters(
+    setting: Setting, name: str, listed: bool = False
+) -> Iterator[dict[str, BenchmarkCluster]]:
     """A cluster of each side, of one worker and one reader, for one row alone."""
     with contextlib.ExitStack() as stack:
         directory = setting.directory(name)
         sides = {}
         for side in SIDES:
-            cluster = Cluster(SIDES[side], setting, directory, listed)
+            cluster = BenchmarkCluster(SIDES[side], setting, directory, listed)
             sides[side] = stack.enter_context(contextlib.closing(cluster))
         grow(sides)
         yield sides
 
 
-def shared_clusters(setting: Setting) -> dict[str, Cluster]:
+def shared_clusters(setting: Setting) -> dict[str, BenchmarkCluster]:
     """The same for several rows, one after another: starting processes takes its time."""
     if not setting.shared:
         directory = setting.directory("shared")
         for side in SIDES:
-            setting.shared[side] = Cluster(SIDES[side], setting, directory)
+            setting.shared[side] = BenchmarkCluster(SIDES[side], setting, directory)
         grow(setting.shared)
     return setting.shared
 
 
-def grow(sides: dict[str, Cluster], *, workers: int = 1, readers: int = 1) -> None:
+def grow(sides: dict[str, BenchmarkCluster], *, workers: int = 1, readers: int = 1) -> None:
     """Bring each side to so many workers and readers, all at once, and wait for them."""
     for cluster in sides.values():
         cluster.grow(workers=workers, readers=readers)

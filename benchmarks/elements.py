@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from .cases import TOGETHER
-from .cluster import SIDES, Cluster, grow, own_clusters, shared_clusters
+from .cluster import SIDES, BenchmarkCluster, grow, own_clusters, shared_clusters
 from .contents import FILE_CASES
 from .files import write_records
 from .machine import require
@@ -202,7 +202,7 @@ def _row(row: str, setting: Setting, *kinds: Kind) -> list[Finding]:
     return findings
 
 
-def _read(setting: Setting, sides: dict[str, Cluster], kind: Kind) -> Readings:
+def _read(setting: Setting, sides: dict[str, BenchmarkCluster], kind: Kind) -> Readings:
     return setting.alternate(
         **{
             side: functools.partial(cluster.measure, kind.case, size=kind.size)

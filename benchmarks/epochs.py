@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from .cluster import SIDES, Cluster
+from .cluster import SIDES, BenchmarkCluster
 from .results import Better, Result
 from .setting import Setting
 
@@ -15,7 +15,9 @@ WARM_UP = 100  # epochs, in which what is made once is made
 def epochs(setting: Setting) -> list[Result]:
     """Of ours alone, each a job of its own. One round: it takes minutes."""
     count = 20 if setting.quick else 5_000
-    with contextlib.closing(Cluster(SIDES["ours"], setting, setting.directory("epochs"))) as ours:
+    with contextlib.closing(
+        BenchmarkCluster(SIDES["ours"], setting, setting.directory("epochs"))
+    ) as ours:
         ours.grow(workers=1, readers=1)
         ours.wait_until_ready()
         before = _after(ours, 2 if setting.quick else WARM_UP)
@@ -33,7 +35,7 @@ def epochs(setting: Setting) -> list[Result]:
     ]
 
 
-def _after(cluster: Cluster, count: int) -> float:
+def _after(cluster: BenchmarkCluster, count: int) -> float:
     for _ in range(count):
         cluster.measure("scalars", size=ELEMENTS, seconds=60)
     return cluster.worker_rss_mb()

@@ -11,7 +11,7 @@ import functools
 import itertools
 from collections.abc import Iterator
 
-from .cluster import Cluster, shared_clusters
+from .cluster import BenchmarkCluster, shared_clusters
 from .elements import HOW
 from .results import Better, Finding, Result
 from .setting import Setting
@@ -43,7 +43,7 @@ def first_element(setting: Setting) -> list[Finding]:
     ]
 
 
-def _waits_s(cluster: Cluster, widths: Iterator[int]) -> dict[str, float]:
+def _waits_s(cluster: BenchmarkCluster, widths: Iterator[int]) -> dict[str, float]:
     width = next(widths)
     with cluster.fresh_reader():
         return {

@@ -19,6 +19,7 @@ from typing import Any
 
 import grpc
 
+from ..service.connections.grpc_server import connect_async
 from ..service.proto import forebay_pb2 as fb
 from .calls import FOREBAY, TIMEOUT_S, Caller, begin_tasks
 from .machine import process_cpu_s
@@ -113,7 +114,7 @@ class Fleet:
 
 
 async def serve(dispatcher: str) -> None:
-    async with grpc.aio.insecure_channel(dispatcher) as channel:
+    async with connect_async(dispatcher) as channel:
         workers = Fleet(channel)
         while line := await asyncio.to_thread(sys.stdin.readline):
             print(json.dumps(await workers.work(**json.loads(line))), flush=True)

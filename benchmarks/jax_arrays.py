@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from .cluster import SIDES, Cluster
+from .cluster import SIDES, BenchmarkCluster
 from .machine import require
 from .results import Better, Costs, Finding, Result
 from .setting import Setting
@@ -17,7 +17,7 @@ LEAST = 0.9
 def jax(setting: Setting) -> list[Finding]:
     """Batches are registered as such, of 32 images each."""
     require("jax")
-    cluster = Cluster(SIDES["ours"], setting, setting.directory("jax"))
+    cluster = BenchmarkCluster(SIDES["ours"], setting, setting.directory("jax"))
     try:
         cluster.grow(workers=1, readers=1)
         cluster.wait_until_ready()

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 
-from .cluster import Cluster, shared_clusters
+from .cluster import BenchmarkCluster, shared_clusters
 from .results import Better, Finding, Result
 from .servers import Responder, Server
 from .setting import Setting
@@ -56,7 +56,7 @@ def loopback(setting: Setting) -> list[Finding]:
     ]
 
 
-def _mb_per_s(cluster: Cluster, case: str) -> float:
+def _mb_per_s(cluster: BenchmarkCluster, case: str) -> float:
     return cluster.measure(case).mb_per_s
 
 

@@ -14,7 +14,7 @@ import functools
 import importlib.util
 from collections.abc import Callable
 
-from .cluster import SIDES, Reader, shared_clusters
+from .cluster import SIDES, ReaderProcess, shared_clusters
 from .contents import FILE_CASES, READ
 from .results import Feeding, Finding, Reading
 from .setting import Setting
@@ -88,17 +88,19 @@ def file_row(row: str, setting: Setting) -> list[Finding]:
     return findings
 
 
-def _loaders(setting: Setting) -> dict[str, Reader]:
+def _loaders(setting: Setting) -> dict[str, ReaderProcess]:
     """Processes that read without a service, for several rows."""
     if not setting.loaders:
         for library in ("tensorflow", *sorted(installed())):
-            setting.loaders[library] = Reader("loaders", library, setting.files)
+            setting.loaders[library] = ReaderProcess("loaders", library, setting.files)
         for loader in setting.loaders.values():
             loader.wait_until_ready()
     return setting.loaders
 
 
-def _measure(loader: Reader, way: str, row: str, warm_up_s: float, seconds: float) -> Reading:
+def _measure(
+    loader: ReaderProcess, way: str, row: str, warm_up_s: float, seconds: float
+) -> Reading:
     how = {"warm_up_s": warm_up_s, "seconds": seconds}
     loader.ask({"way": way, "row": row, **how})
     return loader.reading()

@@ -93,7 +93,7 @@ WARM_UP_S = 0.5
 
 
 @dataclass(kw_only=True)
-class Report:
+class BenchmarkReport:
     """All that a run found, as far as it has come."""
 
     started: str
@@ -140,7 +140,7 @@ def run(
     quick: bool,
     directory: str,
     progress: Callable[[str], None],
-) -> Report:
+) -> BenchmarkReport:
     """Measure these rows, or all if there are none; `progress` is told which one it is at.
 
     A row that fails, because something is missing or has ended that should not have, is said to
@@ -169,7 +169,7 @@ def run(
             seconds=QUICK_SECONDS if quick else SECONDS,
             warm_up_s=QUICK_SECONDS if quick else WARM_UP_S,
         )
-        report = Report(
+        report = BenchmarkReport(
             started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             quick=quick,
             rounds=setting.rounds,
@@ -196,7 +196,7 @@ def run(
     return report
 
 
-def write(report: Report, file: pathlib.Path) -> None:
+def write(report: BenchmarkReport, file: pathlib.Path) -> None:
     """Write its JSON. Raises ForebayError if that cannot be."""
     text = json.dumps(report.as_json(), indent=1, ensure_ascii=False) + "\n"
     try:

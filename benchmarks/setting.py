@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from .machine import calibrate
 
 if TYPE_CHECKING:
-    from .cluster import Cluster, Reader
+    from .cluster import BenchmarkCluster, ReaderProcess
 
 Figure = TypeVar("Figure")
 
@@ -27,8 +27,10 @@ class Setting:
     seconds: float  # of each measurement that has no size of its own
     warm_up_s: float  # before that
     calibrations_ms: list[float] = field(default_factory=list)  # one a round, of all rows
-    shared: dict[str, Cluster] = field(default_factory=dict)  # by side; cluster.py fills it
-    loaders: dict[str, Reader] = field(default_factory=dict)  # by library; real_files.py too
+    shared: dict[str, BenchmarkCluster] = field(
+        default_factory=dict
+    )  # by side; cluster.py fills it
+    loaders: dict[str, ReaderProcess] = field(default_factory=dict)  # by library; real_files.py too
 
     @functools.cached_property
     def files(self) -> pathlib.Path:

@@ -11,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from .results import Costs, Curve, Feeding, Result
-from .run import Report
+from .run import BenchmarkReport
 
 CURVE_WIDTH = 90
 
 
-def render(report: Report) -> RenderableType:
+def render(report: BenchmarkReport) -> RenderableType:
     """All of it; figures are medians of the rounds, with the least and the most below."""
     parts: list[RenderableType] = []
     if results := report.results():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 
-from .cluster import Cluster, grow, own_clusters
+from .cluster import BenchmarkCluster, grow, own_clusters
 from .machine import require
 from .photographs import write_photographs
 from .results import Better, Finding, Result
@@ -60,5 +60,5 @@ def trainers(setting: Setting) -> list[Finding]:
     ]
 
 
-def _rate(cluster: Cluster, trainers: int) -> float:
+def _rate(cluster: BenchmarkCluster, trainers: int) -> float:
     return cluster.measure(CASE, trainers=trainers).elements_per_s

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from .errors import AddressInUse
 
@@ -138,8 +138,12 @@ class Child(subprocess.Popen[str]):
         return code
 
 
-def end_with_parent() -> None:
-    """From now on: SIGTERM for this process, once its parent has ended.
+def _terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def end_with_parent(end: Callable[[], object] = _terminate) -> None:
+    """From now on: SIGTERM for this process, once its parent has ended; or `end` is called then.
 
     That shows as the end of its standard input, of which its parent holds the other end; on
     Linux also if somebody else has that, too, such as a process that the parent has forked.
@@ -151,7 +155,7 @@ def end_with_parent() -> None:
     def watch() -> None:
         while 0 in select.select(ends, [], [])[0] and os.read(0, 4096):
             pass
-        os.kill(os.getpid(), signal.SIGTERM)
+        end()
 
     threading.Thread(target=watch, name="forebay-parent-watch", daemon=True).start()
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
+import functools
+import graphlib
 import os
 import pathlib
 import re
@@ -40,7 +43,9 @@ LAYERS: dict[str, set[str]] = {
     "service.proto": {"journal.proto"},
     LOOSE: WORDS,
     "service.core": {"journal", "storage", "service.errors"},
-    "service.connections": {"service.errors", "service.proto", "journal.proto"},
+    "service.connections": {
+        *("service.errors", "service.processes", "service.proto", "journal.proto")
+    },
     "service.dispatcher": {
         *("service.core", "service.connections.grpc_server", "service.proto"),
         "service.pipelines.definitions",
@@ -84,6 +89,12 @@ LAYERS: dict[str, set[str]] = {
 # Packages that nobody knows but the package that they are in.
 INNER = {"storage.local", "storage.redis"}
 
+# Who knows TensorFlow's graphs, and what else is said in its messages.
+GRAPHS = {
+    *("service.pipelines.tf_data", "service.pipelines.python.inferred"),  # an element_spec
+    *("service.materialized.records", "benchmarks.calls"),  # tensors, and a graph that nobody runs
+}
+
 # The core is pure: no clock, no random, no I/O. So it names what it may import.
 PURE = {
     *("__future__", "abc", "base64", "bisect", "collections", "copy", "dataclasses", "enum"),
@@ -101,7 +112,7 @@ POOLS = {"CancelledError", "Executor", "Future", "ThreadPoolExecutor", "TimeoutE
 ESCAPES = {  # (module, what it imports): why it does no harm that this is the real one in a run
     **{
         ("service.connections.relay", what): "no process of a run is a fork"
-        for what in ("grpc", "os", "signal", "socket", "subprocess", "threading")
+        for what in ("grpc", "os", "signal", "socket", "threading")
     },
     ("service.connections.tunnel", "socket"): "no consumer of a run reads through a tunnel",
     ("service.dispatcher.dispatcher", "datetime"): "writes down a time that it is given",
@@ -121,13 +132,15 @@ ESCAPES = {  # (module, what it imports): why it does no harm that this is the r
     ("storage.local.durable", "fcntl"): "takes a lock or not, at once, of files that are real",
 }
 HEAVY = {"tensorflow", "keras", "apache_beam"}
+PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}  # which run code as they are read
 BANNED: dict[str, set[str]] = {  # not even lazily
-    "storage": HEAVY | {"grpc"},
+    "storage": HEAVY | PICKLES | {"grpc"},
     "storage.local": {"redis"},
-    "journal": HEAVY | {"grpc", "redis"},
+    "journal": HEAVY | PICKLES | {"grpc", "redis"},
     "service": {"redis"},
     "service.connections": HEAVY,
-    "service.dispatcher": HEAVY,
+    "service.dispatcher": HEAVY | PICKLES,
+    "service.pipelines.definitions": HEAVY | PICKLES,
     "service.delivery": HEAVY | {"grpc"},
     "service.trainers.context": HEAVY | {"grpc"},
     "service.trainers.in_step": HEAVY | {"torch"},
@@ -151,6 +164,7 @@ class Import:
     where: str
 
 
+@functools.cache
 def read(path: pathlib.Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
@@ -220,6 +234,9 @@ def test_imports_point_one_way() -> None:
             outer = inner.rpartition(".")[0]
             if not within(i.importer, outer):
                 wrong.append(f"{i.where}: only {outer} itself may import {i.imported}")
+        graphs = i.imported == "service.proto.graph_pb2"
+        if graphs and not any(within(i.importer, one) for one in GRAPHS):
+            wrong.append(f"{i.where}: only {sorted(GRAPHS)} may import {i.imported}")
     report(wrong)
 
 
@@ -252,6 +269,153 @@ def test_nothing_is_imported_under_a_second_name() -> None:
                 if not i.ours and i.imported.partition(".")[0] in PACKAGES
             ]
     report(wrong)
+
+
+STARTS = {  # (who starts, a module that its layer may not import): why it may, as a process
+    **{
+        (who, "service.cli"): "as a user starts it: a command's options, log and end are its own"
+        for who in ("service.servers", "service.chaos.cluster")
+    },
+}
+
+
+def started_by(name: str, tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """The modules that it names as programs (`forebay("cli")`, "forebay.service.cli"), by line."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Name("forebay") | ast.Attribute(attr="forebay"),
+                args=[ast.Constant(str(module)), *_],
+            ):
+                started = f"service.{module}"
+            case ast.Constant(str(text)) if text.startswith("forebay."):
+                started = text.removeprefix("forebay.")
+            case _:
+                continue
+        if started in MODULES or f"{started}.__init__" in MODULES:
+            yield started, node.lineno
+
+
+def test_nobody_starts_what_it_may_not_import() -> None:
+    wrong, excused = [], set()
+    for name, path in HANDWRITTEN.items():
+        allowed = {layer_of(name), *LAYERS[layer_of(name)]}
+        for started, line in started_by(name, read(path)):
+            if layer_of(started) in allowed or any(within(started, a) for a in allowed):
+                continue
+            if (name, started) in STARTS:
+                excused.add((name, started))
+            else:
+                where = f"{path.relative_to(ROOT)}:{line}"
+                wrong.append(f"{where}: {layer_of(name)} may not import {started}, nor start it")
+    report(wrong)
+    assert excused == STARTS.keys(), "these are no longer started"
+
+
+# What is called there alone: it makes connections without TLS and credentials, or processes.
+ONE_DOOR: dict[str, set[str]] = {
+    **{
+        call: {"service.connections.grpc_server"}
+        for call in ("insecure_channel", "add_insecure_port")
+    },
+    "socket.create_connection": {"service.transport.dial", "benchmarks.loopback"},
+    "socket.create_server": {"benchmarks.loopback"},
+    "listen": {"service.transport.server", "service.chaos.proxy"},
+    "asyncio.open_connection": {"service.chaos.proxy"},
+    "asyncio.start_server": {"service.chaos.proxy"},
+    "Popen": {"service.processes"},
+    "subprocess.run": {"service.pipelines.definitions"},  # of what is `tied`; for its bytes
+    "os.fork": {"service.pipelines.python.nursery"},
+    **{
+        call: set[str]()
+        for call in ("os.system", "os.popen", "os.posix_spawn", "check_call", "check_output")
+    },
+}
+
+
+def test_connections_and_processes_are_begun_in_one_place() -> None:
+    found = [
+        (call, name, f"{path.relative_to(ROOT)}:{node.lineno}")
+        for name, path in HANDWRITTEN.items()
+        for node in ast.walk(read(path))
+        if isinstance(node, ast.Attribute)
+        for call in ONE_DOOR
+        if call.endswith(node.attr) and f".{ast.unparse(node)}".endswith(f".{call}")
+    ]
+    report(
+        [
+            f"{where}: {call} is for {sorted(ONE_DOOR[call])} alone"
+            for call, name, where in found
+            if name not in ONE_DOOR[call]
+        ]
+    )
+    doors = {(call, name) for call, names in ONE_DOOR.items() for name in names}
+    assert doors == {(call, name) for call, name, _ in found}, "a door is no more"
+
+
+def for_annotations(tree: ast.Module) -> set[int]:
+    """The places of imports for annotations alone, by line."""
+    return {
+        below.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for below in ast.walk(node)
+        if isinstance(below, ast.ImportFrom)
+    }
+
+
+def test_the_topics_of_a_package_make_no_circle() -> None:
+    """Of a package of packages the modules right in it, and each package below it."""
+    needs: dict[str, set[str]] = {name: set() for name in HANDWRITTEN}
+    unread = {name: for_annotations(read(path)) for name, path in HANDWRITTEN.items()}
+    for i in IMPORTS:
+        imported = i.imported if i.imported in MODULES else f"{i.imported}.__init__"
+        line = int(i.where.rpartition(":")[2])
+        if i.ours and imported in needs and line not in unread[i.importer]:
+            needs[i.importer].add(imported)
+    wrong = []
+    for package in {name.rpartition(".")[0] for name in HANDWRITTEN}:
+        inner = {
+            name: {other for other in needs[name] - {name} if within(other, package)}
+            for name in needs
+            if within(name, package)
+        }
+        try:
+            graphlib.TopologicalSorter(inner).prepare()
+        except graphlib.CycleError as error:
+            wrong.append(f"{package}: {' needs '.join(error.args[1])}")
+    report(wrong)
+
+
+TWICE = {  # a class of the product that stands in two modules: why it may
+    "Consumer": "the reader, and what the state has of it",
+    "Worker": "the worker, what the state has of it, and what chaos reads of it in a journal",
+    "Lease": "what the state has of it, and what chaos reads of it in a journal",
+    "Job": "what the state has of it, and how a training process reads it",
+    "Run": "one of a pipeline, and the instruction to a Python dataset's process to begin one",
+    "Place": "a shard's in the list of workers, and an element's in its split",
+    "Failed": "what a function's process raises, and the same as the worker receives it",
+    "Ended": "a message: in each module of what its own state machine, or its record, is about",
+    "Scan": "the same of each storage",
+    "ServiceDataset": "the face for each framework",
+}
+
+
+def test_no_name_stands_for_two_things() -> None:
+    modules = collections.defaultdict(list)
+    for name, path in HANDWRITTEN.items():
+        for node in read(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules[node.name].append(name)
+    twice = {name: where for name, where in modules.items() if len(where) > 1}
+    report(
+        [
+            f"{name} is a class of {' and of '.join(where)}: one thing, one name"
+            for name, where in twice.items()
+            if name not in TWICE
+        ]
+    )
+    assert twice.keys() == TWICE.keys(), "these are no longer twice"
 
 
 def at_import(node: ast.AST) -> Iterator[ast.AST]:
@@ -376,7 +540,7 @@ def test_an_escape_is_found(code: str, wrong: str) -> None:
     [
         ("forebay.storage", HEAVY | {"grpc", "redis"}),
         ("forebay.service", HEAVY),
-        ("forebay.service.dispatcher", HEAVY),
+        ("forebay.service.dispatcher.server", HEAVY | {"cloudpickle"}),
         ("forebay.service.transport", HEAVY | {"grpc"}),
         ("forebay.service.client", {"forebay.service.core", "forebay.service.dispatcher"}),
         ("forebay.service.worker", {"forebay.service.core", "forebay.service.dispatcher"}),

@@ -39,7 +39,7 @@ from .plan import Fault
 from .proxy import Proxies
 from .records import Joined, Record, Started, read_records
 from .saves import Saved
-from .trainer import CREDIT_BYTES, Task
+from .trainer import CREDIT_BYTES, TrainerTask
 
 ELEMENT_S = 0.004
 """How long a worker takes to make an element."""
@@ -97,7 +97,7 @@ class Options(msgspec.Struct, frozen=True):
         return counts | own.get(self.storage, {})
 
 
-class Done(msgspec.Struct, frozen=True):
+class DoneFault(msgspec.Struct, frozen=True):
     """A fault that was due. `name` is the process that it hit; None: there was none to hit."""
 
     fault: Fault
@@ -128,7 +128,7 @@ class Cluster:
         self._journal = directory / "journal"
         self._proxies = Proxies()
         self.members: dict[str, list[Member]] = {}
-        self.done: list[Done] = []
+        self.done: list[DoneFault] = []
         self.emptied: list[pathlib.Path] = []  # journals that were begun on an empty storage
         self.storage = self._make_storage()
         self._ports = [free_port() for _ in range(options.dispatchers)]
@@ -203,7 +203,7 @@ class Cluster:
     def _trainer(self, number: int, dataset_id: str) -> Callable[[str], list[str]]:
         options = self._options
         pace_s = SLOW * ELEMENT_S * options.trainers / options.workers
-        task = Task(
+        task = TrainerTask(
             name="",
             service=self.service,
             dataset_id=dataset_id,
@@ -231,7 +231,7 @@ class Cluster:
         def command(name: str) -> list[str]:
             records = str(self._directory / name)
             ids = (dataset_id, endless_id, python_id)
-            task = crowd.Task(name, self.service, *ids, records)
+            task = crowd.CrowdTask(name, self.service, *ids, records)
             return forebay("chaos.crowd", msgspec.json.encode(task).decode())
 
         return command
@@ -339,7 +339,7 @@ class Cluster:
             if hits:
                 self._empty_storage(fault.lasts_s)
             name = "storage" if hits else None
-            self.done.append(Done(fault, at_s, at_ms, name, time.monotonic()))
+            self.done.append(DoneFault(fault, at_s, at_ms, name, time.monotonic()))
             return
         member = self.members[fault.role][fault.number]
         proxy = f"{fault.role}{fault.number}"
@@ -375,7 +375,7 @@ class Cluster:
             case _:
                 raise AssertionError(f"no such fault: {fault}")
         name = member.life.name if able else None
-        self.done.append(Done(fault, at_s, at_ms, name, at_s + fault.lasts_s))
+        self.done.append(DoneFault(fault, at_s, at_ms, name, at_s + fault.lasts_s))
 
     def _may_empty_storage(self) -> bool:
         """Everybody has to know the journal that goes away."""

@@ -32,7 +32,7 @@ PYTHON_READERS = 2
 ELEMENTS = 50
 
 
-class Task(msgspec.Struct, frozen=True):
+class CrowdTask(msgspec.Struct, frozen=True):
     """What a crowd's process is told."""
 
     name: str  # of the process
@@ -55,7 +55,7 @@ def records_of(directory: pathlib.Path, reader: int) -> pathlib.Path:
     return directory / f"reader{reader}.records"
 
 
-def main(task: Task) -> None:
+def main(task: CrowdTask) -> None:
     directory = pathlib.Path(task.records)
     directory.mkdir()
     with ThreadPoolExecutor(READERS + PYTHON_READERS + len(MODES) + 1) as pool:
@@ -70,7 +70,7 @@ def main(task: Task) -> None:
             other.result()
 
 
-def _read(task: Task, reader: int) -> None:
+def _read(task: CrowdTask, reader: int) -> None:
     recorder = Recorder(records_of(pathlib.Path(task.records), reader))
     recorder.add(Started(task.name, time.monotonic()))
     dispatcher = DispatcherClient(task.service)
@@ -91,4 +91,4 @@ def _read(task: Task, reader: int) -> None:
 
 
 if __name__ == "__main__":
-    main(msgspec.json.decode(sys.argv[1], type=Task))
+    main(msgspec.json.decode(sys.argv[1], type=CrowdTask))

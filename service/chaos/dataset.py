@@ -13,11 +13,11 @@ import pathlib
 import sys
 
 from . import crowd, saves
+from .function import PAYLOAD_LENGTH
 
 PASSES = 4
 """So that what is handed back near a pass's end is leased again in the next one."""
 
-PAYLOAD_LENGTH = 2048
 ELEMENT_BYTES = 8 * (1 + PAYLOAD_LENGTH)
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .dataset import PAYLOAD_LENGTH
+PAYLOAD_LENGTH = 2048
+"""Of every dataset of chaos."""
 
 KILLED = 0.2
 """Of its calls."""

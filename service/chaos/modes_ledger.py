@@ -32,7 +32,7 @@ LINGERS_S = 15.0
 
 
 @dataclass
-class Visit:
+class ReaderVisit:
     """Of a reader: what it got since it joined, as (task, id)."""
 
     joined_s: float
@@ -82,12 +82,12 @@ def check_saved(name: str, saved: Saved | None) -> Verdict:
     return verdict
 
 
-def _visits(records: Iterable[Record], verdict: Verdict) -> list[Visit]:
-    visits: list[Visit] = []
+def _visits(records: Iterable[Record], verdict: Verdict) -> list[ReaderVisit]:
+    visits: list[ReaderVisit] = []
     for record in records:
         match record:
             case Joined():
-                visits.append(Visit(record.at_s))
+                visits.append(ReaderVisit(record.at_s))
                 continue
             case Got():
                 visits[-1].got += [(record.task_id, i) for i in record.ids]
@@ -101,7 +101,7 @@ def _visits(records: Iterable[Record], verdict: Verdict) -> list[Visit]:
     return visits
 
 
-def _check_rounds(readers: list[list[Visit]], lives: Mapping[str, Life]) -> list[str]:
+def _check_rounds(readers: list[list[ReaderVisit]], lives: Mapping[str, Life]) -> list[str]:
     found = []
     of = len(readers)
     for attempt, together in enumerate(zip(*readers, strict=False)):
@@ -139,7 +139,7 @@ def _was_hit(lives: Mapping[str, Life], since_s: float, until_s: float) -> bool:
     return any(at_s is not None and since_s <= at_s <= until_s for at_s in moments)
 
 
-def _check_cached(readers: list[list[Visit]], history: History) -> list[str]:
+def _check_cached(readers: list[list[ReaderVisit]], history: History) -> list[str]:
     found = []
     for number, reader in enumerate(readers):
         of_task: defaultdict[int, list[int]] = defaultdict(list)
@@ -157,7 +157,7 @@ def _check_cached(readers: list[list[Visit]], history: History) -> list[str]:
 
 
 def _check_static(
-    readers: list[list[Visit]], history: History, name: str, elements: int
+    readers: list[list[ReaderVisit]], history: History, name: str, elements: int
 ) -> list[str]:
     found = []
     counts = Counter(one for reader in readers for visit in reader for one in visit.got)

@@ -6,7 +6,7 @@ import pathlib
 from typing import Any
 
 from ..errors import ForebayError
-from .report import Report
+from .report import ChaosReport
 
 COLOURS = {"dispatcher": "tab:red", "worker": "tab:blue", "trainer": "tab:green",
            "redis": "tab:purple", "storage": "tab:brown", "crowd": "tab:orange"}  # fmt: skip
@@ -14,7 +14,7 @@ LINES: dict[str, Any] = {"kill": "-", "terminate": "--", "pause": "-.", "start":
 CONNECTIONS: Any = ":"  # faults of connections
 
 
-def write_plot(report: Report, path: pathlib.Path) -> None:
+def write_plot(report: ChaosReport, path: pathlib.Path) -> None:
     """Write a PNG. Raises ForebayError without matplotlib, or if it cannot be written."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from .cluster import Done
+from .cluster import DoneFault
 from .records import Got, Record, Started, Worked
 
 WINDOW_S = 3.0
@@ -83,7 +83,7 @@ def deliveries(trainers: Sequence[Iterable[Record]]) -> Deliveries:
     return dict(found)
 
 
-def wait_after(done: Done, got: Deliveries) -> Wait | None:
+def wait_after(done: DoneFault, got: Deliveries) -> Wait | None:
     """The wait after a fault; None if no other trainer got anything before it and after it."""
     waits = []
     for name, blocks in got.items():
@@ -98,7 +98,7 @@ def wait_after(done: Done, got: Deliveries) -> Wait | None:
 
 
 def waits_by_kind(
-    kinds: Iterable[tuple[str, Done]],
+    kinds: Iterable[tuple[str, DoneFault]],
     got: Deliveries,
     no_worker_s: Sequence[tuple[float, float]] = (),
 ) -> dict[str, Waits]:
@@ -124,7 +124,7 @@ def waits_by_kind(
     }
 
 
-def _stops_others(kind: str, done: Done) -> bool:
+def _stops_others(kind: str, done: DoneFault) -> bool:
     """While it lasts, trainers that it does not hit may have to wait: it is not one of theirs, nor
     of a dispatcher that only stands by."""
     return (

@@ -11,7 +11,7 @@ import msgspec
 
 from ...journal import decode, verify
 from ...storage import open_storage
-from .cluster import LOST_WITH_A_TRAINER, Cluster, Done, Options
+from .cluster import LOST_WITH_A_TRAINER, Cluster, DoneFault, Options
 from .crowd import ELEMENTS as CROWD_ELEMENTS
 from .crowd import PYTHON_READERS, READERS, job_of
 from .dataset import PASSES
@@ -32,7 +32,7 @@ class Hit(msgspec.Struct, frozen=True):
     name: str  # of the process
 
 
-class Report(msgspec.Struct):
+class ChaosReport(msgspec.Struct):
     """What a run of chaos found."""
 
     options: Options
@@ -57,7 +57,7 @@ class Report(msgspec.Struct):
         return not self.verdict.broken
 
 
-def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) -> Report:
+def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) -> ChaosReport:
     """Check everything, once no dispatcher runs any more. Storage must be readable."""
     elsewhere = [kind for path in cluster.emptied for kind in decided(path)]
     storage = open_storage(cluster.storage)
@@ -112,7 +112,7 @@ def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) ->
     no_worker_s = [(a / 1000 - wall_s, b / 1000 - wall_s) for a, b in history.no_worker_ms]
     kinds = [(_kind(done, cluster, history), done) for done in cluster.done]
     done = [(kind, done) for kind, done in kinds if done.name is not None]
-    return Report(
+    return ChaosReport(
         options=options,
         faults_s=round(ended_s - began_s, 1),
         hits=[Hit(round(d.at_s - began_s, 2), kind, d.name or "") for kind, d in done],
@@ -154,7 +154,7 @@ def _crowds(crowds: dict[str, Verdict]) -> str:
     return "\n".join([whole, *allowed])
 
 
-def _kind(done: Done, cluster: Cluster, history: History) -> str:
+def _kind(done: DoneFault, cluster: Cluster, history: History) -> str:
     """The fault's kind; of several dispatchers it matters which one led."""
     fault = done.fault
     if fault.role != "dispatcher" or len(cluster.addresses) == 1:
@@ -163,7 +163,7 @@ def _kind(done: Done, cluster: Cluster, history: History) -> str:
     return f"{fault.action} {'leader' if leads else 'standby'}"
 
 
-def render(report: Report) -> Any:
+def render(report: ChaosReport) -> Any:
     """The report as something that rich prints."""
     from rich.console import Group
     from rich.table import Table

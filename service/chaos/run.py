@@ -10,13 +10,13 @@ from ...storage import open_storage
 from ..errors import InvalidArgument
 from .cluster import SETTLE_S, Cluster, Options
 from .plan import Fault, make_plan
-from .report import Report, judge
+from .report import ChaosReport, judge
 
 Tell = Callable[[str], None]
 """Called with what happens, in words, as it happens."""
 
 
-def run_chaos(options: Options, directory: Path, tell: Tell = lambda _: None) -> Report:
+def run_chaos(options: Options, directory: Path, tell: Tell = lambda _: None) -> ChaosReport:
     """Run it, with everything that it writes in `directory`. Use the main thread.
 
     When it returns or raises, no process of it is left. Raises ForebayError if the cluster

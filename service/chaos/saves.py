@@ -6,7 +6,6 @@ Once the run is over another process, with TensorFlow, reads it back: `saved` st
 from __future__ import annotations
 
 import pathlib
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ..connections.dispatcher_client import DispatcherClient
-from ..processes import forebay, tail
+from ..processes import Child, forebay, tail
 from ..proto import forebay_pb2 as pb
 from ..save_files import DONE, ERROR
 
@@ -62,9 +61,7 @@ def saved(paths: Mapping[str, pathlib.Path], directory: pathlib.Path) -> dict[st
         return {}
     answer, log = directory / "saved", directory / "saved.log"
     asked = msgspec.json.encode(done).decode()
-    with log.open("wb") as errors:
-        run = subprocess.run(forebay("chaos.saves", asked, str(answer)), stderr=errors)
-    if run.returncode:
+    if Child(forebay("chaos.saves", asked, str(answer)), log).finish():
         raise ValueError(f"what was saved cannot be read: {tail(log, 3)}")
     return msgspec.json.decode(answer.read_bytes(), type=dict[str, Saved])
 

@@ -34,7 +34,7 @@ _leave: list[int] = []
 """Signals to leave the epoch. No event: a handler cannot set one that its thread clears."""
 
 
-class Task(msgspec.Struct, frozen=True):
+class TrainerTask(msgspec.Struct, frozen=True):
     """What a trainer process is told."""
 
     name: str  # of the process
@@ -45,7 +45,7 @@ class Task(msgspec.Struct, frozen=True):
     pace_s: float  # for an element, in epochs of taking its time
 
 
-def main(task: Task) -> None:
+def main(task: TrainerTask) -> None:
     path = pathlib.Path(task.records)
     epoch = next_epoch(list(read_records(path)))
     recorder = Recorder(path)
@@ -129,4 +129,4 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGUSR1, _cut_connections)
     signal.signal(signal.SIGUSR2, lambda number, _: _leave.append(number))
-    main(msgspec.json.decode(sys.argv[1], type=Task))
+    main(msgspec.json.decode(sys.argv[1], type=TrainerTask))

@@ -14,7 +14,7 @@ import typer
 from ..errors import ForebayError
 
 if TYPE_CHECKING:
-    from ..chaos.report import Report
+    from ..chaos.report import ChaosReport
 
 ONLY = typer.Option(
     [], help='A kind of fault, such as "kill worker"; repeatable. By default, all.',
@@ -117,7 +117,7 @@ def _make_directory(out: str) -> pathlib.Path:
     return pathlib.Path(out)
 
 
-def _write(report: Report, json_file: str, plot: str) -> None:
+def _write(report: ChaosReport, json_file: str, plot: str) -> None:
     import msgspec
 
     from ..chaos.plot import write_plot

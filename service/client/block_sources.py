@@ -22,20 +22,20 @@ DROPPED = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class BlockSource:
     """`keeps` has to live for as long as anybody opens its blocks."""
 
     open_blocks: Callable[[], Any]
     keeps: Any = None
 
 
-class Sources:
+class BlockSources:
     """Sources by number. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._sources: dict[int, Source] = {}
+        self._sources: dict[int, BlockSource] = {}
         self._dropped: dict[int, None] = {}  # the one that was used longest ago comes first
         # Added to at any moment, wherever a thread collects garbage: also where it holds the lock.
         self._just_dropped: collections.deque[int] = collections.deque()
@@ -43,7 +43,7 @@ class Sources:
     def __len__(self) -> int:
         return len(self._sources)
 
-    def add(self, source: Source) -> int:
+    def add(self, source: BlockSource) -> int:
         """Its number from now on. It is kept."""
         with self._lock:
             number = next(self._numbers)
@@ -58,7 +58,7 @@ class Sources:
         else:
             weakref.finalize(owner, self._just_dropped.append, number).atexit = False
 
-    def use(self, number: int) -> Source:
+    def use(self, number: int) -> BlockSource:
         """Raises FailedPrecondition if it was forgotten."""
         with self._lock:
             self._forget_some()

@@ -51,7 +51,7 @@ from ..pipelines.tf_data.transformations import (
     unbatched,
     until_stopped,
 )
-from .block_sources import Source, Sources
+from .block_sources import BlockSource, BlockSources
 
 SLICED_BYTES = 4 << 10  # elements that are worth a slice of their block instead of a copy
 
@@ -73,7 +73,7 @@ class BlockIterator(Protocol):
 
 def number_of(open_blocks: Callable[[], BlockIterator], *, kept: bool) -> int:
     """What stands for it in graphs: from now on if it is `kept`, else until many others came."""
-    number = _sources.add(Source(open_blocks))
+    number = _sources.add(BlockSource(open_blocks))
     if not kept:
         _sources.drop_with(number, None)
     return number
@@ -104,7 +104,7 @@ def dataset_of_blocks(
     if not tf.executing_eagerly():  # the functions are the user's, which says what becomes of them
         number: Any = open_blocks
         if callable(open_blocks):
-            number = _sources.add(Source(open_blocks))
+            number = _sources.add(BlockSource(open_blocks))
             _sources.drop_with(number, _outermost_function())
         built = _Maker(element_spec, compressed, cardinality, options).built(number)
         return kind(built, element_spec, cardinality)
@@ -117,13 +117,13 @@ def dataset_of_blocks(
         _makers[key] = maker
         if len(_makers) > MAKERS:
             del _makers[next(iter(_makers))]
-        number = _sources.add(Source(open_blocks, maker))
+        number = _sources.add(BlockSource(open_blocks, maker))
         dataset = kind(maker.make(number), element_spec, cardinality)
     _sources.drop_with(number, dataset)
     return dataset
 
 
-_sources = Sources()
+_sources = BlockSources()
 """What opens the blocks of a dataset."""
 
 _makers: dict[Any, _Maker] = {}
@@ -344,7 +344,7 @@ def _opening(
     return traced(items, number)
 
 
-_under_way: dict[int, tuple[Generator[Block, None, None], Source]] = {}
+_under_way: dict[int, tuple[Generator[Block, None, None], BlockSource]] = {}
 """The blocks of each iteration, by its number; with all that it needs to its end."""
 
 _iterations = itertools.count()
@@ -365,7 +365,7 @@ def _end(iteration: Any) -> Any:
     return np.int64(0)
 
 
-def _blocks_of(source: Source) -> Generator[Block, None, None]:
+def _blocks_of(source: BlockSource) -> Generator[Block, None, None]:
     with closing(source.open_blocks()) as blocks, _as_tensorflows_errors():
         yield from blocks
 

@@ -22,7 +22,7 @@ from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument, Unavailable, Unimplemented, error_of_status
 from ..proto import forebay_pb2 as pb
 from . import relay
-from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, is_address
+from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, connect, is_address
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class DispatcherClient:
         if relay.is_needed():
             return relay.RelayedChannel(self._address)
         relay.grpc_is_used()
-        return grpc.insecure_channel(self._address, options=self._options)
+        return connect(self._address, self._options)
 
     def call(
         self,

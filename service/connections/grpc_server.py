@@ -1,5 +1,8 @@
 """gRPC without generated stubs: a service is a table of its methods.
 
+Every channel is made here (`connect`), and every port bound: what a connection is to be encrypted
+and authorized with has these doors, and the data plane's sockets.
+
 Messages are parsed and written here rather than in gRPC's hooks, where a malformed request
 would surface as a bug of the server.
 """
@@ -8,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -82,6 +85,16 @@ def told_address(address: str, bound: str, option: str = "--address") -> str:
             f"host: say the one that they reach it at, {option} HOST:%port%"
         )
     return told
+
+
+def connect(address: str, options: Sequence[tuple[str, Any]] = CHANNEL_OPTIONS) -> grpc.Channel:
+    """A channel to a dispatcher or a worker, for blocking calls."""
+    return grpc.insecure_channel(address, options=options)
+
+
+def connect_async(address: str) -> grpc.aio.Channel:
+    """The same for a coroutine's calls."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
 def bind(server: Any, host: str, port: int) -> str:

@@ -15,7 +15,6 @@ import os
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -23,7 +22,8 @@ from typing import Any
 
 import grpc
 
-from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY
+from ..processes import Child, end_with_parent, forebay
+from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, connect
 
 _LENGTH = struct.Struct("<Q")
 
@@ -33,7 +33,8 @@ LATER_S = 5.0
 _used = False
 _is_needed = False
 _control: socket.socket | None = None  # of the program
-_program: subprocess.Popen[bytes] | None = None
+_program: Child | None = None
+_owner = 0  # the process that started it
 _lock = threading.Lock()
 
 
@@ -59,7 +60,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Failed(grpc.RpcError):
+class RelayedError(grpc.RpcError):
     """As gRPC's own errors of calls."""
 
     def __init__(self, code: grpc.StatusCode, details: str, leader: str = "") -> None:
@@ -99,9 +100,11 @@ class RelayedChannel:
                 frames = [*asked, request_serializer(request)]
                 code, details, leader, answer = self._relayed(frames, timeout + LATER_S)
             except (OSError, EOFError) as error:  # it has gone, or hangs, or `close` was called
-                raise Failed(grpc.StatusCode.UNAVAILABLE, f"the relay: {error!r}") from error
+                raise RelayedError(grpc.StatusCode.UNAVAILABLE, f"the relay: {error!r}") from error
             if code:
-                raise Failed(grpc.StatusCode[code.decode()], details.decode(), leader.decode())
+                raise RelayedError(
+                    grpc.StatusCode[code.decode()], details.decode(), leader.decode()
+                )
             return response_deserializer(answer)
 
         return call
@@ -128,7 +131,7 @@ class RelayedChannel:
 
 def _passed() -> socket.socket:
     """A socket whose other end the program has; which is started, if it does not run."""
-    global _control, _program
+    global _control, _program, _owner
     own, other = socket.socketpair()
     with _lock, other:
         try:
@@ -137,12 +140,16 @@ def _passed() -> socket.socket:
                 return own
         except OSError:
             pass  # it has gone
+        if _program is not None and _owner == os.getpid():
+            _program.kill()
+            _program.finish()
         _control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-m", __name__, str(theirs.fileno())]
-            _program = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-            )
+            number = theirs.fileno()
+            command = forebay("connections.relay", str(number))
+            # Not `tied`: the thread that calls first may end before the fork does.
+            _program = Child(command, None, exit_with_parent=True, descriptors=[number])
+            _owner = os.getpid()
         socket.send_fds(_control, [b"call"], [other.fileno()])
     return own
 
@@ -170,7 +177,9 @@ def _exactly(end: socket.socket, size: int) -> bytes:
 
 
 def _serve(control: socket.socket) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for who started it to think of
+    for number in (signal.SIGINT, signal.SIGTERM):  # for who started it to think of
+        signal.signal(number, signal.SIG_IGN)
+    end_with_parent(lambda: os._exit(0))
     channels: dict[str, grpc.Channel] = {}
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 16, 1)
@@ -187,9 +196,7 @@ def _answer(end: socket.socket, channels: dict[str, grpc.Channel]) -> None:
             with _lock:
                 channel = channels.get(address.decode())
                 if channel is None:
-                    channel = grpc.insecure_channel(
-                        address.decode(), options=DISPATCHER_CHANNEL_OPTIONS
-                    )
+                    channel = connect(address.decode(), DISPATCHER_CHANNEL_OPTIONS)
                     channels[address.decode()] = channel
             found = [b"", b"", b"", b""]
             try:

@@ -21,6 +21,7 @@ from urllib.parse import unquote
 import grpc
 
 from . import relay
+from .grpc_server import connect
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ class _Tunnel:
     def __init__(self, address: str, ours: socket.socket) -> None:
         self._failure = "it does not answer"
         self._answered = threading.Event()
-        self._channel = grpc.insecure_channel(address, _OPTIONS)
+        self._channel = connect(address, _OPTIONS)
         transfer: Any = self._channel.stream_stream(
             f"/{SERVICE}/{METHOD}", request_serializer=None, response_deserializer=None
         )

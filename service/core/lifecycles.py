@@ -19,6 +19,8 @@ WAITING, FINISHED = "waiting", "finished"
 WRITTEN, FAILED = "being written", "failed"
 EMPTY, HAS_OTHERS = "empty", "not empty"  # of jobs, or of iterations
 EITHER = "waiting or running"  # as its tasks say
+REGISTERED = "registered"
+READING = "reading"
 
 Table = dict[str, dict[str, str]]
 """By the event's kind: from which state to which."""
@@ -83,6 +85,21 @@ SAVE: Table = {
     "save_failed": {WRITTEN: FAILED},
 }  # One that is over is absent once another is started at its path, and after many others.
 
+WORKER: Table = {
+    "worker_registered": {ABSENT: REGISTERED},
+    "worker_drains": {REGISTERED: REGISTERED},
+    "task_created": {REGISTERED: REGISTERED},
+    "task_proposed": {REGISTERED: REGISTERED},
+    "worker_lost": {REGISTERED: ABSENT},
+}
+
+CONSUMER: Table = {
+    "consumer_joined": {ABSENT: READING},
+    "consumer_began": {READING: READING},
+    "consumer_blocked": {READING: READING},
+    "consumer_left": {READING: ABSENT},
+}
+
 
 class WrongTransition(Exception):
     """An event that cannot follow what is there: a bug, or another program's journal."""
@@ -142,6 +159,16 @@ def save_state(state: State, save_id: int) -> str:
     return ABSENT if ended is None else FINISHED if ended.finished else FAILED
 
 
+def worker_state(state: State, worker_id: int) -> str:
+    """Registered or absent."""
+    return REGISTERED if worker_id in state.workers else ABSENT
+
+
+def consumer_state(state: State, consumer_id: int) -> str:
+    """Reading or absent."""
+    return READING if consumer_id in state.consumers else ABSENT
+
+
 class Entity(NamedTuple):
     name: str
     states: Callable[[State, Any], str]  # of the id
@@ -155,6 +182,8 @@ ENTITIES = (
     Entity("task", task_state, TASK),
     Entity("iteration", iteration_state, ITERATION),
     Entity("save", save_state, SAVE),
+    Entity("worker", worker_state, WORKER),
+    Entity("consumer", consumer_state, CONSUMER),
 )
 
 

@@ -33,9 +33,15 @@ def answering(
     of the methods whose requests say what journal they know. `deciding` are those that answer what
     they have just decided: that the storage took it proves that this one leads.
     """
+    asked = askers or {}
+    for name in functions:
+        says_known = "known" in getattr(messages, f"{name}Request").DESCRIPTOR.fields_by_name
+        assert says_known == (name in asked), f"{name}Request.known: who asks?"
+    unknown = {*deciding, *asked} - functions.keys()
+    assert not unknown, f"no methods of this service: {sorted(unknown)}"
 
     def method(name: str, function: Function) -> Method:
-        asker = (askers or {}).get(name)
+        asker = asked.get(name)
         response_class = getattr(messages, f"{name}Response")
         says_position = "journal" in response_class.DESCRIPTOR.fields_by_name
 

@@ -31,7 +31,7 @@ THREADS = 16
 MAX_FOUND = 10_000
 """Names in one event."""
 
-Source = tuple[int, int]  # an iteration, and the number of one of its sources
+SourceKey = tuple[int, int]  # an iteration, and the number of one of its sources
 
 
 class Growth:
@@ -40,8 +40,8 @@ class Growth:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self._threads = FileThreads(THREADS, "forebay-growth")
-        self._searches: dict[Source, asyncio.Task[None]] = {}
-        self._asked_s: dict[Source, float] = {}  # when somebody did last, of each search
+        self._searches: dict[SourceKey, asyncio.Task[None]] = {}
+        self._asked_s: dict[SourceKey, float] = {}  # when somebody did last, of each search
 
     async def close(self) -> None:
         """Leave what hangs."""
@@ -68,7 +68,7 @@ class Growth:
         if search.done():
             search.result()
 
-    def _ended(self, key: Source, search: asyncio.Task[None]) -> None:
+    def _ended(self, key: SourceKey, search: asyncio.Task[None]) -> None:
         del self._searches[key], self._asked_s[key]
         if not search.cancelled():
             search.exception()  # perhaps nobody waits for it any more

@@ -25,7 +25,7 @@ REBIND_S = 5.0
 """How long the system may take to give the port back."""
 
 
-class Listener:
+class ServedPort:
     """Holds a port. `open` serves on it, in one role after another."""
 
     def __init__(self, host: str, port: int, *, standby: bool) -> None:

@@ -17,7 +17,7 @@ from ..errors import InvalidArgument
 from ..pipelines.definitions import check_op_libraries
 from .candidate import Candidate, place_of
 from .forebay_face import ForebayFace
-from .listener import Listener, StandbyHandler
+from .listener import ServedPort, StandbyHandler
 from .options import DispatcherOptions
 from .tensorflow_face import TensorFlowFace
 
@@ -35,7 +35,7 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     journal cannot be taken over, InvalidArgument, and AddressInUse.
     """
     _check(options)
-    listener = Listener(options.host, options.port, standby=options.standby)
+    listener = ServedPort(options.host, options.port, standby=options.standby)
     bound = listener.address
     address = told_address(options.address, bound)
     storage = open_storage(options.storage, allow_volatile=options.allow_volatile)
@@ -75,7 +75,7 @@ def _check(options: DispatcherOptions) -> None:
     check_op_libraries(options.load_op_library)
 
 
-async def _lead(listener: Listener, candidate: Candidate, ready: Callable[[], None]) -> None:
+async def _lead(listener: ServedPort, candidate: Candidate, ready: Callable[[], None]) -> None:
     """Stand by and lead in turn, until the journal fails."""
     refusal = StandbyHandler(candidate.leader)
     if candidate.standby:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import grpc
 
 from ...journal.proto import events_pb2 as ev
-from ..connections.grpc_server import CHANNEL_OPTIONS
+from ..connections.grpc_server import connect_async
 from ..errors import ForebayError
 from ..proto import tf_service_pb2 as pb
 from .dispatcher import Dispatcher
@@ -97,7 +97,7 @@ class TaskPusher:
         task = await self._task_def(task_id)
         if task is None:
             return
-        async with grpc.aio.insecure_channel(task.worker_address, CHANNEL_OPTIONS) as channel:
+        async with connect_async(task.worker_address) as channel:
             call = channel.unary_unary(
                 "/tensorflow.data.WorkerService/ProcessTask",
                 request_serializer=pb.ProcessTaskRequest.SerializeToString,

@@ -29,7 +29,7 @@ from .records import Records, elements_of, shapes_of
 Write = Callable[[bytes], None]
 
 
-class Writer(Protocol):
+class ShardWriter(Protocol):
     """Writes one shard."""
 
     def write(self, block: Block) -> None:
@@ -332,7 +332,7 @@ ROW_GROUP_BYTES = 32 << 20
 
 _COLUMNS = {"arrayrecord": _array_record_columns, "parquet": _parquet_columns}
 
-WRITERS: dict[str, Callable[[Write, Sequence[ComponentSpec]], Writer]] = {
+WRITERS: dict[str, Callable[[Write, Sequence[ComponentSpec]], ShardWriter]] = {
     "tfrecord": TFRecordWriter,
     "arrayrecord": ArrayRecordWriter,
     "parquet": ParquetWriter,

@@ -105,7 +105,7 @@ class Plan:
 
 
 @dataclass(frozen=True, order=True)
-class Shard:
+class ShardFile:
     """A file with the elements of one bundle."""
 
     number: int
@@ -124,7 +124,7 @@ def read_plan(directory: str) -> Plan | None:
         return None
 
 
-def shards_among(sizes: Mapping[str, int], plan: Plan) -> tuple[list[Shard], list[str]]:
+def shards_among(sizes: Mapping[str, int], plan: Plan) -> tuple[list[ShardFile], list[str]]:
     """The plan's whole shards among these files, in their names' order, and the names of those that
     have another size than they say.
 
@@ -137,13 +137,13 @@ def shards_among(sizes: Mapping[str, int], plan: Plan) -> tuple[list[Shard], lis
             continue
         number, elements, size = (int(match[part]) for part in ("number", "elements", "bytes"))
         if sizes[name] == size:
-            found.append(Shard(number, name, elements, size, match["crc32c"]))
+            found.append(ShardFile(number, name, elements, size, match["crc32c"]))
         else:
             broken.append(name)
     return found, broken
 
 
-def is_intact(directory: str, shard: Shard) -> bool:
+def is_intact(directory: str, shard: ShardFile) -> bool:
     """Whether the file still is what its name says: reads all of it. Raises Unavailable."""
     checksum, size = 0, 0
     try:
@@ -155,7 +155,7 @@ def is_intact(directory: str, shard: Shard) -> bool:
     return size == shard.bytes and f"{checksum:08x}" == shard.crc32c
 
 
-def encode_index(plan: Plan, shards: Iterable[Shard]) -> bytes:
+def encode_index(plan: Plan, shards: Iterable[ShardFile]) -> bytes:
     rows = []
     for shard in sorted(shards):
         first, count = plan.bundle(shard.number)
@@ -182,7 +182,7 @@ class Index:
 
     directory: str
     plan: Plan
-    shards: tuple[Shard, ...]
+    shards: tuple[ShardFile, ...]
 
     @property
     def elements(self) -> int:
@@ -211,8 +211,8 @@ def read_index(directory: str) -> Index | None:
         fields = json.loads(data)
         rows = fields.pop("files")
         del fields["elements"], fields["bytes"]
-        names = Shard.__dataclass_fields__
-        shards = tuple(Shard(**{name: row[name] for name in names}) for row in rows)
+        names = ShardFile.__dataclass_fields__
+        shards = tuple(ShardFile(**{name: row[name] for name in names}) for row in rows)
     except (ValueError, TypeError, KeyError) as error:
         raise Corrupt(f"{path} is damaged ({error!r}): {_again(directory)}", path) from error
     plan = Plan.decode(json.dumps(fields).encode(), path)

@@ -11,7 +11,7 @@ from apache_beam.runners.runner import PipelineState
 
 from ..errors import InvalidArgument, PipelineError
 from .formats import WRITERS
-from .layout import Plan, Shard
+from .layout import Plan, ShardFile
 
 MAX_SHARDS = 99_999
 
@@ -42,7 +42,7 @@ def check_shards(shards: int) -> None:
         raise InvalidArgument(f"shards={shards} must be from 1 to {MAX_SHARDS}")
 
 
-def require_all(directory: str, plan: Plan, there: Mapping[int, Shard], advice: str) -> None:
+def require_all(directory: str, plan: Plan, there: Mapping[int, ShardFile], advice: str) -> None:
     """Raises PipelineError."""
     if left := [number for number in range(plan.shards) if number not in there]:
         raise PipelineError(

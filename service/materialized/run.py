@@ -41,7 +41,7 @@ from .layout import (
     SHARD,
     ComponentSpec,
     Plan,
-    Shard,
+    ShardFile,
     encode_index,
     is_intact,
     read_index,
@@ -293,7 +293,7 @@ def _require_same(directory: str, plan: Plan, wanted: Plan, shards: int | None) 
             )
 
 
-def _there(directory: str, plan: Plan, *, verify: bool = False) -> dict[int, Shard]:
+def _there(directory: str, plan: Plan, *, verify: bool = False) -> dict[int, ShardFile]:
     """The shards that need not be written, of several of one number the one that the index has, for
     which somebody may have registered it; those that are broken are deleted."""
     shards, broken = _shards(directory, plan)
@@ -307,14 +307,14 @@ def _there(directory: str, plan: Plan, *, verify: bool = False) -> dict[int, Sha
     except Corrupt:
         index = None
     listed = {*index.shards} if index is not None else set()
-    found: dict[int, Shard] = {}
+    found: dict[int, ShardFile] = {}
     for shard in sorted(shards, key=lambda shard: shard not in listed):
         if shard.file not in broken:
             found.setdefault(shard.number, shard)
     return found
 
 
-def _shards(directory: str, plan: Plan) -> tuple[list[Shard], list[str]]:
+def _shards(directory: str, plan: Plan) -> tuple[list[ShardFile], list[str]]:
     return shards_among(files.listed(directory, SHARD), plan)
 
 

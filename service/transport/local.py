@@ -16,8 +16,8 @@ from ..delivery import ANY, End, HeldByOthers, Order
 from ..proto import transfer_pb2 as pb
 from .budget import Share
 from .messages import Key
+from .sending import Ended, Refusal, Sent
 from .sessions import Sessions
-from .streams import Ended, Refusal, Sent
 from .worker_client import WorkerClient
 
 _running: dict[int, Sessions] = {}  # of this process, by the worker's uid

@@ -27,8 +27,8 @@ from ..shared import Lender
 from . import frames, local
 from .compression import Packer
 from .messages import VERSION, encode_block, encode_end, encode_farewell, encode_refusal
+from .sending import Ended, Farewell, Link, Outgoing, Refusal, Sent
 from .sessions import Sessions
-from .streams import Ended, Farewell, Link, Outgoing, Refusal, Sent
 
 _log = logging.getLogger(__name__)
 

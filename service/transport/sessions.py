@@ -1,9 +1,9 @@
-"""Which consumer is given what: all of a worker's, and its tasks (streams.py has one consumer's).
+"""Which consumer is given what: all of a worker's, and its tasks (sending.py has one consumer's).
 
 Which block goes to whom is the policy's (service/delivery), whose subscriptions are asked for the
 next one. One lock guards all of it, held for microseconds and never during I/O. What keeps
 consumers from starving one another is one invariant: as long as a task has a block for some
-stream, no such link that has credit is idle. So a new block goes to the link that has been idle
+sending, no such link that has credit is idle. So a new block goes to the link that has been idle
 longest, and one that finishes sending takes the next block without robbing anybody.
 """
 
@@ -17,14 +17,14 @@ from ..delivery import ANY, End, Order, Subscription, TaskOutput, TaskUnknown
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 from .messages import Key
-from .streams import Ended, Farewell, Link, Outgoing, Refusal, Session, Stream
+from .sending import Ended, Farewell, Link, Outgoing, Refusal, Sending, Session
 
 MAX_CREDIT_BYTES = 64 << 30
 MAX_CREDIT_ELEMENTS = 1 << 40
 MAX_AWAY_BYTES = 1 << 30  # for all consumers that have no connection, and may not come again
 MAX_WAITING_REPLIES = 1000
 MAX_BLOCKS = 1 << 62
-MAX_STREAMS = 10_000  # of one consumer
+MAX_SENDINGS = 10_000  # of one consumer
 
 
 class Sessions:
@@ -71,7 +71,7 @@ class Sessions:
             if link.session.link is link:
                 link.session.link = None
                 link.session.left_at = now
-                if not link.session.streams:
+                if not link.session.sendings:
                     self._drop(link.session)
                 self._bound_what_is_kept()
 
@@ -83,12 +83,12 @@ class Sessions:
             link.ending = True  # it is given nothing more, of what it hands back either
             for position in positions:
                 key = position.task_id, position.subscription
-                stream = link.session.streams.get(key)
-                if stream is not None and stream.subscription.hands_back:
-                    stream.received(position.received)
-                    stream.hand_back(position.taken, position.elements)
-                    del link.session.streams[key]
-                    self._wake_readers(stream.subscription.output)
+                sending = link.session.sendings.get(key)
+                if sending is not None and sending.subscription.hands_back:
+                    sending.received(position.received)
+                    sending.hand_back(position.taken, position.elements)
+                    del link.session.sendings[key]
+                    self._wake_readers(sending.subscription.output)
             self._drop(link.session)
             link.outbox.clear()
             link.outbox.append(Farewell())
@@ -136,14 +136,14 @@ class Sessions:
         with self._lock:
             if link.closed:
                 return
-            stream = link.session.streams.get(key)
-            if stream is not None and stream.link is link:
+            sending = link.session.sendings.get(key)
+            if sending is not None and sending.link is link:
                 raise ProtocolError(f"task {task_id} was asked for twice on one connection")
             if received > MAX_BLOCKS:
                 raise ProtocolError(f"nobody can have received {received} blocks of task {task_id}")
-            if stream is None:
-                if len(link.session.streams) >= MAX_STREAMS:
-                    raise ProtocolError(f"{MAX_STREAMS} tasks and bundles are read already")
+            if sending is None:
+                if len(link.session.sendings) >= MAX_SENDINGS:
+                    raise ProtocolError(f"{MAX_SENDINGS} tasks and bundles are read already")
                 output = self._outputs.get(task_id)
                 if output is None:
                     opened: Subscription | End = TaskUnknown()
@@ -153,10 +153,10 @@ class Sessions:
                 if not isinstance(opened, Subscription):
                     self._reply(link, Ended(task_id, opened, subscription))
                     return
-                stream = link.session.streams[key] = Stream(key, opened, received)
-            stream.received(received)
-            stream.resume(link)
-            link.streams.append(stream)
+                sending = link.session.sendings[key] = Sending(key, opened, received)
+            sending.received(received)
+            sending.resume(link)
+            link.sendings.append(sending)
             self._wake(link)
 
     def give_credit(
@@ -177,8 +177,8 @@ class Sessions:
                 return
             if not link.resumed:
                 link.resumed = True
-                wanted = {stream.key for stream in link.streams}
-                self._close_streams(link.session, link.session.streams.keys() - wanted)
+                wanted = {sending.key for sending in link.sendings}
+                self._close_sendings(link.session, link.session.sendings.keys() - wanted)
             link.credit += size
             if elements is not None:
                 link.elements = (link.elements or 0) + elements
@@ -188,11 +188,11 @@ class Sessions:
                 )
             for position in positions:
                 key = position.task_id, position.subscription
-                stream = link.session.streams.get(key)
-                if stream is not None:
-                    stream.received(position.received)
-                    if position.taken and stream.taken(position.taken):
-                        self._wake_readers(stream.subscription.output)
+                sending = link.session.sendings.get(key)
+                if sending is not None:
+                    sending.received(position.received)
+                    if position.taken and sending.taken(position.taken):
+                        self._wake_readers(sending.subscription.output)
             self._acknowledged.notify_all()
             self._wake(link)
 
@@ -202,8 +202,8 @@ class Sessions:
         with self._lock:
             if link.closed:
                 return
-            link.streams = deque(s for s in link.streams if s.key != key)
-            self._close_streams(link.session, [key])
+            link.sendings = deque(s for s in link.sendings if s.key != key)
+            self._close_sendings(link.session, [key])
             self._acknowledged.notify_all()
 
     def refuse(self, link: Link, reason: str) -> None:
@@ -238,7 +238,7 @@ class Sessions:
         """Does a consumer read the task now, or may it come again to do so?"""
         with self._lock:
             sessions = self._sessions.values()
-            return any(task_id == key[0] for session in sessions for key in session.streams)
+            return any(task_id == key[0] for session in sessions for key in session.sendings)
 
     def forget_all(self) -> None:
         """Cut every connection, and know of no task and no consumer."""
@@ -265,10 +265,10 @@ class Sessions:
             self._acknowledged.wait_for(lambda: not lacking(), timeout_s)
             return lacking()
 
-    def _close_streams(self, session: Session, keys: Iterable[Key]) -> None:
+    def _close_sendings(self, session: Session, keys: Iterable[Key]) -> None:
         for key in keys:
-            if (stream := session.close_stream(key)) is not None:
-                self._wake_readers(stream.subscription.output)  # of what it leaves to others
+            if (sending := session.close_sending(key)) is not None:
+                self._wake_readers(sending.subscription.output)  # of what it leaves to others
 
     def _output_changed(self, output: TaskOutput) -> None:
         with self._lock:
@@ -276,7 +276,7 @@ class Sessions:
 
     def _wake_readers(self, output: TaskOutput) -> None:
         for link in list(self._idle):
-            if any(stream.subscription.output is output for stream in link.streams):
+            if any(sending.subscription.output is output for sending in link.sendings):
                 self._wake(link)
 
     def _wake(self, link: Link) -> None:
@@ -321,5 +321,5 @@ class Sessions:
     def _drop(self, session: Session) -> None:
         if self._sessions.get(session.consumer_id) is session:
             del self._sessions[session.consumer_id]
-        self._close_streams(session, list(session.streams))
+        self._close_sendings(session, list(session.sendings))
         self._acknowledged.notify_all()

@@ -9,13 +9,13 @@ from pathlib import Path
 from ..errors import Corrupt
 from .durable import make_directory, sync_directory, write_atomically
 from .file_opening import in_use, lock_log, opening_alone
-from .layout import Layout, LogDirectory
+from .layout import LogDirectory, StoragePaths
 from .segments import Position, Scan
 from .term import Term
 
 
 def cut(
-    layout: Layout, scan_log: Callable[[LogDirectory], Scan | None], after: int, owner: str
+    layout: StoragePaths, scan_log: Callable[[LogDirectory], Scan | None], after: int, owner: str
 ) -> str:
     """Storage.cut. `scan_log` begins a pass at or before the batch with the record `after`.
 
@@ -64,7 +64,7 @@ def _end(scan: Scan, after: int) -> Position:
     return end
 
 
-def _make_aside(layout: Layout) -> Path:
+def _make_aside(layout: StoragePaths) -> Path:
     numbers = (layout.cuts / str(n) for n in itertools.count(1))
     aside = next(path for path in numbers if not path.exists())
     make_directory(aside)

@@ -45,8 +45,8 @@ from .durable import (
     temporary,
     write_atomically,
 )
-from .file_writer import FileWriter, Place
-from .layout import FORMAT, RESTORE, Layout, LogDirectory
+from .file_writer import FileWriter, WriterPlace
+from .layout import FORMAT, RESTORE, LogDirectory, StoragePaths
 from .segments import Position, Scan
 from .term import Term
 
@@ -76,7 +76,7 @@ class Sighting:
 
 
 @contextmanager
-def opening_alone(layout: Layout) -> Iterator[None]:
+def opening_alone(layout: StoragePaths) -> Iterator[None]:
     """Nobody else changes who the writer is. Raises Locked if somebody hangs in doing that."""
     until_s = time.monotonic() + _OPENING_SECONDS
     while True:
@@ -103,7 +103,7 @@ def lock_log(where: LogDirectory, owner: str) -> FileLock:
     return lock
 
 
-def in_use(layout: Layout, where: LogDirectory, silence_ms: int = 0) -> Locked:
+def in_use(layout: StoragePaths, where: LogDirectory, silence_ms: int = 0) -> Locked:
     """The error that says who holds the lock."""
     return Locked(
         f"{layout.path} is in use by {_holder(where)}; stop that first, or choose another storage",
@@ -117,7 +117,7 @@ def _holder(where: LogDirectory) -> str:
 
 
 def open_writer(
-    layout: Layout,
+    layout: StoragePaths,
     sighting: Sighting,
     scan_tail: Callable[[LogDirectory, Callable[[], None]], Scan | None],
     segment_bytes: int,
@@ -142,7 +142,7 @@ def open_writer(
         raise
 
 
-def check_end(layout: Layout, where: LogDirectory, end: Position) -> Term:
+def check_end(layout: StoragePaths, where: LogDirectory, end: Position) -> Term:
     """What TERM says, if it and the snapshots fit a log that ends there.
 
     Raises Corrupt, StorageUnusable.
@@ -186,7 +186,7 @@ def check_end(layout: Layout, where: LogDirectory, end: Position) -> Term:
 class _Opening:
     """One try to become the writer."""
 
-    def __init__(self, layout: Layout, owner: str, lease_ms: int, place: str) -> None:
+    def __init__(self, layout: StoragePaths, owner: str, lease_ms: int, place: str) -> None:
         self._layout = layout
         self._owner = owner
         self._lease_ms = lease_ms
@@ -342,7 +342,7 @@ class _Opening:
             for directory in (layout.path, where.segments, where.snapshots, layout.blobs):
                 for leftover in directory.glob(f"{TEMPORARY}*"):
                     remove(leftover)
-        place = Place(layout, self._log, self._lock, self._term, number, self._lease_ms)
+        place = WriterPlace(layout, self._log, self._lock, self._term, number, self._lease_ms)
         return FileWriter(place, segment_bytes, end, segment)
 
     def abandon(self, error: BaseException) -> bool:

@@ -34,7 +34,7 @@ from .durable import (
     write_all,
     write_atomically,
 )
-from .layout import Layout, LogDirectory
+from .layout import LogDirectory, StoragePaths
 from .segments import Position
 from .term import Term, raise_last
 
@@ -43,10 +43,10 @@ log = logging.getLogger(__name__)
 _SMALL_SEGMENT_BYTES = 1 << 20  # a snapshot ends the segment, unless it is as small as this
 
 
-class Place(NamedTuple):
+class WriterPlace(NamedTuple):
     """What makes a writer the writer."""
 
-    layout: Layout
+    layout: StoragePaths
     log: LogDirectory
     lock: FileLock  # of that directory
     held_term: HeldFile  # TERM, as this writer wrote it
@@ -58,7 +58,7 @@ class FileWriter(Writer):
     """The writer of a FileStorage."""
 
     def __init__(
-        self, place: Place, segment_bytes: int, end: Position, segment: int | None
+        self, place: WriterPlace, segment_bytes: int, end: Position, segment: int | None
     ) -> None:
         """Go on at `end`. `segment` is the last one's descriptor, None if there is none yet."""
         self.term = place.term

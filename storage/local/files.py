@@ -20,7 +20,7 @@ from .durable import check_is_directory, check_is_file, make_directory, remedy, 
 from .file_cut import cut
 from .file_opening import Sighting, check_end, open_writer
 from .file_writer import FileWriter
-from .layout import Layout, LogDirectory, Segment
+from .layout import LogDirectory, Segment, StoragePaths
 from .segments import Position, Scan
 from .term import Term
 
@@ -63,7 +63,7 @@ class FileStorage(Storage):
         self.path = Path(path).absolute()
         self.url = self.path.as_uri()
         self._segment_bytes = segment_bytes
-        self._layout = Layout(self.path)
+        self._layout = StoragePaths(self.path)
         self._sighting = Sighting()
         # Where the last `read` to the end stood before its last batch, so that a follower need
         # not read the segment again. That batch may still vanish, if its append fails, or if its

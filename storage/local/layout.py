@@ -94,7 +94,7 @@ class LogDirectory(NamedTuple):
         return sorted(int(match[1]) for match in _matches(self.snapshots, _SNAPSHOT))
 
 
-class Layout:
+class StoragePaths:
     """The paths below a storage's directory. Listings are empty where nothing is yet."""
 
     def __init__(self, path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from forebay.benchmarks import plot
 from forebay.benchmarks.results import Better, Curve, Result
-from forebay.benchmarks.run import Report
+from forebay.benchmarks.run import BenchmarkReport
 from forebay.service.errors import ForebayError, InvalidArgument
 
 RESULT = Result(
@@ -32,8 +32,8 @@ OLD: dict[str, Any] = {  # as they were before there were curves
 }
 
 
-def report(*findings: Any) -> Report:
-    return Report(
+def report(*findings: Any) -> BenchmarkReport:
+    return BenchmarkReport(
         started="2026-11-21T10:00:00+00:00", quick=False, rounds=2, machine={"cores": 2},
         calibrations_ms=[30.0], findings=list(findings),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from forebay.service.chaos.cluster import Done
+from forebay.service.chaos.cluster import DoneFault
 from forebay.service.chaos.plan import Fault
 from forebay.service.chaos.records import Ended, Got, Joined, Record, Started, Worked
 from forebay.service.chaos.recovery import (
@@ -29,24 +29,24 @@ def eager(*got_s: float) -> list[Delivery]:
 GOT = {"trainer0.1": eager(1.0, 2.0, 6.0, 6.5, 20.0), "trainer1.1": eager(1.5, 2.5)}
 
 
-def lasted_s(done: Done) -> float:
+def lasted_s(done: DoneFault) -> float:
     wait = wait_after(done, GOT)
     assert wait is not None
     return wait.lasted_s
 
 
-def done(name: str | None, at_s: float) -> Done:
-    return Done(Fault(0.0, "trainer", 0, "kill"), at_s, 0, name, at_s)
+def done(name: str | None, at_s: float) -> DoneFault:
+    return DoneFault(Fault(0.0, "trainer", 0, "kill"), at_s, 0, name, at_s)
 
 
-def lasting(kind: str, at_s: float, until_s: float) -> tuple[str, Done]:
+def lasting(kind: str, at_s: float, until_s: float) -> tuple[str, DoneFault]:
     action, role = kind.split()
     role = "dispatcher" if role in ("leader", "standby") else role
     fault = Fault(0.0, role, 0, action, until_s - at_s)
-    return kind, Done(fault, at_s, 0, f"{role}0.1", until_s)
+    return kind, DoneFault(fault, at_s, 0, f"{role}0.1", until_s)
 
 
-def rows(*kinds: tuple[str, Done]) -> dict[str, Any]:
+def rows(*kinds: tuple[str, DoneFault]) -> dict[str, Any]:
     """Of each row how many waits, and the longest."""
     waits = waits_by_kind(kinds, GOT)
     return {kind: [w.faults, pytest.approx(w.longest_s)] for kind, w in waits.items()}

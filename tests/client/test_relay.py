@@ -16,9 +16,10 @@ from ..stock import DispatcherProcess
 
 FORKS = """
 import os
+import pathlib
 import signal
 import sys
-import time
+import threading
 
 import grpc
 
@@ -38,10 +39,21 @@ def read():
 
 def forked():
     assert relay.is_needed()
+    os.environ["FOREBAY_DISPATCHER"] = "another"
+    in_a_thread = threading.Thread(target=fetch_dataset, args=(target, dataset_id))
+    in_a_thread.start()
+    in_a_thread.join()
+    began = relay._program.pid
     assert read() == [*range(100)]
+    assert relay._program.pid == began, "it outlives the thread that called first"
     first = relay._program
+    environment = pathlib.Path(f"/proc/{first.pid}/environ").read_bytes()
+    assert b"FOREBAY_" not in environment, "which is not meant for it"
+    assert os.getpgid(first.pid) != os.getpgid(0), "a signal to our group is not for it"
+    first.terminate()
+    assert fetch_dataset(target, dataset_id) == found, "a scheduler tells all processes to end"
+    assert relay._program is first
     first.kill()
-    first.wait()
     assert fetch_dataset(target, dataset_id) == found, "it is started again"
     assert relay._program.pid != first.pid
     relay.LATER_S = 0.1

@@ -24,7 +24,7 @@ def little_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_sources, "DROPPED", 3)
     monkeypatch.setattr(tf_elements, "MAKERS", 2)
     monkeypatch.setattr(tf_elements, "_makers", {})
-    monkeypatch.setattr(tf_elements, "_sources", block_sources.Sources())
+    monkeypatch.setattr(tf_elements, "_sources", block_sources.BlockSources())
 
 
 def blocks(numbers: Any) -> Generator[Block, None, None]:

@@ -8,14 +8,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import ranges
 from forebay.service.core.ledger import Ledger
+from forebay.service.core.splits import ledgers
 
 Part = tuple[int, int, int]  # pass, first, stop
 
 
 class Books(RuleBasedStateMachine):
-    """Random requests; whoever has splits may begin, hand back, lose and find them."""
+    """Random requests; whoever has splits may begin, hand back, lose and find them. Other sources
+    may be zipped with it, or further splits of it be found.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,22 +28,41 @@ class Books(RuleBasedStateMachine):
         self.begun: Counter[tuple[int, int]] = Counter()  # by (pass, split)
         self.back: set[tuple[int, int]] = set()  # handed back, and not leased since
 
-    @initialize(size=st.integers(0, 12))
-    def open(self, size: int) -> None:
-        self.ledger = Ledger(size)
+    @initialize(sizes=st.lists(st.integers(0, 12), max_size=3))
+    def open(self, sizes: list[int]) -> None:
+        """Of several, the others are leased with the first one; one of no size grows."""
+        sources = [ev.SplitSource(count=size) for size in sizes]
+        for source in sources[1:]:
+            source.leased_with = 0
+        growing = ev.SplitSource(saved_chunks=ev.SavedChunks(path="/save"))
+        self.ledger, *self.others = ledgers(sources or [growing])
+        self.size = min(sizes, default=0)
+        assert self.ledger.is_zipped == bool(self.others)
+        assert self.others == [Ledger(size, leased_with=0) for size in sizes[1:]]
+        assert self.ledger.grows == (not sizes)
+
+    @precondition(lambda self: self.ledger.grows)
+    @rule(count=st.integers(0, 4), complete=st.booleans())
+    def grow(self, count: int, complete: bool) -> None:
+        self.size += count
+        names = [f"s{number}" for number in range(self.size)]
+        self.ledger.grow(names[self.size - count :], complete)
+        assert (self.ledger.names, self.ledger.grows) == (names, not complete)
 
     @rule(later=st.integers(-1, 2), or_later=st.booleans(), want=st.integers(1, 5))
     def lease(self, later: int, or_later: bool, want: int) -> None:
         ledger = self.ledger
         asked = max(0, ledger.pass_number + later)
-        offer = ledger.offer(ledger.size, asked, or_later)
-        assert 0 <= offer.stop - offer.first <= offer.total <= ledger.size
+        offer = ledger.offer(ledger.size_together, asked, or_later)
+        assert 0 <= offer.stop - offer.first <= offer.total <= self.size
+        assert offer.stop <= self.size
         if offer.starts:
             assert not self.back, "a pass begins while one before it is owed something"
             ledger.start(offer.pass_number)
         if asked >= ledger.pass_number and not offer.total:
             assert not self.back
-            assert ledger.next == ledger.size
+            assert ledger.next == self.size
+            assert offer.waits == ledger.grows
         stop = min(offer.stop, offer.first + want)
         if stop > offer.first:
             assert offer.pass_number <= max(asked, ledger.pass_number)

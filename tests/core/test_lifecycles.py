@@ -68,6 +68,8 @@ def cluster_with_one_in_each_state() -> tuple[Cluster, dict[str, dict[str, Any]]
         "save": {
             "being written": writes, "finished": finishes, "failed": fails, "absent": 10**9,
         },
+        "worker": {"registered": workers[0], "absent": workers[2]},
+        "consumer": {"reading": running.consumer_id, "absent": waiting.consumer_id},
     }  # fmt: skip
 
 
@@ -103,6 +105,18 @@ def test_what_cannot_follow_is_refused(name: str, found: str, kind: str) -> None
         shown = f'"{entity_id}"'.replace("'", "\\'") if name == "dataset" else entity_id
         created = "iteration_created" if name == "iteration" else f"{name}_id: {shown}"
         assert created in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["worker_lost", "worker_drains", "consumer_left"])
+def test_who_is_unknown_cannot_go(kind: str) -> None:
+    cluster = Cluster()
+    cluster.elect(1)
+    before = encode_state(cluster.state)
+    event = ev.Event()
+    getattr(event, kind).SetInParent()
+    with pytest.raises(WrongTransition, match=rf"{kind}.* 0 is absent"):
+        apply(cluster.state, event)
+    assert encode_state(cluster.state) == before
 
 
 def test_the_story_is_what_happened_to_that_lease() -> None:

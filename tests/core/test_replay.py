@@ -286,14 +286,14 @@ class Dispatcher(RuleBasedStateMachine):
     def complete(self, task: int) -> None:
         self.run(c.CompleteTask(task_id=self.pick(self.live.tasks, task)))
 
-    @rule(iteration=st.integers(0, 50), pass_number=st.integers(0, 3), provider=st.integers(-1, 5))
-    def get_split(self, iteration: int, pass_number: int, provider: int) -> None:
+    @rule(iteration=st.integers(0, 50), pass_number=st.integers(0, 3), source=st.integers(-1, 5))
+    def get_split(self, iteration: int, pass_number: int, source: int) -> None:
         iteration_id = self.pick(self.live.iterations, iteration)
-        self.run(c.GetSplit(iteration_id=iteration_id, pass_number=pass_number, source=provider))
+        self.run(c.GetSplit(iteration_id=iteration_id, pass_number=pass_number, source=source))
 
     @rule(
         task=st.integers(0, 50),
-        provider=st.integers(0, 4),
+        source=st.integers(0, 4),
         or_later=st.booleans(),
         later=st.sampled_from([0, 0, 0, 1, -1]),
         want=st.integers(-1, 9),
@@ -301,18 +301,18 @@ class Dispatcher(RuleBasedStateMachine):
         back=st.integers(0, 3),
     )
     def lease(
-        self, task: int, provider: int, or_later: bool, later: int, want: int, done: int, back: int
+        self, task: int, source: int, or_later: bool, later: int, want: int, done: int, back: int
     ) -> None:
         task_id = self.pick(self.live.tasks, task)
         held = self.live.tasks[task_id].leases if task_id in self.live.tasks else []
         pass_number = 0
         if held:
             iteration = self.live.iterations[self.live.tasks[task_id].iteration_id]
-            pass_number = iteration.ledgers[provider].pass_number + later
+            pass_number = iteration.ledgers[source].pass_number + later
         command = c.LeaseSplits(
-            request=self.numbered(f"task/{task_id}/{provider}"),
+            request=self.numbered(f"task/{task_id}/{source}"),
             task_id=task_id,
-            source=provider,
+            source=source,
             pass_number=pass_number,
             want=want,
             or_later=or_later,
@@ -323,19 +323,19 @@ class Dispatcher(RuleBasedStateMachine):
 
     @rule(
         iteration=st.integers(0, 50),
-        provider=st.sampled_from([4, 4, 4, 0]),
+        source=st.sampled_from([4, 4, 4, 0]),
         names=st.lists(st.sampled_from("abcdefgh"), max_size=4, unique=True),
         complete=st.booleans(),
     )
-    def find_splits(self, iteration: int, provider: int, names: list[str], complete: bool) -> None:
+    def find_splits(self, iteration: int, source: int, names: list[str], complete: bool) -> None:
         iteration_id = self.pick(self.live.iterations, iteration)
         found = self.live.iterations.get(iteration_id)
         ledger = found.ledgers[4] if found is not None and found.ledgers else None
         known = list(ledger.names) if ledger is not None else []
-        grew = ledger is not None and ledger.grows and provider == 4
+        grew = ledger is not None and ledger.grows and source == 4
         self.run(
             c.FindSplits(
-                iteration_id=iteration_id, source=provider, names=tuple(names), complete=complete
+                iteration_id=iteration_id, source=source, names=tuple(names), complete=complete
             )
         )
         if ledger is not None:

@@ -13,7 +13,7 @@ from forebay.service.errors import NotFound, Unavailable
 from .given import Given
 
 
-class Reading(Given):
+class ReadSplits(Given):
     """By two workers."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Reading(Given):
 
 
 def test_the_limit_is_of_the_iteration_whichever_workers_skip() -> None:
-    reading = Reading()
+    reading = ReadSplits()
     assert reading.skip(0, 5, 1)
     assert reading.then == ["split_skipped"]
     assert reading.skip(1, 9, 1)
@@ -53,7 +53,7 @@ def test_the_limit_is_of_the_iteration_whichever_workers_skip() -> None:
 
 
 def test_a_request_that_is_repeated_is_counted_once() -> None:
-    reading = Reading()
+    reading = ReadSplits()
     assert reading.skip(0, 5, 1, limit=1)
     assert reading.skip(0, 5, 1, limit=1)
     assert reading.then == []
@@ -62,7 +62,7 @@ def test_a_request_that_is_repeated_is_counted_once() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    reading = Reading()
+    reading = ReadSplits()
     for number in range(1, 2 * MAX_SKIPS + 1):
         assert reading.skip(0, number, number, limit=100, reason="x" * 5_000)
     skips = reading.state.iterations[reading.joined.iteration_id].skips
@@ -71,7 +71,7 @@ def test_what_is_kept_is_bounded() -> None:
 
 
 def test_who_has_no_task_skips_nothing() -> None:
-    reading = Reading()
+    reading = ReadSplits()
     reading.when(c.LoseWorker(worker_id=reading.workers[0], reason="no sign of life"))
     with pytest.raises(Unavailable):
         reading.skip(0, 5, 1)
@@ -84,7 +84,7 @@ def test_who_has_no_task_skips_nothing() -> None:
 
 
 def test_what_was_skipped_is_counted_with_its_job_when_the_iteration_goes() -> None:
-    reading = Reading()
+    reading = ReadSplits()
     reading.skip(0, 5, 1)
     for task_id in reading.tasks:
         reading.when(c.CompleteTask(task_id=task_id))

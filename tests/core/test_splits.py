@@ -282,8 +282,8 @@ def test_zipped_sources_are_not_leased_to_both_kinds_of_workers(ours_first: bool
     task = max(given.state.tasks)
 
     def singly() -> None:
-        for provider in (1, 0):
-            given.when(c.GetSplit(iteration_id=iteration_id, pass_number=0, source=provider))
+        for source in (1, 0):
+            given.when(c.GetSplit(iteration_id=iteration_id, pass_number=0, source=source))
 
     def together() -> None:
         assert given.lease(task, 1) is not None

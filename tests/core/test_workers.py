@@ -71,8 +71,8 @@ def test_a_process_that_was_given_up_and_comes_back_goes_on_with_its_task() -> N
     again = given.worker(7)
     assert again != worker_id
     assert given.task_of(again) == task_id
-    provider = given.state.iterations[joined.iteration_id].ledgers[0]
-    assert provider.lost == []
+    ledger = given.state.iterations[joined.iteration_id].ledgers[0]
+    assert ledger.lost == []
     back = ((lease.lease_id, lease.count),)
     given.when(c.LeaseSplits(task_id=task_id, source=0, pass_number=0, want=0, returned=back))
     assert given.lease(task_id, 10) == lease_like(lease, given)

@@ -65,7 +65,7 @@ class Ledger:
         return sum(part.count for part in self.acknowledged_parts + self.dropped_parts)
 
 
-class Reading:
+class Subscribed:
     """A subscription, what it was given, and what of that was not received yet."""
 
     def __init__(self, subscription: Subscription) -> None:
@@ -94,7 +94,7 @@ class Reading:
         self.lacking.clear()
 
 
-class Reader(Reading):
+class Reader(Subscribed):
     """Opens the subscription, which must be possible."""
 
     def __init__(self, output: TaskOutput, order: Order) -> None:

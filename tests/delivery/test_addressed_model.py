@@ -28,7 +28,7 @@ from forebay.service.delivery import (
 )
 from forebay.service.delivery.orders import BundleReader as Place
 
-from .contract import Ledger, Reading, block
+from .contract import Ledger, Subscribed, block
 
 BUNDLES = range(2)
 INDEX = st.integers(0, 6)
@@ -62,7 +62,7 @@ class ModelReader:
     index: int  # of what it wants next
     run: ModelRun | None = None
     end: End | None = None
-    real: Reading = field(init=False)
+    real: Subscribed = field(init=False)
 
 
 class AddressedModel(RuleBasedStateMachine):
@@ -207,7 +207,7 @@ class AddressedModel(RuleBasedStateMachine):
             assert opened == reader.end
         else:
             assert isinstance(opened, Subscription)
-            reader.real = Reading(opened)
+            reader.real = Subscribed(opened)
             self.readers.append(reader)
 
     @precondition(lambda self: self.readers)

@@ -30,7 +30,7 @@ from forebay.service.dispatcher.dispatcher import recover
 from forebay.service.dispatcher.graphs import needed_blobs
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.storage import Corrupt, FileStorage, Locked, Storage, StorageError, Writer
-from forebay.storage.local.layout import Layout
+from forebay.storage.local.layout import StoragePaths
 
 from ..stock import GRAPH
 
@@ -274,7 +274,7 @@ def test_one_damaged_file(
     tmp_path: Path,
 ) -> None:
     path, before = sound[scene]
-    superseded = Layout(path).list_superseded(Layout(path).log())
+    superseded = StoragePaths(path).list_superseded(StoragePaths(path).log())
     names = sorted(
         file.relative_to(path)
         for file in path.rglob("*")
@@ -296,7 +296,7 @@ def test_one_damaged_directory(
     tmp_path: Path,
 ) -> None:
     path, before = sound[scene]
-    log = Layout(path).log()
+    log = StoragePaths(path).log()
     for number, directory in enumerate((log.segments, log.snapshots, path / "blobs")):
         copy = shutil.copytree(path, tmp_path / str(number))
         name = directory.relative_to(path)

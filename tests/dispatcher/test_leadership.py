@@ -21,7 +21,7 @@ from forebay.service.dispatcher.candidate import Candidate
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.forebay_face import ForebayFace
 from forebay.service.dispatcher.leadership import Leadership
-from forebay.service.dispatcher.listener import Listener
+from forebay.service.dispatcher.listener import ServedPort
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
 from forebay.service.errors import (
@@ -178,7 +178,7 @@ def test_a_stop_answers_what_it_has_decided_however_slow_the_journal(
             return writer
 
     async def run() -> None:
-        listener = Listener("127.0.0.1", 0, standby=False)
+        listener = ServedPort("127.0.0.1", 0, standby=False)
         candidate = Candidate(Slow(), DispatcherOptions(), listener.address)
         ready = asyncio.Event()
         lead = asyncio.create_task(server._lead(listener, candidate, ready.set))

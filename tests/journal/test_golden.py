@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -14,7 +15,24 @@ from forebay.storage import FileStorage
 
 from .make_golden import GOLDEN, STATE, all_events, describe, make
 
+TESTS = Path(__file__).parent.parent
 JOURNALS = sorted(path for path in GOLDEN.iterdir() if path.is_dir())
+
+
+def test_golden_files_are_as_they_were_written() -> None:
+    """Those of the core, too. What is written over is no longer what an earlier version wrote."""
+    lines = (TESTS / "golden.sha256").read_text().splitlines()
+    frozen = {name: digest for digest, name in (line.split("  ") for line in lines)}
+    there = {
+        str(path.relative_to(TESTS)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for folder in (GOLDEN, TESTS / "core" / "golden")
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    changed = sorted(name for name in frozen if there.get(name) != frozen[name])
+    assert not changed, "put these back, and add another one beside them"
+    new = sorted(there.keys() - frozen.keys())
+    assert not new, "in tests: sha256sum these >> golden.sha256"
 
 
 @pytest.mark.parametrize("path", JOURNALS, ids=lambda path: path.name)

@@ -13,7 +13,7 @@ from apache_beam.io.localfilesystem import LocalFileSystem
 
 from forebay.service.errors import InvalidArgument, NotFound, Unavailable
 from forebay.service.materialized import files
-from forebay.service.materialized.layout import Shard, is_intact
+from forebay.service.materialized.layout import ShardFile, is_intact
 
 STORE: dict[str, str] = {}  # where its files really are
 
@@ -133,7 +133,7 @@ def test_what_cannot_be_read_is_unavailable(tmp_path: pathlib.Path) -> None:
     with pytest.raises(Unavailable, match="/a failed: "):
         files.read(f"{tmp_path}/a")
     with pytest.raises(Unavailable, match="/a failed: "):
-        is_intact(str(tmp_path), Shard(0, "a", 1, 1, "00000000"))
+        is_intact(str(tmp_path), ShardFile(0, "a", 1, 1, "00000000"))
 
 
 def test_names() -> None:

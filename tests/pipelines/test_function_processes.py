@@ -581,7 +581,7 @@ def test_a_block_that_cannot_be_sent_fails_at_its_first_element_and_costs_no_cre
 @contextlib.contextmanager
 def child_here(
     function: Function, splits: int
-) -> Iterator[tuple[child.Child, Callable[[], list[list[object]]]]]:
+) -> Iterator[tuple[child.FunctionProcess, Callable[[], list[list[object]]]]]:
     """In this process, and what it has said since that was asked for."""
     told = python_dataset(range(splits))(function)
     definition = request_of(told, range(splits), INT).python
@@ -602,7 +602,7 @@ def child_here(
         return found
 
     with ours, theirs:
-        made = child.Child(theirs)
+        made = child.FunctionProcess(theirs)
         made._load()
         made._begin_block()
         yield made, said

@@ -31,6 +31,7 @@ from .. import forks
 from .pipelines import Dataset, OneSource, count, slices, wait_for_steps
 
 made: list[weakref.ref[RunTrace]] = []
+made_of_bundles: list[weakref.ref[BundleTrace]] = []
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +43,16 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> Traces:
             made.append(weakref.ref(self))
             super().__init__(*arguments)
 
+    class CountedOfBundles(BundleTrace):
+        def __init__(self, *arguments: Any) -> None:
+            made_of_bundles.append(weakref.ref(self))
+            super().__init__(*arguments)
+
     made.clear()
+    made_of_bundles.clear()
     kept = Traces()
     monkeypatch.setattr(tf_data, "RunTrace", Counted)
+    monkeypatch.setattr(tf_data, "BundleTrace", CountedOfBundles)
     monkeypatch.setattr(tf_data, "TRACES", kept)
     return kept
 
@@ -122,6 +130,38 @@ def test_a_trace_is_made_once_by_runs_that_begin_together() -> None:
         futures = [pool.submit(lambda: values(run())) for _ in range(4)]
         assert [future.result(timeout=60) for future in futures] == [[*range(1, 10)]] * 4
     assert len(made) == 1
+
+
+def test_bundles_share_one_trace() -> None:
+    """At once, one after another, and of several pipelines of a dataset, as each task has one."""
+    dataset = count(100).map(lambda i: i * 10)
+    graph, spec = graph_of(dataset), dataset.element_spec
+
+    def opened() -> TfDataPipeline:
+        return TfDataPipeline(graph, [ev.SplitSource(count=100)], element_spec=spec)
+
+    def bundle(pipeline: TfDataPipeline, number: int) -> TfDataRun:
+        return pipeline.bundle(SplitRange(5 * number, 5, 0), number=number, seed=0)
+
+    def expected(number: int) -> list[int]:
+        return [*range(50 * number, 50 * number + 50, 10)]
+
+    tasks = opened(), opened()
+    with ThreadPoolExecutor(4) as pool:
+        read = pool.map(lambda n: values(bundle(tasks[n % 2], n)), range(4))
+        assert [*read] == list(map(expected, range(4)))
+    under_way = [bundle(tasks[0], number).blocks() for number in (4, 5)]
+    heads = [next(blocks) for blocks in under_way]  # both have begun
+    for number, head, blocks in zip((4, 5), heads, under_way, strict=True):
+        rest = [int(v) for block in (head, *blocks) for v in block.components[0].elements()]
+        assert rest == expected(number)
+    for task in tasks:
+        task.close()
+    wait_for_steps()
+    later = opened()
+    assert values(bundle(later, 6)) == expected(6)
+    later.close()
+    assert (len(made_of_bundles), made) == (1, [])
 
 
 def test_datasets_whose_elements_are_alike_share_what_drives_them(traces: Traces) -> None:

@@ -16,8 +16,8 @@ from forebay.service.blocks import Block, Component, Strings, split
 from forebay.service.delivery import AnyOutput, EndOfTask, OutputCancelled
 from forebay.service.errors import ProtocolError
 from forebay.service.transport import BlockServer, ElementBudget, LocalClient, local_worker
+from forebay.service.transport.sending import Sent
 from forebay.service.transport.sessions import MAX_CREDIT_ELEMENTS
-from forebay.service.transport.streams import Sent
 
 from .peers import TIMEOUT_S, Consumer, only
 from .samples import SAMPLES, numbered

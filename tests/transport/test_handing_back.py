@@ -14,8 +14,8 @@ from forebay.service.delivery import AnyBlock, AnyOutput, EndOfTask, HeldByOther
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockServer, LocalClient
+from forebay.service.transport.sending import Farewell
 from forebay.service.transport.sessions import Sessions
-from forebay.service.transport.streams import Farewell
 
 from ..delivery.contract import block, numbers
 from .peers import TIMEOUT_S, UID, Consumer

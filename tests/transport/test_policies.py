@@ -35,8 +35,8 @@ from forebay.service.delivery import (
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockServer, local_worker, messages
-from forebay.service.transport.sessions import MAX_STREAMS, Sessions
-from forebay.service.transport.streams import Ended, Link, Sent
+from forebay.service.transport.sending import Ended, Link, Sent
+from forebay.service.transport.sessions import MAX_SENDINGS, Sessions
 
 from ..delivery.contract import Ledger, block, numbers
 from .peers import (
@@ -225,10 +225,10 @@ def test_a_consumer_has_a_bounded_number_of_subscriptions() -> None:
     world = World(bundles())
     link = world.connect(1)
     with pytest.raises(ProtocolError, match="10000 tasks and bundles are read already"):
-        for number in range(1, MAX_STREAMS + 2):
+        for number in range(1, MAX_SENDINGS + 2):
             world.sessions.read(link, TASK, 0, Addressed(number), number)
-    link = world.connect(1, *map(Addressed, range(MAX_STREAMS)))
-    assert len(link.session.streams) == MAX_STREAMS, "all are resumed"
+    link = world.connect(1, *map(Addressed, range(MAX_SENDINGS)))
+    assert len(link.session.sendings) == MAX_SENDINGS, "all are resumed"
 
 
 def test_what_is_refused_is_not_waited_for() -> None:

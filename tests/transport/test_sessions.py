@@ -25,8 +25,8 @@ from forebay.service.delivery import (
 )
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
+from forebay.service.transport.sending import BATCH_BYTES, Ended, Link, Sent
 from forebay.service.transport.sessions import Sessions
-from forebay.service.transport.streams import BATCH_BYTES, Ended, Link, Sent
 
 from .samples import numbered
 
@@ -310,7 +310,7 @@ def test_cancel_frees_a_producer_that_waits() -> None:
 
 @pytest.mark.parametrize("end", ["goodbye", "gone", "stop"])
 def test_blocks_go_with_the_consumer_and_not_with_the_next_garbage_collection(end: str) -> None:
-    """Sessions, links and streams are part of cycles of references, and blocks are large."""
+    """Sessions, links and sendings are part of cycles of references, and blocks are large."""
     world = World()
     values = np.zeros(9)
     world.output.put(Block(9, (Component(values),)))

@@ -20,7 +20,7 @@ import pytest
 from forebay.service.chaos.proxy import Proxies
 from forebay.service.delivery import AnyOutput
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import BlockServer, frames, messages, server, sessions, streams
+from forebay.service.transport import BlockServer, frames, messages, sending, server, sessions
 
 from .peers import TIMEOUT_S, UID, Consumer, Damage, MeddlingProxy, only, say, task
 from .samples import numbered
@@ -135,7 +135,7 @@ def test_consumers_that_do_not_read_hold_only_what_was_sent_to_them(closing: Exi
 def test_a_consumer_that_never_says_what_arrived(closing: ExitStack) -> None:
     """It gets as much as is kept for it, whatever its credit, until it does say so."""
     worker = started(closing)
-    most = streams.MAX_RETAINED_BYTES // MB + 1
+    most = sending.MAX_RETAINED_BYTES // MB + 1
     one, total = numbered(1, MB), 2 * most
     output = AnyOutput(1 << 40)
     for _ in range(total):

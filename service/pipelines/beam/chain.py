@@ -36,7 +36,7 @@ Emit = Callable[[Any], None]
 _FEW = 10
 
 
-class Side(NamedTuple):
+class SideInput(NamedTuple):
     """A side input: how the DoFn sees it, and its elements."""
 
     view: type[Any]  # AsList, AsDict, …: a class of apache_beam.pvalue
@@ -52,7 +52,7 @@ class Step:
     fn: core.DoFn
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    sides: Sequence[Side] = ()
+    sides: Sequence[SideInput] = ()
     output: str | None = None  # None: the main one; nobody wants the others
 
     @property

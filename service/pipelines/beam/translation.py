@@ -27,7 +27,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 from ... import pickles
 from ...errors import InvalidArgument
 from . import internals
-from .chain import Branches, Chain, Side, Step
+from .chain import Branches, Chain, SideInput, Step
 
 MAX_SPLITS = 1000
 """Of what was created: so many elements are a split each. If some step sees where bundles begin and
@@ -309,7 +309,7 @@ def _step(applied: _Applied, sides: _Sides) -> Step:
     )
 
 
-def _side(side: pvalue.AsSideInput, sides: _Sides) -> Side:
+def _side(side: pvalue.AsSideInput, sides: _Sides) -> SideInput:
     if side.pvalue not in sides:
         sides[side.pvalue] = _values(side.pvalue, sides)
-    return Side(type(side), internals.view_options(side), sides[side.pvalue])
+    return SideInput(type(side), internals.view_options(side), sides[side.pvalue])

@@ -100,7 +100,7 @@ class Failed(Exception):
         super().__init__(code, text[: 2 * MAX_TEXT], split, element)
 
 
-class Child:
+class FunctionProcess:
     """Answers the worker, until it has gone."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -526,4 +526,4 @@ def main(connection: socket.socket) -> None:
     os.close(nothing)
     os.dup2(2, 1)  # what the function prints is the worker's log
     numpys_random.seed()  # or all forks would draw the same; `random` sees to that itself
-    Child(connection).serve()
+    FunctionProcess(connection).serve()

@@ -17,7 +17,7 @@ from .element_specs import carrier
 Tensor = Any
 
 
-class Column(Protocol):
+class ColumnCodec(Protocol):
     """One component of the elements."""
 
     queued: list[tuple[Any, list[int]]]
@@ -32,7 +32,7 @@ class Column(Protocol):
     def decode(self, stacked: list[Tensor]) -> Component: ...
 
 
-def column(spec: Any) -> Column:
+def column(spec: Any) -> ColumnCodec:
     """The column for a component of this TensorSpec."""
     if spec.dtype == tf.variant:
         return Opaque(spec)
@@ -41,7 +41,7 @@ def column(spec: Any) -> Column:
     return Fixed(spec) if spec.shape.is_fully_defined() else Varying(spec)
 
 
-class Fixed(Column):
+class Fixed(ColumnCodec):
     """Every element has the same shape: the queue stacks them."""
 
     def __init__(self, spec: Any) -> None:
@@ -59,7 +59,7 @@ class Fixed(Column):
         return Component(to_numpy(stacked[0], self._dtype))
 
 
-class Varying(Column):
+class Varying(ColumnCodec):
     """Shapes differ. A tensor and its shape go through the queue as variants, without a copy."""
 
     fixed_bytes = None
@@ -90,7 +90,7 @@ class Varying(Column):
         return Component(values, shapes)
 
 
-class Text(Column):
+class Text(ColumnCodec):
     """Several strings: one for all of them, and their lengths. The queue would copy each."""
 
     fixed_bytes = None
@@ -111,7 +111,7 @@ class Text(Column):
         return Component(Strings(own.values, _data(joined)), own.shapes)
 
 
-class Opaque(Column):
+class Opaque(ColumnCodec):
     """A variant that means something to TensorFlow only: serialized, a string."""
 
     fixed_bytes = None

@@ -193,7 +193,7 @@ class Drivers:
             callback()
 
 
-class BundleRun:
+class DrivenBundle:
     """Drives one bundle."""
 
     def __init__(self, drivers: Drivers, numbers: list[int], release: Callable[[], None]) -> None:

@@ -41,7 +41,7 @@ from .imports import (
 from .packs import calls_functions
 from .source_walk import CHUNKS, NotSplittable, SourceNode, SourceWalk
 from .split_sources import require_splittable
-from .state import State, state_of
+from .state import GraphState, state_of
 from .transformations import Traced, call_as_it_is, concrete, opened, traced, until_stopped
 from .watches import Watch, saves_in
 
@@ -121,7 +121,9 @@ class TracedGraph:
         rewriting = options.experimental_optimization
         rewritten = rewriting.apply_default_optimizations is not False
         rewritten &= rewriting.noop_elimination is not False
-        return self._state == State.NONE or (self._state == State.IN_FUNCTIONS and rewritten)
+        return self._state == GraphState.NONE or (
+            self._state == GraphState.IN_FUNCTIONS and rewritten
+        )
 
     def close(self) -> None:
         """Free what TensorFlow holds of it. Idempotent. No run may use it any more."""

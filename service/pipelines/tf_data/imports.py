@@ -72,7 +72,7 @@ def output_specs(node: pb.NodeDef) -> tuple[Any, ...]:
 
 
 def import_graph(
-    graph: pb.GraphDef, feeds: Sources, given: dict[str, Tensor], results: list[str]
+    graph: pb.GraphDef, feeds: SourceStandIns, given: dict[str, Tensor], results: list[str]
 ) -> list[Tensor]:
     """Import a graph into the function being traced, in two parts: the sources with all that
     they depend on, then the rest, reading from what stands for them, and from tensors that are
@@ -140,7 +140,7 @@ def _tensor_name(name: str) -> str:
     return name if ":" in name else f"{name}:0"
 
 
-class Sources(Protocol):
+class SourceStandIns(Protocol):
     """What stands for a graph's sources."""
 
     names: list[str]

@@ -16,7 +16,7 @@ from ... import structure
 from ...blocks import BLOCK_BYTES
 from ..splits import SplitFeed, SplitRange
 from .bundles import BundleGraph
-from .drivers import UNWIND_S, BundleRun, Drivers, LongRun, pipeline_error
+from .drivers import UNWIND_S, DrivenBundle, Drivers, LongRun, pipeline_error
 from .element_specs import component_specs
 from .feeds import TracedGraph
 from .run import TfDataRun
@@ -87,7 +87,7 @@ class TfDataPipeline:
             bundles = self._bundles
             bundles.users += 1
         numbers = [splits.first, splits.count, key_of(seed, number), start]
-        source = BundleRun(bundles.drivers, numbers, lambda: self._leave(bundles))
+        source = DrivenBundle(bundles.drivers, numbers, lambda: self._leave(bundles))
         return TfDataRun(bundles.trace, source, number, start)
 
     def close(self) -> None:

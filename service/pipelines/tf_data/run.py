@@ -31,7 +31,7 @@ POLL_S = 0.001  # before the second look; each pause is twice as long as the one
 Tensor = Any
 
 
-class Source(Protocol):
+class DriverSource(Protocol):
     """Who drives a run."""
 
     def begin(self, queues: list[OwnedQueue]) -> Driver:
@@ -53,7 +53,7 @@ class TfDataRun:
     """One run: the queue between a pipeline and `blocks`."""
 
     def __init__(
-        self, trace: Trace, source: Source, bundle: int | None = None, start: int = 0
+        self, trace: Trace, source: DriverSource, bundle: int | None = None, start: int = 0
     ) -> None:
         self._trace = trace
         self._source = source

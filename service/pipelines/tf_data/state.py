@@ -12,7 +12,7 @@ from .graphs import TABLES, Graph
 _HARMLESS = {"Assert", "Case", "If", "PrintV2", "StatefulPartitionedCall", "While"}
 
 
-class State(enum.Enum):
+class GraphState(enum.Enum):
     """What of a graph has a state besides its datasets, which every run makes anew."""
 
     NONE = enum.auto()
@@ -20,12 +20,12 @@ class State(enum.Enum):
     IN_GRAPH = enum.auto()  # or in tables, which have names
 
 
-def state_of(graph: Graph) -> State:
+def state_of(graph: Graph) -> GraphState:
     nodes = [node.op for node in graph.proto.node if node is not graph.result]
     functions = [node.op for f in graph.proto.library.function for node in f.node_def]
     if any(map(_has_state, nodes)) or any(op in TABLES for op in functions):
-        return State.IN_GRAPH
-    return State.IN_FUNCTIONS if any(map(_has_state, functions)) else State.NONE
+        return GraphState.IN_GRAPH
+    return GraphState.IN_FUNCTIONS if any(map(_has_state, functions)) else GraphState.NONE
 
 
 def _has_state(op: str) -> bool:

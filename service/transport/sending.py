@@ -1,7 +1,7 @@
 """What is on its way to one consumer, and what it may have: the state of BlockServer's sessions.
 
 A *session* is what the worker knows of a consumer. It outlives connections for a while: for
-each subscription of the consumer to a task, a *stream*, it keeps the blocks that the consumer has
+each subscription of the consumer to a task, a *sending*, it keeps the blocks that the consumer has
 not yet said it received, so that a connection that is cut loses nothing; and, of who hands back,
 those that its trainer has not taken, so that what is left goes to others. A *link* is one
 connection: what is on its way to the consumer, and for how much more there is credit.
@@ -56,7 +56,7 @@ class Farewell(NamedTuple):
 Outgoing = Sent | Ended | Refusal | Farewell
 
 
-class Stream:
+class Sending:
     """A subscription, as it is carried to its consumer."""
 
     def __init__(self, key: Key, subscription: Subscription, received: int) -> None:
@@ -174,27 +174,27 @@ class Session:
 
     def __init__(self, consumer_id: int) -> None:
         self.consumer_id = consumer_id
-        self.streams: dict[Key, Stream] = {}
+        self.sendings: dict[Key, Sending] = {}
         self.link: Link | None = None
         self.left_at = 0.0
 
     @property
     def retained_bytes(self) -> int:
-        return sum(stream.retained_bytes for stream in self.streams.values())
+        return sum(sending.retained_bytes for sending in self.sendings.values())
 
     def lacking(self) -> Counter[int]:
         """How many elements of each task were handed to the consumer and not received."""
         found: Counter[int] = Counter()
-        for (task_id, _), stream in self.streams.items():
-            found[task_id] += sum(sent.block.count for sent in stream.retained)
+        for (task_id, _), sending in self.sendings.items():
+            found[task_id] += sum(sent.block.count for sent in sending.retained)
         return +found
 
-    def close_stream(self, key: Key) -> Stream | None:
+    def close_sending(self, key: Key) -> Sending | None:
         """The consumer wants no more of it. Returns what was closed, if there was any."""
-        stream = self.streams.pop(key, None)
-        if stream is not None:
-            stream.close()
-        return stream
+        sending = self.sendings.pop(key, None)
+        if sending is not None:
+            sending.close()
+        return sending
 
 
 class Link:
@@ -205,7 +205,7 @@ class Link:
         self.cut = cut
         self.ready = threading.Condition(lock)  # the outbox has something, or the link is closed
         self.outbox: deque[Outgoing] = deque()
-        self.streams: deque[Stream] = deque()  # those that have not ended, in turn
+        self.sendings: deque[Sending] = deque()  # those that have not ended, in turn
         self.credit = 0
         self.elements: int | None = None  # that may be sent, if they are counted
         self.resumed = False  # it has said which tasks it goes on with
@@ -213,28 +213,28 @@ class Link:
         self.ending = False  # what is in the outbox is the last
 
     def fill(self) -> None:
-        """Put into the outbox what its streams have, and there is credit for."""
+        """Put into the outbox what its sendings have, and there is credit for."""
         if self.ending or self.closed:
             return
         room = MAX_RETAINED_BYTES - self.session.retained_bytes
         batch = sum(out.cost for out in self.outbox if isinstance(out, Sent))
         misses = 0
-        while batch < BATCH_BYTES and misses < len(self.streams):
-            stream = self.streams.popleft()
-            out = stream.next(self.credit > 0 and self.elements != 0, room > 0, self.elements)
+        while batch < BATCH_BYTES and misses < len(self.sendings):
+            sending = self.sendings.popleft()
+            out = sending.next(self.credit > 0 and self.elements != 0, room > 0, self.elements)
             if out is None:
-                self.streams.append(stream)
+                self.sendings.append(sending)
                 misses += 1
                 continue
             misses = 0
             self.outbox.append(out)
             if isinstance(out, Ended):
                 if isinstance(out.end, HeldByOthers):
-                    self.streams.append(stream)
+                    self.sendings.append(sending)
                 elif isinstance(out.end, TaskUnknown):  # the consumer may ask for it anew
-                    self.session.close_stream(stream.key)
+                    self.session.close_sending(sending.key)
             else:
-                self.streams.append(stream)
+                self.sendings.append(sending)
                 self.credit -= out.cost
                 if self.elements is not None:
                     self.elements = max(0, self.elements - out.block.count)
