@@ -59,6 +59,7 @@ def test_a_cluster_reads_what_its_chief_has_registered(tmp_path: pathlib.Path) -
             while (line := each.line()) != "found":
                 assert line == "built" and each is tasks[2], "only the chief builds"
         tasks[2].kill()
+        tasks[2].finish()
         tasks[2] = task("chief")
         assert tasks[2].line() == "found", "and once"
         for each in tasks:

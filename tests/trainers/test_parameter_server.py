@@ -160,6 +160,7 @@ def test_a_cluster_whose_tasks_are_killed(target: str) -> None:
         assert (built, built_too, chief.line()) == ("built", "built", "under way")
         assert evaluators[0].line() == "reads"
         evaluators[0].kill()
+        evaluators[0].finish()
         evaluators.append(start(TASK + EVALUATOR, cluster, "evaluator", 0, target))
         for task in servers[:2]:
             task.kill()
@@ -183,6 +184,7 @@ def test_a_cluster_whose_tasks_are_killed(target: str) -> None:
         assert chief.line() == "built"
         before = json.loads(chief.line())
         chief.kill()
+        chief.finish()
         chief = coordinator()
         chief.close_input()
         chief.line()
