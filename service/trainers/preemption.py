@@ -63,6 +63,7 @@ class PreemptionHandler:
     Under `MultiWorkerMirroredStrategy`, which is to be made before, all processes have a handler,
     and each is told what one is told. The loops of all end behind the same step, or leave in the
     same call of `check()`, which all call in the same places; all have saved before one exits.
+    What TensorFlow was not given is handed back when the loops end.
     Elsewhere trainers that step together must leave together: a loop that ends while others wait
     for it in a collective operation holds them up, as with any dataset.
     """
