@@ -1,5 +1,7 @@
 """Row `mirrored`: how long the steps of two processes in sync wait for their data.
 
+They also read tf.data in their own processes: what they wait for there is TensorFlow's own.
+
 Each of the two is
 
 python -m forebay.benchmarks.mirrored TF_CONFIG
@@ -26,6 +28,7 @@ PROCESSES = 2
 FEATURES, HIDDEN, CLASSES, BATCH = 1024, 512, 10, 128  # a replica's batch has 512 KB
 STEPS, QUICK_STEPS, WARM_UP_STEPS = 200, 10, 10
 MOST_WAITED = 2.0
+BESIDE = "beside tf.data in the trainers' own processes"
 WHAT = f"MultiWorkerMirroredStrategy, {PROCESSES} processes, a step of {HIDDEN} hidden units"
 
 
@@ -43,6 +46,7 @@ def mirrored(setting: Setting) -> list[Finding]:
             worker = stack.enter_context(work(dispatcher))
             worker.wait_until_serving()
             sides[side] = {"side": side, "service": dispatcher.address, "worker": worker.pid}
+        sides["in_process"] = {**sides["ours"], "side": "in_process"}  # whose worker does nothing
         cluster = {"worker": [f"127.0.0.1:{free_port()}" for _ in range(PROCESSES)]}
         trainers = []
         for index in range(PROCESSES):
@@ -59,13 +63,15 @@ def mirrored(setting: Setting) -> list[Finding]:
             unit=unit,
             better=better,
             ours=[each[figure] for each in rounds["ours"]],
-            peer=[each[figure] for each in rounds["peer"]],
+            peer=[each[figure] for each in rounds[beside]],
             required=required,
         )
-        for figure, what, unit, better, required in (
-            ("waited", "of its time it waits for data", "%", Better.LESS, MOST_WAITED),
-            ("busy", "processor time of the worker", "% of a core", Better.LESS, None),
-            ("per_s", "steps", "steps/s", Better.MORE, None),
+        for figure, what, unit, better, required, beside in (
+            ("waited", "of its time it waits for data", "%", Better.LESS, MOST_WAITED, "peer"),
+            ("busy", "processor time of the worker", "% of a core", Better.LESS, None, "peer"),
+            ("per_s", "steps", "steps/s", Better.MORE, None, "peer"),
+            ("waited", f"the first {BESIDE}", "%", Better.LESS, None, "in_process"),
+            ("per_s", f"the last {BESIDE}", "steps/s", Better.MORE, None, "in_process"),
         )
     ]
 
@@ -114,6 +120,10 @@ def _serve() -> None:
     def distributed(side: str, service: str, job: str) -> Any:
         if side == "ours":
             return distribute_across(dataset_fn, service, strategy, job_name=job)
+        if side == "in_process":
+            off = tf.data.Options()
+            off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+            return dataset_fn(None).prefetch(tf.data.AUTOTUNE).with_options(off)
         theirs = tf.data.experimental.service
         return dataset_fn(None).apply(
             theirs.distribute(theirs.ShardingPolicy.OFF, f"grpc://{service}", job_name=job)

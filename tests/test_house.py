@@ -147,7 +147,7 @@ BANNED: dict[str, set[str]] = {  # not even lazily
     "service.trainers.jax_arrays": HEAVY | {"torch"},
     **{
         f"service.trainers.{name}": HEAVY | {"torch", "jax"}
-        for name in ("batches", "jobs", "preemption", "shapes")
+        for name in ("batches", "jobs", "preemption", "shapes", "together")
     },
     "service.trainers.keras_data": {"tensorflow", "apache_beam", "torch", "jax"},
     "service.trainers.pytorch": HEAVY | {"jax"},

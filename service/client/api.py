@@ -34,7 +34,7 @@ from ..pipelines.tf_data.source_walk import NotSplittable
 from ..pipelines.tf_data.split_sources import split_sources
 from ..proto import forebay_pb2 as pb
 from ..structure import encode
-from . import each_for_itself, functions, parameter_servers, registration
+from . import collective, each_for_itself, functions, parameter_servers, registration, same_end
 from .functions import PythonDataset
 from .options import (
     CrossTrainerCache,
@@ -358,6 +358,7 @@ def _read_as_dataset(
     options = tf.data.Options()
     if shared:  # as tf.data service does: what is shared must not be sharded again
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        each_for_itself.explain_sharding()
     if tf.is_symbolic_tensor(dataset_id):
         return _read_what_is_named(reader_of, dataset_id, element_spec, options, shared=shared)
     dataset_id = _text(dataset_id)
@@ -375,7 +376,7 @@ def _read_as_dataset(
     if metadata.element_spec is not None:
         check_element_spec(element_spec, metadata.element_spec)
     return dataset_of_blocks(
-        partial(reader.iterate, NOTHING),
+        partial(_blocks_of, reader),
         element_spec,
         compressed=metadata.compressed and metadata.raw,
         cardinality=_cardinality(metadata.cardinality, policy),
@@ -406,7 +407,7 @@ def _read_what_is_named(
                     f"the elements of dataset {reader.dataset_id} are compressed by tf.data "
                     "service's client: give its id as a string, and not as a function's tensor"
                 )
-            return reader.iterate(NOTHING)
+            return _blocks_of(reader)
 
         return open_blocks
 
@@ -425,6 +426,16 @@ def _read_what_is_named(
 
 
 _naming = threading.Lock()
+
+
+same_end.finders.append(collective.tasks)
+
+
+def _blocks_of(reader: Reader) -> Any:
+    """Of its next epoch."""
+    if reader.how.num_consumers is not None or same_end.find() is None:
+        return reader.iterate(NOTHING)
+    return same_end.blocks_of(partial(reader.iterate, NOTHING), reader.name)
 
 
 @plain

@@ -94,6 +94,7 @@ class Reader:
             )
         self.service = service
         self.dataset_id = dataset_id
+        self.name = job_name or dataset_id
         self._policy = policy
         self._job_name = job_name
         self.how = replace(how, dynamic=policy == ShardingPolicy.DYNAMIC)

@@ -17,11 +17,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
+from ..client import same_end
 from ..client.leaving import close_between_steps, open_consumers, stopping
 from ..errors import InvalidArgument
+from .together import Together, exit_with
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +60,12 @@ class PreemptionHandler:
     Only this process is told: the workers of a PyTorch DataLoader read in processes of their own,
     and read on. Have the loop end with `check()`; what they have made for it by then is lost.
 
-    Trainers that step together must leave together: a loop that ends while others wait for it in a
-    collective operation holds them up, as with any dataset.
+    Under `MultiWorkerMirroredStrategy`, which is to be made before, all processes have a handler,
+    and each is told what one is told. The loops of all end behind the same step, or leave in the
+    same call of `check()`, which all call in the same places; all have saved before one exits.
+    What TensorFlow was not given is handed back when the loops end.
+    Elsewhere trainers that step together must leave together: a loop that ends while others wait
+    for it in a collective operation holds them up, as with any dataset.
     """
 
     def __init__(
@@ -93,6 +100,7 @@ class PreemptionHandler:
         self._finished = False
         self._before: Any = None
         self._wakeup_before = -1
+        self._together: Together | None = None
 
     @property
     def preempted(self) -> bool:
@@ -122,6 +130,8 @@ class PreemptionHandler:
                 f"{error}: enter a PreemptionHandler in the main thread, which gets the signals"
             ) from None
         _active.append(self)
+        if (others := same_end.find()) is not None:
+            self._together = Together(others, self._wake)
         threading.Thread(target=self._watch, name="forebay-preemption", daemon=True).start()
         return self
 
@@ -142,19 +152,24 @@ class PreemptionHandler:
                     stopping.end(self)
                 with suppress(OSError):  # it is full, or closed: it was woken
                     self._waker.send(b"\0")
+                if self._together is not None:
+                    self._together.close()
         if self.preempted and error is None and self._exit_code is not None:
-            sys.exit(self._exit_code)
+            self._exit()
 
     def check(self, *_: Any, **__: Any) -> bool:
         """Between two steps: if SIGTERM has come, hand back, save, and exit.
 
         Returns whether it has, if the process is not to exit. All arguments are ignored.
         """
-        if not self.preempted:
+        if self._together is not None:
+            if not self._together.check():
+                return False
+        elif not self.preempted:
             return False
         self._finish()
         if self._exit_code is not None:
-            sys.exit(self._exit_code)
+            self._exit()
         return True
 
     def _give_back_signals(self) -> None:
@@ -166,10 +181,13 @@ class PreemptionHandler:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._begin()
-        with suppress(OSError):  # it is full, or closed: it was woken
-            self._waker.send(bytes([number]))  # if somebody else has the wake-ups
+        self._wake()  # if somebody else has the wake-ups
         if callable(self._before):
             self._before(number, frame)
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # it is full, or closed: it was woken
+            self._waker.send(bytes([signal.SIGTERM]))
 
     def _give_back_in_child(self) -> None:
         signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
@@ -186,11 +204,21 @@ class PreemptionHandler:
         if self._finished:
             return
         self._finished = True
+        for reading in open_consumers():
+            same_end.stop(reading)
         self._handed_back.wait(min(HAND_BACK_S, self.remaining_s))
         for reading in open_consumers():
             close_between_steps(reading)
         if self._save_fn is not None:
             self._save_fn(self.remaining_s)
+        if self._together is not None:
+            self._together.wait_until_all_have_saved(max(0.0, self.remaining_s - CLOSING_S))
+
+    def _exit(self) -> NoReturn:
+        assert self._exit_code is not None
+        if self._together is not None:
+            exit_with(self._exit_code)
+        sys.exit(self._exit_code)
 
     def _watch(self) -> None:
         while signal.SIGTERM not in (woken := self._wakened.recv(64)):
@@ -206,7 +234,12 @@ class PreemptionHandler:
         log.warning("preempted: %g s are left to save and to end", self.remaining_s)
         begun_s = time.monotonic()
         give_up_s = begun_s + min(HAND_BACK_S, self.remaining_s)
-        threads = [_in_thread(reading.leave) for reading in open_consumers()]
+        if self._together is not None:
+            self._together.agree(give_up_s - begun_s)
+        threads = [
+            _in_thread(partial(same_end.leave, reading, give_up_s - begun_s))
+            for reading in open_consumers()
+        ]
         if not threads:
             log.warning("nothing is being read in this process: have the loop call check()")
         for thread in threads:

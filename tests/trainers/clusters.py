@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,10 +26,14 @@ def tf_config(cluster: Cluster, kind: str, index: int, **task: Any) -> Iterator[
         del os.environ["TF_CONFIG"]
 
 
-def start(program: str, cluster: Cluster, kind: str, index: int, *arguments: object) -> Fork:
-    """The task of that cluster; its output is to be read, its errors are this process's."""
+def start(
+    program: str | pathlib.Path, cluster: Cluster, kind: str, index: int, *arguments: object
+) -> Fork:
+    """The task of that cluster; its output is to be read, its errors are this process's. The
+    program is code, or a file of it."""
+    code = ["-c", program] if isinstance(program, str) else [str(program)]
     with tf_config(cluster, kind, index):
-        return Fork(["-c", program, *map(str, arguments)])
+        return Fork([*code, *map(str, arguments)])
 
 
 def said(task: Fork) -> list[str]:

@@ -58,6 +58,10 @@ def test_a_cluster_reads_what_its_chief_has_registered(tmp_path: pathlib.Path) -
         for each in tasks:
             while (line := each.line()) != "found":
                 assert line == "built" and each is tasks[2], "only the chief builds"
+        tasks[2].kill()
+        tasks[2].finish()
+        tasks[2] = task("chief")
+        assert tasks[2].line() == "found", "and once"
         for each in tasks:
             each.close_input()
         worker, evaluator, chief = map(said, tasks)
@@ -162,6 +166,16 @@ def test_a_cluster_that_has_changed_is_told(target: str) -> None:
     assert read(evaluator) == [*range(10)]
 
 
+def test_a_chief_that_finds_a_dataset_says_so(
+    target: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a training that has read nothing yet, which another may be by mistake."""
+    for task, dataset_fn, warned in ((CHIEF, numbers, 0), (CHIEF, never, 1), (WORKER, never, 1)):
+        across(target, task, "begun", dataset_fn=dataset_fn)
+        said = ["'begun' has had its dataset since it began" in said for said in caplog.messages]
+        assert sum(said) == warned
+
+
 def test_a_chief_that_does_not_come_is_named(target: str) -> None:
     for task in (WORKER, EVALUATOR):
         with pytest.raises(tf.errors.UnavailableError, match="chief of 'alone' has not"):
@@ -209,6 +223,8 @@ def test_trials_that_share_the_cache_get_the_same(target: str) -> None:
         )
         for number, dataset_fn in ((1, endless), (2, never))
     ]  # fmt: skip
+    evaluator = across(target, EVALUATOR, "cached", cross_trainer_cache=True)
+    assert len([*evaluator.take(100)]) == 100
     iterators = [trial.as_numpy_iterator() for trial in trials]
     got: list[set[Any]] = [set(), set()]
     # Numbers by chance, which are the same if they are drawn once.
@@ -264,10 +280,9 @@ def test_who_reads_for_itself_beside_others_is_told_what_doubles(
     assert warned({"worker": ["a:1"]}, "worker", None) == warned("no cluster", "worker", None) == 0
 
 
-def test_who_shards_what_is_shared_is_warned_by_tensorflow(
-    target: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Also behind other transformations; AUTO is nothing said."""
+def test_who_shards_what_is_shared_is_warned(target: str, caplog: pytest.LogCaptureFixture) -> None:
+    """By TensorFlow, and of what becomes of it; also behind other transformations. AUTO is nothing
+    said."""
     shared = across(target, TaskContext(), "sharded", dataset_fn=numbers)
     policies = tf.data.experimental.AutoShardPolicy
     for dataset in (shared, shared.map(lambda i: i).batch(2)):
@@ -279,6 +294,7 @@ def test_who_shards_what_is_shared_is_warned_by_tensorflow(
             assert (found.auto_shard_policy != policies.OFF) == warned
             changing = "Changing the value of option auto_shard_policy from <AutoShardPolicy.OFF"
             assert sum(said.startswith(changing) for said in caplog.messages) == warned
+            assert sum("and those elements are lost" in said for said in caplog.messages) == warned
 
 
 @pytest.mark.parametrize("task", [CHIEF, WORKER, EVALUATOR])

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from forebay.service import Role, TaskContext
 from forebay.service.errors import FailedPrecondition, InvalidArgument
@@ -65,8 +66,17 @@ def test_a_cluster_has_its_addresses_and_a_chief_under_one_name() -> None:
     context = TaskContext.from_env(tf_config(WITH_MASTER, "worker", 0, trial="7"))
     assert context.cluster == {"chief": ("m:1",), "worker": ("w0:1",)}
     assert context.trial == "7"
-    assert TaskContext.from_env(tf_config({}, trial="1")).trial == "1"
+    for trial in ("1", 1):
+        assert TaskContext.from_env(tf_config({}, trial=trial)).trial == "1"
     assert TaskContext.from_env(tf_config(WITH_CHIEF, "ps")).cluster["ps"] == ("p:1",)
+
+
+@pytest.mark.parametrize("cluster", [WITH_CHIEF, WITHOUT_CHIEF, {}])
+def test_a_cluster_is_one_for_tensorflow(cluster: Any) -> None:
+    """Also as it comes: it never has an evaluator, whose own task is none of it."""
+    context = TaskContext.from_env(tf_config(cluster, "evaluator"))
+    assert tf.train.ClusterSpec(context.cluster).as_dict() == cluster
+    assert tf.train.ClusterSpec(cluster) == tf.train.ClusterSpec(context.cluster)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +109,24 @@ TORCHELASTIC = {"TORCHELASTIC_RUN_ID": "x"}
 RANKED = {"RANK": "3", "WORLD_SIZE": "4"}
 MPIRUN = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
 ONE_POOL = {"CLUSTER_SPEC": json.dumps({"cluster": {"workerpool0": ["a:1"]}})}
+TWO_POOLS = {
+    "CLUSTER_SPEC": json.dumps(
+        {
+            "cluster": {"workerpool0": ["a:1"], "workerpool1": ["b:1"]},
+            "task": {"type": "workerpool1", "index": 0},
+        }
+    )
+}
+PYTORCHJOB = {
+    "MASTER_ADDR": "job-master-0",
+    "MASTER_PORT": "23456",
+    "PYTHONUNBUFFERED": "1",
+    "PET_MASTER_ADDR": "job-master-0",
+    "PET_MASTER_PORT": "23456",
+    "PET_NNODES": "4",
+    "PET_NPROC_PER_NODE": "1",
+    "PET_NODE_RANK": "2",
+}
 SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_NODELIST": "n[1-2]"}
 
 
@@ -120,6 +148,11 @@ SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_NODELIST": "n[1-2]"}
         (SLURM | {"SLURM_STEP_NUM_TASKS": "2"} | MPIRUN, WORKER, 2, 4),
         # A launcher inside of a platform that has started it as one task knows better.
         (tf_config({}, trial="3") | RANKED, WORKER, 3, 4),
+        # All that Kubeflow's PyTorchJob sets.
+        (PYTORCHJOB | {"RANK": "2", "WORLD_SIZE": "4"}, WORKER, 2, 4),
+        (PYTORCHJOB | TORCHELASTIC | {"RANK": "5", "WORLD_SIZE": "8"}, WORKER, 5, 8),
+        # Vertex AI sets both: the chief of three, and not the worker of two.
+        (tf_config(WITHOUT_CHIEF, "worker", 0) | TWO_POOLS, CHIEF, 0, 3),
         (tf_config({"worker": ["w:1"]}, "worker") | RANKED, WORKER, 3, 4),
         (tf_config({"chief": ["c:1"]}, "chief") | MPIRUN, WORKER, 2, 4),
         (ONE_POOL | RANKED, WORKER, 3, 4),

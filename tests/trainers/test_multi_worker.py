@@ -1,25 +1,42 @@
-"""`MultiWorkerMirroredStrategy`: real processes, which find each other by TF_CONFIG."""
+"""`MultiWorkerMirroredStrategy`: real processes, which find each other by TF_CONFIG.
+
+They take long to begin, so a cluster does one thing after another, and tests look at what it said.
+"""
 
 from __future__ import annotations
 
+import collections
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from forebay import service
 from forebay.service.processes import free_port
 
 from ..forks import Fork
 from .clusters import start
+from .sharding import LINES, SHARDING, write_files
+
+Said = Mapping[str, list[Any]]
+"""What each process of a cluster said, by the topic."""
 
 BEGINS = """
 import json
+import logging
 import os
+import signal
 import sys
+import time
+import types
 import tensorflow as tf
 from forebay import service
 
+warned = []
+log = logging.getLogger("forebay")
+log.addHandler(logging.StreamHandler(types.SimpleNamespace(write=warned.append, flush=int)))
 resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
 if "not in the environment" in sys.argv:
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -31,11 +48,11 @@ if "not in the environment" in sys.argv:
     del os.environ["TF_CONFIG"]
 strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
 index = strategy.cluster_resolver.task_id
-target = sys.argv[1]
+target, directory = sys.argv[1:3]
 
 
-def say(what):
-    print(json.dumps(what), flush=True)
+def say(topic, what):
+    print(json.dumps([topic, what]), flush=True)
 
 
 @tf.function
@@ -44,33 +61,57 @@ def total(batch):
     return strategy.reduce("SUM", own, axis=None)
 
 
+def values(batch):
+    (own,) = strategy.experimental_local_results(batch)
+    return own.numpy().tolist()
+
+
 def steps(dataset):
     "Of an epoch: what this worker gets, and the sum of what all get."
     for batch in dataset:
-        (own,) = strategy.experimental_local_results(batch)
-        yield own.numpy().tolist(), int(total(batch))
+        yield values(batch), int(total(batch))
 
 
 def numbers(context):
-    say("built")
+    say("built", True)
     return tf.data.Dataset.range(600).batch(context.get_per_replica_batch_size(12))
+
+
+def read(dataset):
+    return dataset.apply(service.distribute("parallel_epochs", target))
+
+
+def batches(elements):
+    plain = tf.data.Dataset.range(elements).batch(4)
+    name = f"of {elements}, {strategy.num_replicas_in_sync}"
+    shared = service.distribute_across(lambda _: plain, target, strategy, job_name=name)
+    strategy.reduce("SUM", tf.constant(0), axis=None)  # nobody reads what others have not found
+    for name, dataset in (("plain", plain), ("read", read(plain)), ("shared", shared)):
+        distributed = strategy.experimental_distribute_dataset(dataset)
+        say(f"{name} batches", [own for own, _ in steps(distributed)])
 """
 
 ENDS = """
-say("end")
+say("end", True)
 sys.stdin.read()  # TensorFlow ends a cluster with the first that leaves
 os._exit(0)
 """
 
 
-def started(program: str, number: int, *arguments: object) -> list[Fork]:
+def started(program: str, number: int, target: str, directory: pathlib.Path, *more: str) -> Any:
+    file = directory / f"{number}.py"  # whose loops AutoGraph reads
+    file.write_text(program)
     cluster = {"worker": [f"127.0.0.1:{free_port()}" for _ in range(number)]}
-    return [start(program, cluster, "worker", i, *arguments) for i in range(number)]
+    return [start(file, cluster, "worker", i, target, directory, *more) for i in range(number)]
 
 
-def said_by(tasks: list[Fork]) -> list[list[Any]]:
-    """What each of them says before its end, which is in order."""
-    said = [[json.loads(line) for line in iter(task.line, '"end"')] for task in tasks]
+def said_by(tasks: list[Fork]) -> Said:
+    """Before their end, which is in order."""
+    said: dict[str, list[Any]] = collections.defaultdict(list)
+    for task in tasks:
+        for line in iter(task.line, '["end", true]'):
+            topic, what = json.loads(line or "null")
+            said[topic].append(what)
     for task in tasks:
         task.close_input()
     assert [task.finish(60) for task in tasks] == [0] * len(tasks)
@@ -78,101 +119,131 @@ def said_by(tasks: list[Fork]) -> list[list[Any]]:
 
 
 SHARDED = """
-Policy = tf.data.experimental.AutoShardPolicy
-
-
-def lines(*names):
-    "What these files of the directory have, one after another, in batches."
-    files = tf.data.Dataset.from_tensor_slices([f"{sys.argv[2]}/{name}" for name in names])
-    numbers = files.interleave(tf.data.TextLineDataset, cycle_length=1)
-    return numbers.map(lambda line: tf.strings.to_number(line, tf.int64)).batch(4)
-
-
-def with_policy(dataset, name):
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = Policy[name]
-    return strategy.experimental_distribute_dataset(dataset.with_options(options))
+def distributed(dataset, policy):
+    return strategy.experimental_distribute_dataset(with_policy(dataset, policy))
 
 
 def own(dataset, policy):
     try:
-        return [own for own, _ in steps(with_policy(dataset, policy))]
+        return [own for own, _ in steps(distributed(dataset, policy))]
     except tf.errors.NotFoundError as error:
         return "unshardable source" in str(error)
 
 
-def read(dataset):
-    return dataset.apply(service.distribute("parallel_epochs", target))
-
-
 for policy, *names in json.loads(sys.argv[3]):
-    say([own(lines(*names), policy), own(read(lines(*names)), policy)])
-one_file = with_policy(lines("0 to 11"), "FILE")
+    for way in (lambda dataset: dataset, read):
+        say(f"{policy} of {names}", own(way(lines(directory, *names)), policy))
+shared = service.distribute_across(
+    lambda _: tf.data.Dataset.range(48).batch(4), target, strategy, job_name="sharded again"
+)
+strategy.reduce("SUM", tf.constant(0), axis=None)
+say("sharded again", sum(own(shared, "DATA"), []))
+say("explained", any("are lost" in text for text in warned))
+one_file = distributed(lines(directory, "0 to 11"), "FILE")
 if index == 0:
     try:
         next(iter(one_file))
     except tf.errors.InvalidArgumentError as error:
-        say("FILE based sharding" in str(error))
-else:
-    say(None)
+        say("too few files", "FILE based sharding" in str(error))
 """
 
-HALVES = [[[0, 1], [2, 3], [4, 5]], [[6, 7], [8, 9], [10, 11]]]
-IN_TURN = [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7], [10, 11]]]
-EVERYTHING = [[[i, i + 1] for i in range(0, 12, 2)]] * 2
-TWO, ONE = ["0 to 5", "6 to 11"], ["0 to 11"]
-SHARDING: list[tuple[str, list[str], Any, Any]] = [
-    # What each of two workers gets of the files: the guide's table; and through the service, each
-    # for itself. (The guide has FILE end in [4] [5], where TensorFlow 2.21 joins what fits.)
-    ("FILE", TWO, HALVES, [True, True]),  # an error, as with TensorFlow's own client
-    ("AUTO", TWO, HALVES, IN_TURN),  # which is DATA, as it finds no files
-    ("DATA", TWO, IN_TURN, IN_TURN),
-    ("DATA", ONE, IN_TURN, IN_TURN),
-    ("OFF", ONE, EVERYTHING, EVERYTHING),
-]
+FITTED = """
+import keras
+
+pairs = tf.data.Dataset.range(8).map(lambda i: (tf.fill([1], tf.cast(i, tf.float32)), 0.0)).batch(4)
+for dataset in (pairs, read(pairs)):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    try:
+        model.fit(dataset, shuffle=False, verbose=0)
+    except ValueError as error:
+        say("fit", "(PerReplica:" in str(error))
+"""
 
 
-def test_auto_sharding(target: str, tmp_path: pathlib.Path) -> None:
-    for name, numbers in (("0 to 5", range(6)), ("6 to 11", range(6, 12)), ("0 to 11", range(12))):
-        (tmp_path / name).write_text("".join(f"{i}\n" for i in numbers))
+@pytest.fixture(scope="module")
+def two(target: str, tmp_path_factory: pytest.TempPathFactory) -> Said:
+    """What a cluster of two says."""
+    directory = tmp_path_factory.mktemp("two")
+    write_files(directory)
     rows = json.dumps([[policy, *names] for policy, names, *_ in SHARDING])
-    said = said_by(started(BEGINS + SHARDED + ENDS, 2, target, tmp_path, rows))
-    *found, too_few = zip(*said, strict=True)
-    assert too_few == (True, None)
-    for row, workers in zip(SHARDING, found, strict=True):
-        assert [[*each] for each in zip(*workers, strict=True)] == [*row[2:]], row
+    program = BEGINS + LINES + SHARDED + "batches(6)\n" + FITTED + ENDS
+    return said_by(started(program, 2, target, directory, rows))
 
 
-BATCHES = """
-plain = tf.data.Dataset.range(int(sys.argv[2])).batch(4)
-read = plain.apply(service.distribute("parallel_epochs", target))
-shared = service.distribute_across(lambda _: plain, target, strategy, job_name=str(sys.argv[2:]))
-strategy.reduce("SUM", tf.constant(0), axis=None)  # nobody reads what others have not found
-for dataset in (plain, read, shared):
-    say([own for own, _ in steps(strategy.experimental_distribute_dataset(dataset))])
-"""
+@pytest.mark.parametrize(("policy", "names", "plain", "read"), SHARDING)
+def test_auto_sharding(two: Said, policy: str, names: list[str], plain: Any, read: Any) -> None:
+    said = two[f"{policy} of {names}"]
+    assert (said[::2], said[1::2]) == (plain, read)
 
 
-@pytest.mark.parametrize(
-    ("elements", "replicas", "expected"),
-    [
-        (6, 2, [[[0, 1], [2, 3]], [[4], [5]]]),
-        (8, 3, [[[0, 1], [2, 3], []], [[4, 5], [6, 7], []]]),
-    ],
+def test_what_is_shared_and_sharded_again_is_lost_in_part(two: Said) -> None:
+    """As a warning has said."""
+    found = [x for own in two["sharded again"] for x in own]
+    assert 0 < len(found) < 48 and len(found) == len({*found})
+    assert two["explained"] == [True, True]
+
+
+def test_fewer_files_than_workers(two: Said) -> None:
+    assert two["too few files"] == [True]
+
+
+def test_what_keras_cannot_do_it_cannot_without_a_service_either(two: Said) -> None:
+    """Its `fit` takes no batch of this strategy's for a tensor: README says so."""
+    assert two["fit"] == [True] * 4
+
+
+INTERFACE = """
+@tf.function
+def loop(distributed):
+    result = tf.constant(0, tf.int64)
+    for batch in distributed:
+        result += total(batch)
+    return result
+
+
+def of_a_worker(context):
+    found = context.num_input_pipelines, context.input_pipeline_id, context.num_replicas_in_sync
+    say("contexts", found)
+    plain = tf.data.Dataset.range(30).shard(context.num_input_pipelines, context.input_pipeline_id)
+    return read(plain.batch(context.get_per_replica_batch_size(6)))
+
+
+distributed = strategy.distribute_datasets_from_function(of_a_worker)
+
+
+@tf.function(input_signature=[distributed.element_spec])
+def signed(batch):
+    return total(batch)
+
+
+@tf.function
+def two_steps(iterator):
+    return signed(next(iterator)) + signed(iterator.get_next())
+
+
+say("own steps", [values(batch) for batch in distributed])
+iterator = iter(distributed)
+sums = [int(loop(distributed)), sum(int(signed(batch)) for batch in distributed)]
+sums.append(int(two_steps(iterator)) + int(two_steps(iterator)) + int(signed(iterator.get_next())))
+say("sums", sums)
+for end in (iterator.get_next, lambda: next(iterator)):
+    try:
+        end()
+    except (tf.errors.OutOfRangeError, StopIteration) as error:
+        say("ends", type(error).__name__)
+iterator = iter(distributed)
+found = [iterator.get_next_as_optional() for _ in range(6)]
+say("optional", [values(x.get_value()) if x.has_value() else None for x in found])
+iterator = read(tf.data.Dataset.range(2)).as_numpy_iterator()
+value = strategy.experimental_distribute_values_from_function(
+    lambda context: 10 * context.replica_id_in_sync_group + next(iterator)
 )
-def test_batches_over_replicas(
-    target: str, elements: int, replicas: int, expected: list[list[list[int]]]
-) -> None:
-    """The guide's table, with a replica a process. In a shared job a batch is one trainer's, whose
-    parts it has one after another."""
-    workers = said_by(started(BEGINS + BATCHES + ENDS, replicas, target, elements))
-    for way in range(2):
-        assert [[*step] for step in zip(*(own[way] for own in workers), strict=True)] == expected
-    shared = [own[2] for own in workers]
-    assert len({len(own) for own in shared}) == 1, "all take part in each step"
-    parts = sorted(part for own in shared for part in own if part)
-    assert parts == sorted(part for batch in expected for part in batch if part)
-
+(value,) = strategy.experimental_local_results(value)
+say("value", int(value))
+say("warned", any("without a job_name each of the 3 tasks" in text for text in warned))
+"""
 
 SHARED = """
 dataset = service.distribute_across(numbers, target, strategy, job_name="shared")
@@ -180,68 +251,205 @@ for distributed in (
     strategy.distribute_datasets_from_function(lambda _: dataset),
     strategy.experimental_distribute_dataset(dataset),
 ):
-    say([*steps(distributed)])
+    say("shared", [*steps(distributed)])
 """
 
 
-def test_a_shared_job(target: str) -> None:
+@pytest.fixture(scope="module")
+def three(target: str, tmp_path_factory: pytest.TempPathFactory) -> Said:
+    """What a cluster of three says, of which the environment knows nothing."""
+    program = BEGINS + INTERFACE + "batches(8)\n" + SHARED + ENDS
+    directory = tmp_path_factory.mktemp("three")
+    return said_by(started(program, 3, target, directory, "not in the environment"))
+
+
+@pytest.fixture(scope="module")
+def five(target: str, tmp_path_factory: pytest.TempPathFactory) -> Said:
+    directory = tmp_path_factory.mktemp("five")
+    return said_by(started(BEGINS + "batches(4)\n" + ENDS, 5, target, directory))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "expected"),
+    [
+        ("two", [[[0, 1], [2, 3]], [[4], [5]]]),
+        ("three", [[[0, 1], [2, 3], []], [[4, 5], [6, 7], []]]),
+        ("five", [[[0], [1], [2], [3], []]]),
+    ],
+)
+def test_batches_over_replicas(
+    request: pytest.FixtureRequest, cluster: str, expected: list[list[list[int]]]
+) -> None:
+    """The guide's table, with a replica a process. In a shared job a batch is one trainer's, whose
+    parts it has one after another."""
+    said = request.getfixturevalue(cluster)
+    for way in ("plain", "read"):
+        assert [[*step] for step in zip(*said[f"{way} batches"], strict=True)] == expected
+    shared = said["shared batches"]
+    assert len({len(own) for own in shared}) == 1, "all take part in each step"
+    parts = sorted(part for own in shared for part in own if part)
+    assert parts == sorted(part for batch in expected for part in batch if part)
+
+
+def test_a_shared_job(three: Said) -> None:
     """Each element goes to one of them, and all make the same steps, of no elements if need be."""
-    program = BEGINS + SHARED + ENDS
-    chief, *others = said_by(started(program, 3, target, "not in the environment"))
-    assert chief.pop(0) == "built"
-    for size, epoch in zip((4, 2), zip(chief, *others, strict=True), strict=True):
-        for step in zip(*epoch, strict=True):
+    assert three["built"] == [True], "by the chief"
+    for size, epochs in ((4, three["shared"][::2]), (2, three["shared"][1::2])):
+        for step in zip(*epochs, strict=True):
             assert {total for _, total in step} == {sum(sum(own) for own, _ in step)}
             assert {len(own) for own, _ in step} <= {size, 0}  # 4 over 3 replicas are 2, 2 and 0
-        own = [x for steps in epoch for elements, _ in steps for x in elements]
+        own = [x for steps in epochs for elements, _ in steps for x in elements]
         assert sorted(own) == list(range(600))
 
 
-FITTED = """
-import keras
-
-pairs = tf.data.Dataset.range(8).map(lambda i: (tf.fill([1], tf.cast(i, tf.float32)), 0.0)).batch(4)
-for dataset in (pairs, pairs.apply(service.distribute("parallel_epochs", target))):
-    with strategy.scope():
-        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-    try:
-        model.fit(dataset, shuffle=False, verbose=0)
-    except ValueError as error:
-        say("(PerReplica:" in str(error))
-"""
+def test_the_guide_s_ways_to_iterate(three: Said) -> None:
+    """Over what a function makes for each worker, which divides it by itself."""
+    assert three["contexts"] == [[3, worker, 3] for worker in range(3)], "once each"
+    own = [[[i, i + 3] for i in range(worker, 30, 6)] for worker in range(3)]
+    assert three["own steps"] == own
+    assert three["sums"] == [[sum(range(30))] * 3] * 3
+    assert three["ends"] == ["OutOfRangeError", "StopIteration"] * 3
+    assert three["optional"] == [[*steps, None] for steps in own]
+    assert three["value"] == [0, 10, 20]
 
 
-def test_what_keras_cannot_do_it_cannot_without_a_service_either(target: str) -> None:
-    """Its `fit` takes no batch of this strategy's for a tensor: README says so."""
-    assert said_by(started(BEGINS + FITTED + ENDS, 2, target)) == [[True, True]] * 2
+def test_a_cluster_that_only_the_strategy_knows_is_told_what_doubles(three: Said) -> None:
+    assert three["warned"] == [True] * 3
 
 
 RESTARTED = """
-first, last = map(int, sys.argv[2:])
+over = tf.Variable(0)
+checkpoint = tf.train.Checkpoint(over=over)
+checkpoints = tf.train.CheckpointManager(checkpoint, f"{directory}/{index}", max_to_keep=1)
+again = tf.train.latest_checkpoint(f"{directory}/0")  # the chief's
+if again:
+    checkpoint.restore(again).assert_consumed()
+say("begins", int(over))
 dataset = service.distribute_across(
-    numbers, target, strategy, job_name="restarted", initial_epoch=first
+    numbers, target, strategy, job_name="restarted", initial_epoch=int(over)
 )
 distributed = strategy.distribute_datasets_from_function(lambda _: dataset)
 try:
-    for epoch in range(first, last):
+    for epoch in range(int(over), 3):
         for step, (own, _) in enumerate(steps(distributed)):
-            say([epoch, own])
-            if (first, epoch, step, index) == (0, 1, 3, 1):
+            say("step", [epoch, own])
+            if not again and (epoch, step, index) == (1, 3, 0):
                 os.kill(os.getpid(), 9)
-except tf.errors.OpError:  # of the other's death
+        over.assign_add(1)
+        checkpoints.save()
+        strategy.reduce("SUM", tf.constant(0), axis=None)  # all have saved
+except tf.errors.OpError:  # of the chief's death
     os._exit(3)
 """
 
+PREEMPTED = """
+def made(name, number):
+    def batched(context):
+        elements = tf.data.Dataset.range(3000).repeat(number)
+        return elements.batch(context.get_per_replica_batch_size(12))
 
-def test_a_worker_that_is_killed_and_a_cluster_that_begins_again(target: str) -> None:
-    chief, worker = started(BEGINS + RESTARTED + ENDS, 2, target, 0, 4)
-    before = [[json.loads(line) for line in iter(task.line, "")] for task in (chief, worker)]
-    assert chief.finish(60) != 0 and worker.finish(60) == -9
-    assert before[0].pop(0) == "built"
-    after = said_by(started(BEGINS + RESTARTED + ENDS, 2, target, 1, 3))
+    ahead = (1, 30, 60)[index]  # of what it trains on
+    dataset = service.distribute_across(
+        batched, target, strategy, job_name=name, max_outstanding_requests=ahead
+    )
+    return strategy.distribute_datasets_from_function(lambda _: dataset)
+
+
+def preempted(name, number, who, leaves):
+    saved, own = [], []
+    with service.PreemptionHandler(saved.append, grace_period_s=60, exit_code=None) as preemption:
+        for batch in made(name, number):
+            own.append(values(batch))
+            total(batch)
+            if len(own) == 5 and index in who:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if leaves(preemption):
+                break
+    say(name, [own, preemption.preempted, len(saved)])
+
+
+preempted("an end", 1, [1], lambda preemption: False)
+preempted("no end", None, [1, 2], lambda preemption: False)
+preempted("checked", None, [0], lambda preemption: preemption.check())
+
+
+def save(remaining_s):
+    time.sleep(0.5 * index)  # the chief would be gone by then
+    say("saved", 0 < remaining_s <= 60)
+
+
+try:
+    with service.PreemptionHandler(save, grace_period_s=60):
+        say("end", True)
+        for batch in made("the process ends", None):
+            total(batch)
+finally:
+    time.sleep(0.5 * index)
+    say("ends", True)
+"""
+
+
+@pytest.fixture(scope="module")
+def restarted(
+    target: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[Any], Said, list[int]]:
+    """What a cluster of three says before its chief is killed, and as it begins again and is
+    preempted, and its exit codes."""
+    program, directory = BEGINS + RESTARTED + PREEMPTED, tmp_path_factory.mktemp("restarted")
+    tasks = started(program, 3, target, directory)
+    before = [[json.loads(line) for line in iter(task.line, "")] for task in tasks]
+    codes = [task.finish(60) for task in tasks]
+    assert codes[0] == -9 and 0 not in codes
+    tasks = started(program, 3, target, directory)
+    said: dict[str, list[Any]] = collections.defaultdict(list)
+    for task in tasks:
+        for line in iter(task.line, '["end", true]'):
+            topic, what = json.loads(line or "null")
+            said[topic].append(what)
+    tasks[1].terminate()
+    for task in tasks:
+        said["at last"].append([json.loads(line) for line in iter(task.line, "")])
+    return before, said, [task.finish(60) for task in tasks]
+
+
+def test_the_chief_is_killed_and_the_cluster_begins_again(
+    restarted: tuple[list[Any], Said, list[int]],
+) -> None:
+    """From the chief's checkpoint, with what is left of the epoch that it was in."""
+    before, after, _ = restarted
+    assert [topic for topic, _ in before[0][:2]] == ["begins", "built"]
+    assert after["begins"] == [1, 1, 1] and "built" not in after
+    steps = [what for said in before for topic, what in said if topic == "step"] + after["step"]
     for epoch in range(3):
-        own = [x for task in before + after for number, own in task if number == epoch for x in own]
+        own = [x for number, elements in steps if number == epoch for x in elements]
         assert len(own) == len({*own}), f"epoch {epoch} has elements twice"
         assert epoch == 1 or sorted(own) == list(range(600))
-    assert any(own for task in after for number, own in task if number == 1), "what is left of it"
+    assert any(own for number, own in after["step"] if number == 1), "what is left of it"
+
+
+@pytest.mark.parametrize("name", ["an end", "no end", "checked"])
+def test_all_stop_between_the_same_steps_when_one_is_told(
+    restarted: tuple[list[Any], Said, list[int]], target: str, name: str
+) -> None:
+    """Whether their elements have an end, which would let TensorFlow go on with some, or none; and
+    what they have not trained on is handed back."""
+    _, said, _ = restarted
+    steps, preempted, saved = zip(*said[name], strict=True)
+    assert preempted == (True,) * 3 and saved == (1,) * 3
+    (number,) = {len(own) for own in steps}
+    own = [x for steps_of_one in steps for elements in steps_of_one for x in elements]
+    assert 5 <= number < 200
+    if name == "an end":
+        rest = service.read(
+            target, f"{name}/across", processing_mode="distributed_epoch", job_name=name
+        )
+        own += [int(x) for batch in rest for x in batch]
+        assert sorted(own) == [*range(3000)]
+
+
+def test_no_process_ends_before_all_have_saved(
+    restarted: tuple[list[Any], Said, list[int]],
+) -> None:
+    _, said, codes = restarted
+    assert said["at last"] == [[["saved", True], ["ends", True]]] * 3
+    assert codes == [143] * 3

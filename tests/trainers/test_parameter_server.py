@@ -7,6 +7,7 @@ import json
 
 from forebay.service.processes import free_port
 
+from ..forks import Fork
 from ..stock import ServerProcess
 from .clusters import said, start
 
@@ -46,10 +47,15 @@ server.join()
 """
 
 EVALUATOR = """
-print(json.dumps(sorted(x for batch in across() for x in batch.numpy().tolist())), flush=True)
+iterator = iter(across())
+elements = next(iterator).numpy().tolist()
+print("reads", flush=True)
+sys.stdin.read()
+elements += [x for batch in iterator for x in batch.numpy().tolist()]
+print(json.dumps(sorted(elements)), flush=True)
 """
 
-CHIEF = """
+COORDINATOR = """
 warned = []
 log = logging.getLogger("forebay")
 log.addHandler(logging.StreamHandler(types.SimpleNamespace(write=warned.append, flush=int)))
@@ -87,8 +93,9 @@ def end(steps):
         steps()
         coordinator.join()
     print(json.dumps(times.numpy().tolist()), flush=True)
+"""
 
-
+CHIEF = """
 # Each worker has a plain dataset for itself.
 end(begin(lambda: tf.data.Dataset.range(2000).batch(10)))
 end(begin(lambda: across("made by a function", strategy)))
@@ -108,9 +115,27 @@ print(len(warned), flush=True)
 os._exit(0)  # as TensorFlow cannot take the servers of a cluster down
 """
 
+KILLED = """
+steps = begin(across("a chief that is killed"))
+steps()
+coordinator.join()
+print(json.dumps(times.numpy().tolist()), flush=True)
+sys.stdin.read()
+end(steps)
+try:
+    while True:
+        steps()
+        coordinator.join()
+except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+    print("/job:ps/" in str(error), flush=True)
+os._exit(0)
+"""
 
-def test_a_coordinator_goes_on_when_its_workers_are_killed(target: str) -> None:
-    """Each element is for one worker, and the evaluator has all of them."""
+
+def test_a_cluster_whose_tasks_are_killed(target: str) -> None:
+    """Each element is for one worker, and the evaluator has all of them. A coordinator goes on when
+    workers are killed; one that is killed itself goes on from there, once it is started again, and
+    so it must be when a parameter server is killed."""
     numbers = {"chief": 1, "worker": 2, "ps": 1}
     cluster = {
         kind: [f"127.0.0.1:{free_port()}" for _ in range(number)]
@@ -127,12 +152,16 @@ def test_a_coordinator_goes_on_when_its_workers_are_killed(target: str) -> None:
         refused = [task.first_line() for task in servers]
         for line, who in zip(refused, ("worker 0", "worker 1", "parameter server 0"), strict=True):
             assert f"this task is {who} of" in line and "tf.distribute.Server" in line
-        evaluator = start(TASK + EVALUATOR, cluster, "evaluator", 0, target)
-        chief = start(TASK + CHIEF, cluster, "chief", 0, target)
+        evaluators = [start(TASK + EVALUATOR, cluster, "evaluator", 0, target)]
+        chief = start(TASK + COORDINATOR + CHIEF, cluster, "chief", 0, target)
         own, built, by_function, built_too = (chief.line() for _ in range(4))
         assert json.loads(own) == [2] * 2000, "each worker has all of a plain dataset"
         assert json.loads(by_function) == [1] * 2000
         assert (built, built_too, chief.line()) == ("built", "built", "under way")
+        assert evaluators[0].line() == "reads"
+        evaluators[0].kill()
+        evaluators[0].finish()
+        evaluators.append(start(TASK + EVALUATOR, cluster, "evaluator", 0, target))
         for task in servers[:2]:
             task.kill()
         for index in range(2):
@@ -144,4 +173,23 @@ def test_a_coordinator_goes_on_when_its_workers_are_killed(target: str) -> None:
         assert "give another job_name" in errors[0]
         assert "TensorFlow's own operations read" in errors[1]
         assert warnings == "0"
-        assert json.loads(said(evaluator)[0]) == [*range(2000)]
+        assert evaluators[1].line() == "reads"
+        evaluators[1].close_input()
+        assert json.loads(said(evaluators[1])[0]) == [*range(2000)], "whenever it begins"
+
+        def coordinator() -> Fork:
+            return start(TASK + COORDINATOR + KILLED, cluster, "chief", 0, target)
+
+        chief = coordinator()
+        assert chief.line() == "built"
+        before = json.loads(chief.line())
+        chief.kill()
+        chief.finish()
+        chief = coordinator()
+        chief.close_input()
+        chief.line()
+        after = json.loads(chief.line())
+        assert {x + y for x, y in zip(before, after, strict=True)} <= {0, 1}
+        assert sum(before) == 200 and sum(before + after) >= 1800, "it reads the rest"
+        servers[2].kill()
+        assert said(chief) == ["True"], "of the variables there: the chief is to be started again"

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+import tensorflow as tf
+from tensorflow.python.data.experimental.ops import distribute
+from tensorflow.python.distribute import input_ops
+
+from forebay import service
 
 from .. import forks
+from .sharding import LINES, SHARDING, write_files
 
 REPLICAS = """
 import sys
@@ -100,6 +108,15 @@ batches = [*distributed]
 assert [sizes(strategy, batch) for batch in batches] == [[2, 2], [2, 1]]
 assert sorted(x for b in batches for x in values(strategy, b)) == [*range(7)]
 
+# Python's generator of what comes by the service.
+dataset_id = service.register_dataset(target, tf.data.Dataset.range(6))
+generated = tf.data.Dataset.from_generator(
+    lambda: service.read(target, dataset_id), output_signature=tf.TensorSpec([], tf.int64)
+)
+batches = [*strategy.experimental_distribute_dataset(generated.batch(4))]
+assert [sizes(strategy, batch) for batch in batches] == [[2, 2], [1, 1]]
+assert sorted(x for b in batches for x in values(strategy, b)) == [*range(6)]
+
 # Values need no dataset, and one can be asked for them.
 iterator = read(tf.data.Dataset.range(2), "values").as_numpy_iterator()
 value = strategy.experimental_distribute_values_from_function(lambda context: next(iterator))
@@ -150,6 +167,32 @@ def test_replicas_in_one_process(target: str, tmp_path: pathlib.Path) -> None:
     program.write_text(REPLICAS)
     run = forks.run([str(program), target], timeout_s=100)
     assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
+
+
+def test_auto_sharding_in_one_process(target: str, tmp_path: pathlib.Path) -> None:
+    """What strategies make of the dataset of each worker."""
+    write_files(tmp_path)
+    made: dict[str, Callable[..., Any]] = {}
+    exec(LINES, made)
+    ways: list[Callable[[Any], Any]] = [lambda dataset: dataset]
+    ways.append(service.distribute("parallel_epochs", target))
+
+    def of_worker(worker: int, dataset: Any, policy: str) -> Any:
+        sizes = distribute.batch_sizes_for_worker(4, 2, 1, worker)
+        own = made["with_policy"](dataset, policy).rebatch(sizes).prefetch(1)
+        try:
+            return [x.numpy().tolist() for x in input_ops.auto_shard_dataset(own, 2, worker, 2)]
+        except tf.errors.NotFoundError as error:
+            return "unshardable source" in str(error)
+
+    for policy, names, *expected in SHARDING:
+        for way, steps in zip(ways, expected, strict=True):
+            dataset = made["lines"](tmp_path, *names).apply(way)
+            found = [of_worker(worker, dataset, policy) for worker in range(2)]
+            # Without a collective operation nobody takes part in a step on nothing.
+            assert found == [own if own is True else [x for x in own if x] for own in steps]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="FILE based sharding"):
+        of_worker(0, made["lines"](tmp_path, "0 to 11"), "FILE")
 
 
 RESTARTED = """

@@ -1,0 +1,49 @@
+"""The tasks of a `MultiWorkerMirroredStrategy`, as far as they can tell each other something.
+
+It goes through the coordination service that such a strategy runs in its first task, as what
+TensorFlow's own PreemptionCheckpointHandler says does.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from .same_end import Others
+
+
+class Tasks(Others):
+    """As `Others` says."""
+
+    def __init__(self, jobs: dict[str, int], job: str, index: int) -> None:
+        """`jobs` have so many tasks; this is one of them."""
+        tasks = [(name, i) for name, number in jobs.items() for i in range(number)]
+        self.me = tasks.index((job, index))
+        self.number = len(tasks)
+
+    def say(self, key: str, text: str) -> None:
+        try:
+            context.context().set_config_key_value(key, text)
+        except tf.errors.OpError:  # it was said; or there is nobody to say it to
+            return
+
+    def hear(self, key: str, timeout_s: float | None) -> str | None:
+        timeout_ms = 0 if timeout_s is None else max(1, int(1000 * timeout_s))
+        try:
+            text: str = context.context().get_config_key_value(key, timeout_ms)
+        except tf.errors.OpError:
+            return None
+        return text
+
+
+def tasks() -> Others | None:
+    """Those that train in step with this process."""
+    # TensorFlow has no public name for any of this.
+    own = context.context()._collective_ops_server_def
+    service = context.context().coordination_service
+    if own is None or service is None:
+        return None
+    jobs = {job.name: job.num_tasks for job in service.coordinated_job_list}
+    if sum(jobs.values()) < 2 or own.job_name not in jobs:
+        return None
+    return Tasks(jobs, own.job_name, own.task_index)
