@@ -137,11 +137,12 @@ def test_an_error_names_split_worker_and_transform(
         | "Invert" >> beam.Map(lambda r: 1 // (int(r) % RECORDS - 20))
     )
     named = r"(?s)worker 127\.0\.0\.1:\d+: split \d, element 20: ZeroDivisionError.*'Invert'"
-    for how, message in (
+    ways: tuple[tuple[dict[str, Any], str], ...] = (
         ({}, named),
         ({"on_error": "skip", "limit": FILES}, ""),
         ({"on_error": "skip", "limit": FILES - 1}, rf"{named}.*no more than 3 splits are skipped"),
-    ):
+    )
+    for how, message in ways:
         dataset_id = service.register_dataset(dispatcher.target, wrong, **how)
         reading = service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC)
         if not message:
