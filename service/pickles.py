@@ -19,12 +19,14 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
 from cloudpickle import cloudpickle as internals
 
 _PLAIN = {str, bytes, int, float}
+_OF_FOLDERS = {"__path__", "__spec__", "__loader__"}
 _BUILT_IN = {*_PLAIN, bool, type(None), tuple, list, dict}
 
 
@@ -115,6 +117,11 @@ class _Pickler(pickle._Pickler):
     def reducer_override(self, value: Any) -> Any:
         if type(value) is set or type(value) is frozenset:
             return type(value), (_in_order(value),)
+        if isinstance(value, ModuleType) and getattr(value, "__file__", None) is None:
+            make, arguments = internals._module_reduce(value)
+            if make is internals.dynamic_subimport:  # a package of folders: they are this process's
+                name, state = arguments
+                return make, (name, {k: v for k, v in state.items() if k not in _OF_FOLDERS})
         return cloudpickle.Pickler.reducer_override(self, value)
 
 

@@ -74,13 +74,16 @@ def register_dataset(
         that `splits` are given for, or one that `python_dataset` decorates; or a function without
         arguments that returns a `tf.data.Dataset`, which each worker builds for itself, and in
         which Python functions do work. Or a PCollection of a Beam pipeline that was built and not
-        run: bounded reads, and ParDos behind them. Or the directory that `materialize` or
+        run: bounded reads, and ParDos behind them, whose `setup` is called once in each process of
+        a worker, and for which each split is a bundle. Or the directory that `materialize` or
         `materialize_pcollection` wrote, as all workers see it.
       compression: "AUTO" compresses blocks of elements between hosts where that makes them
         arrive sooner, None never does; "ZSTD" and "LZ4" do it on every connection over TCP or
         gRPC. "SNAPPY" compresses each element, which is for tf.data service's own clients.
       splits: of a function; with it, and with a PCollection, comes by keyword what `python_dataset`
-        takes, and of a PCollection's source `split_bytes`, the size that splits should have.
+        takes. With a PCollection of bounded sources, or files of a ReadAllFrom…, also
+        `split_bytes`: of about how many bytes their splits should be, where their format can be
+        divided (TFRecord and compressed files cannot); by default Beam chooses it.
       verify: of a directory, read all of it, and compute its checksums first.
       dataset_id: an id to register it under. One that is registered is left as it is, if the
         datasets have the same structure. By default, equal datasets have the same id. Functions are

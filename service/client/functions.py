@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import inspect
@@ -24,6 +25,9 @@ from ..pipelines.python.nursery import BEAM
 from ..pipelines.python.pipeline import package_version, python_version
 from ..proto import forebay_pb2 as pb
 from ..proto import python_pb2
+
+FOREBAY = "forebay"
+"""The distribution. A chain is pickled with its classes' names only."""
 
 MAX_SPLITS = 10_000_000
 LOOKED_AT = 10
@@ -111,6 +115,12 @@ def python_dataset(
     does: arrays, numbers, strings, bytes and None, in dicts with strings as keys and in tuples. It
     runs in processes of the workers: what it reads must be there.
 
+    It may be an object with `__call__`. Its `setup()`, if it has one, is called once in each
+    process, before the first split, for what is dear or cannot be pickled, such as a model; its
+    `teardown()` once there is nothing more to do, unless the process is killed. Where it is
+    registered, both are called as well, around the calls that show what elements are. Nothing is
+    called where a split begins and ends: that is where the function does.
+
     Args:
       splits: what workers share out among themselves: a sequence, such as a list or a range, or
         another iterable that ends; a string is a glob pattern of files, which is looked up here.
@@ -162,13 +172,14 @@ def listed(splits: Any) -> Sequence[Any]:
 def beam_dataset(pcollection: Any, split_bytes: int | None = None, **how: Any) -> PythonDataset:
     """Of a PCollection that was built and not run; `how` is as for `python_dataset`.
 
-    Raises InvalidArgument for what is no chain of ParDos behind one bounded read.
+    Raises InvalidArgument for what is no chain of ParDos behind bounded reads, and for
+    `split_bytes` that make no sense, or would not be heeded.
     """
     from ..pipelines.beam.translation import translate
 
     with _by_value():  # splits and side inputs are pickled there
         chain, splits = translate(pcollection, split_bytes)
-    how["packages"] = (BEAM, *_names(how.get("packages", ())))
+    how["packages"] = (BEAM, FOREBAY, *_names(how.get("packages", ())))
     return PythonDataset(chain, splits, **how)
 
 
@@ -301,12 +312,22 @@ def _is_by_value(module: ModuleType) -> bool:
 def _own_modules() -> list[ModuleType]:
     own = []
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
         known = name == "__main__" or name.partition(".")[0] == "forebay"
         known = known or getattr(module, "__name__", None) != name
-        if isinstance(file, str) and not known and not _is_installed(file):
+        if not known and (places := _places(module)) and not any(map(_is_installed, places)):
             own.append(module)
     return own
+
+
+def _places(module: ModuleType) -> Sequence[str]:
+    """Its file; of a package without one, its folders."""
+    file = getattr(module, "__file__", None)
+    if isinstance(file, str):
+        return [file]
+    if file is None and isinstance(module, ModuleType):
+        with contextlib.suppress(KeyError):  # what it is a part of has gone
+            return [*map(str, vars(module).get("__path__", ()))]
+    return []
 
 
 @functools.cache

@@ -17,9 +17,13 @@ class NewShard:
         self._plan = plan
         self._number = number
         self._bytes = self._checksum = 0
+        self._is_discarded = False
 
     def write(self, data: bytes) -> None:
-        """Raises Unavailable."""
+        """Raises Unavailable. Once it is discarded, nothing: Arrow's writers end a file when they
+        are freed."""
+        if self._is_discarded:
+            return
         self._file.write(data)
         self._bytes += len(data)
         self._checksum = google_crc32c.extend(self._checksum, data)
@@ -30,4 +34,5 @@ class NewShard:
         self._file.publish(name, replace=False)
 
     def discard(self) -> None:
+        self._is_discarded = True
         self._file.discard()

@@ -9,43 +9,103 @@ import os
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from ..forks import Fork
+from ..standbys import status, wait_until
 from ..stock import DispatcherProcess
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-HERE, THERE = "192.0.2.1", "192.0.2.2"
+HERE, THERE = "192.0.2.1", ("192.0.2.2", "192.0.2.3", "192.0.2.4")
 
 WORKER = """
 import ctypes, os, runpy, subprocess, sys
-here, *sys.argv[1:] = sys.argv[1:]
+here, there, device, *sys.argv[1:] = sys.argv[1:]
 CLONE_NEWNET = 0x40000000
 assert ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) == 0, ctypes.get_errno()
 print("moved", flush=True)
 sys.stdin.read()
-for command in ("link set lo up", f"addr add {here}/24 dev there", "link set there up"):
+for command in ("link set lo up", f"addr add {there} peer {here} dev {device}",
+                f"link set {device} up"):
     subprocess.run(["ip", *command.split()], check=True)
 runpy.run_module("forebay.service.cli", run_name="__main__", alter_sys=True)
 """
 
 TRAINER = """
-import sys
+import collections, contextlib, itertools, pathlib, sys, time
+from concurrent.futures import ThreadPoolExecutor
+import apache_beam as beam
 import numpy as np
+import tensorflow as tf
 from forebay import service
 
-def squares(split):
-    for number in range(100 * split, 100 * (split + 1)):
-        yield {"number": number, "row": np.full(300, number)}
+target, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+SPLITS, FREE, EACH, IMAGES = 40, 5, 20, 100
+ELEMENTS = {"tf.data": IMAGES, "Python": SPLITS * EACH, "Beam": SPLITS * EACH}
+MODES = ("distributed_epoch", "parallel_epochs")
 
-dataset_id = service.register_dataset(sys.argv[1], squares, splits=range(50))
-with service.read(sys.argv[1], dataset_id, processing_mode="distributed_epoch") as elements:
-    found = []
-    for element in elements:
-        assert (element["row"] == element["number"]).all()
-        found.append(int(element["number"]))
-assert sorted(found) == [*range(5000)]
+def registered(gate):
+    "By kind. Functions wait for the gate behind some splits; the graph's elements are large."
+
+    def function(split):
+        while split >= FREE and not gate.exists():
+            time.sleep(0.01)
+        for number in range(EACH * split, EACH * (split + 1)):
+            yield {"number": number, "row": np.full(300, number)}
+
+    images = tf.data.Dataset.range(IMAGES)
+    images = images.map(lambda n: {"number": n, "row": tf.fill([50_000], n)})
+    chain = beam.Pipeline() | beam.Create(range(SPLITS)) | beam.FlatMap(function)
+    return {
+        "tf.data": service.register_dataset(target, images),
+        "Python": service.register_dataset(target, function, splits=range(SPLITS)),
+        "Beam": service.register_dataset(target, chain),
+    }
+
+def number_of(element):
+    assert (element["row"] == element["number"]).all()
+    return int(element["number"])
+
+def read(step, workers):
+    "What each reader gets; after its first elements of all workers, something happens."
+    gate = folder / step
+    found = {}
+    with contextlib.ExitStack() as stack:
+        readers = {}
+        for (kind, dataset_id), mode in itertools.product(registered(gate).items(), MODES):
+            most = workers if kind == "tf.data" else None  # so that it is not sent all at once
+            reader = service.read(
+                target, dataset_id, processing_mode=mode, max_outstanding_requests=most
+            )
+            readers[kind, mode] = stack.enter_context(reader)
+        for (kind, mode), reader in readers.items():
+            first = 1 if kind == "tf.data" else FREE * EACH
+            first *= workers if mode == "parallel_epochs" else 1
+            found[kind, mode] = [*map(number_of, itertools.islice(reader, first))]
+        print(step, flush=True)
+        while not gate.exists():
+            time.sleep(0.01)
+        with ThreadPoolExecutor(len(readers)) as pool:  # or a drain waits for those that come last
+            rest = pool.map(lambda reader: [*map(number_of, reader)], readers.values())
+            for key, numbers in zip(readers, rest, strict=True):
+                found[key] += numbers
+    return {key: collections.Counter(numbers) for key, numbers in found.items()}
+
+for step, workers in (("drains", 3), ("is killed", 2), ("reads on", 1)):
+    for (kind, mode), found in read(step, workers).items():
+        known = set(range(ELEMENTS[kind]))
+        if mode == "parallel_epochs":
+            assert found.keys() == known, (step, kind)
+            times = {1, 2, 3} if workers == 3 else {1, 2} if workers == 2 else {1}
+            if step == "drains":
+                times -= {1}
+                assert kind == "tf.data" or 2 * len(known) < found.total()
+        else:
+            assert found.keys() <= known and (step == "is killed" or found.keys() == known), step
+            times = {1}
+        assert {*found.values()} <= times, (step, kind, mode)
 print("all of them", flush=True)
 """
 
@@ -53,11 +113,12 @@ print("all of them", flush=True)
 ISOLATED = ("unshare", "--map-root-user", "--net")
 
 
-def test_a_python_dataset_is_read_across_hosts() -> None:
+def test_datasets_of_every_kind_are_read_across_hosts(tmp_path: pathlib.Path) -> None:
+    """In each mode, while a worker drains, and while one is killed."""
     require_namespaces()
-    command = [*ISOLATED, sys.executable, "-m", __name__]
+    command = [*ISOLATED, sys.executable, "-m", __name__, str(tmp_path)]
     try:
-        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90)
+        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
     except subprocess.TimeoutExpired as error:
         pytest.fail(f"{error}; it said: {error.stdout!r}, {error.stderr!r}")
     assert said.stdout == "all of them\n", said.stdout + said.stderr
@@ -84,23 +145,52 @@ def ip(command: str) -> None:
     subprocess.run(["ip", *command.split()], check=True)
 
 
+class WorkerThere:
+    """In a namespace of its own, at the other end of a cable."""
+
+    def __init__(self, number: int, dispatcher: str) -> None:
+        here, there = f"here{number}", f"there{number}"
+        ip(f"link add {here} type veth peer name {there}")
+        ip(f"addr add {HERE} peer {THERE[number]} dev {here}")
+        ip(f"link set {here} up")
+        options = ["--dispatcher", dispatcher, "--host", THERE[number], "--processes=1"]
+        options += ["--allow-python", "--drain-timeout-ms=80000"]
+        self.process = Fork(["-c", WORKER, HERE, THERE[number], there, "worker", *options])
+        assert self.process.line() == "moved"
+        ip(f"link set {there} netns {self.process.pid}")
+        self.process.close_input()
+
+    def wait_until_registered(self, number: int) -> None:
+        assert self.process.line().startswith(f"{THERE[number]}:")
+
+
 def main() -> None:
-    for command in (
-        "link set lo up", "link add here type veth peer name there",
-        f"addr add {HERE}/24 dev here", "link set here up",
-    ):  # fmt: skip
-        ip(command)
+    folder = pathlib.Path(sys.argv[1])
+    ip("link set lo up")
+    ip(f"addr add {HERE} dev lo")
     with DispatcherProcess("memory:", host=HERE) as dispatcher:
-        options = ["--dispatcher", dispatcher.address, "--host", THERE, "--allow-python"]
-        worker = Fork(["-c", WORKER, THERE, "worker", *options])
-        assert worker.line() == "moved"
-        ip(f"link set there netns {worker.pid}")
-        worker.close_input()
-        assert worker.line().startswith(f"{THERE}:")
-        trainer = Fork(["-c", TRAINER, dispatcher.target])
+        workers = [WorkerThere(number, dispatcher.address) for number in range(len(THERE))]
+        for number, worker in enumerate(workers):
+            worker.wait_until_registered(number)
+        trainer = Fork(["-c", TRAINER, dispatcher.target, str(folder)])
+        assert trainer.line() == "drains"
+        workers[2].process.terminate()
+        wait_until(is_draining, dispatcher)
+        (folder / "drains").touch()
+        assert trainer.line() == "is killed"
+        assert workers[2].process.finish(60) == 0
+        workers[1].process.kill()
+        (folder / "is killed").touch()
+        assert trainer.line() == "reads on"
+        (folder / "reads on").touch()
         print(trainer.line(), flush=True)
         trainer.finish(60)
-        worker.kill()
+        workers[0].process.kill()
+
+
+def is_draining(dispatcher: DispatcherProcess) -> bool:
+    workers: Any = status(dispatcher)["workers"]
+    return any(worker["draining"] for worker in workers)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from apache_beam import pvalue
 from apache_beam.metrics import Metrics
 
 from forebay import service
+from forebay.service.client.reader import fetch_dataset
 from forebay.service.errors import InvalidArgument, PipelineError
 
 from .. import forks
@@ -50,6 +51,7 @@ def workers(dispatcher: DispatcherProcess) -> Iterator[None]:
 
 
 SEEN = Metrics.counter("parse", "records [/seen]")
+NUMBERS = Metrics.distribution("parse", "numbers")
 
 
 class Parse(beam.DoFn):  # type: ignore[misc]
@@ -65,6 +67,7 @@ class Parse(beam.DoFn):  # type: ignore[misc]
         self._seen += 1
         SEEN.inc()
         number = int(record)
+        NUMBERS.update(number)
         yield {"number": number, "pixels": np.full((2, 2), number % 256, np.uint8)}
 
     def teardown(self) -> None:
@@ -88,8 +91,12 @@ def numbers(elements: Any) -> list[int]:
 
 @pytest.mark.usefixtures("workers")
 def test_a_pcollection_is_read_in_every_way(
-    dispatcher: DispatcherProcess, files: str, tmp_path: pathlib.Path
+    dispatcher: DispatcherProcess,
+    files: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # of what prints the status
     p = beam.Pipeline()
     limit = p | "limit" >> beam.Create([700])
     examples = (
@@ -107,8 +114,11 @@ def test_a_pcollection_is_read_in_every_way(
     while torn_down(tmp_path) < here + FILES * RECORDS:  # for each process, soon
         time.sleep(0.05)
     assert torn_down(tmp_path) == here + FILES * RECORDS
-    shown = ["all", "1", "parse", "records", "[/seen]", str(FILES * RECORDS)]
-    while shown not in [line.replace("│", " ").split() for line in status(dispatcher)]:
+    shown = {
+        f"all 1 parse records [/seen] {FILES * RECORDS}",
+        "all 1 parse numbers count 1000, sum 499500, min 0, max 999, mean 499.5",
+    }
+    while not shown <= {" ".join(line.replace("│", " ").split()) for line in status(dispatcher)}:
         time.sleep(0.05)  # the reader has ended, and each task is about to
     dataset = service.from_dataset_id(OFF, dispatcher.target, dataset_id)
     assert dataset.element_spec["pixels"] == tf.TensorSpec([2, 2], tf.uint8)
@@ -116,23 +126,30 @@ def test_a_pcollection_is_read_in_every_way(
 
 
 @pytest.mark.usefixtures("workers")
-def test_an_error_names_split_and_transform(dispatcher: DispatcherProcess, files: str) -> None:
+def test_an_error_names_split_worker_and_transform(
+    dispatcher: DispatcherProcess, files: str
+) -> None:
+    """Or such splits are skipped, up to a limit. There is one in each file."""
     p = beam.Pipeline()
-    wrong = p | beam.io.ReadFromTFRecord(files) | "Invert" >> beam.Map(lambda r: 1 / (int(r) - 20))
-    dataset_id = service.register_dataset(dispatcher.target, wrong)
-    with pytest.raises(
-        PipelineError, match=r"(?s)split \d, element 20: ZeroDivisionError.*'Invert'"
-    ):
-        list(service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC))
-
-
-@pytest.mark.usefixtures("workers")
-def test_a_split_that_fails_can_be_skipped(dispatcher: DispatcherProcess, files: str) -> None:
-    p = beam.Pipeline()
-    wrong = p | beam.io.ReadFromTFRecord(files) | beam.Map(lambda r: 1 // (int(r) - 20))
-    dataset_id = service.register_dataset(dispatcher.target, wrong, on_error="skip")
-    got = list(service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC))
-    assert len(got) == 20 + (FILES - 1) * RECORDS
+    wrong = (
+        p
+        | beam.io.ReadFromTFRecord(files)
+        | "Invert" >> beam.Map(lambda r: 1 // (int(r) % RECORDS - 20))
+    )
+    named = r"(?s)worker 127\.0\.0\.1:\d+: split \d, element 20: ZeroDivisionError.*'Invert'"
+    ways: tuple[tuple[dict[str, Any], str], ...] = (
+        ({}, named),
+        ({"on_error": "skip", "limit": FILES}, ""),
+        ({"on_error": "skip", "limit": FILES - 1}, rf"{named}.*no more than 3 splits are skipped"),
+    )
+    for how, message in ways:
+        dataset_id = service.register_dataset(dispatcher.target, wrong, **how)
+        reading = service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC)
+        if not message:
+            assert len(list(reading)) == FILES * 20
+            continue
+        with pytest.raises(PipelineError, match=message):
+            list(reading)
 
 
 @pytest.mark.usefixtures("workers")
@@ -141,6 +158,24 @@ def test_elements_that_do_not_fit(dispatcher: DispatcherProcess) -> None:
     dataset_id = service.register_dataset(dispatcher.target, mixed)
     with pytest.raises(PipelineError, match=r"element 0: .*'a'"):
         list(service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC))
+
+
+@pytest.mark.usefixtures("workers")
+def test_splits_of_a_wished_size_are_what_is_read(
+    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+) -> None:
+    for at in range(2):
+        (tmp_path / f"{at}.txt").write_text("".join(f"{n}\n" for n in range(100, 200)))
+    p = beam.Pipeline()
+    for lines in (
+        p | beam.io.ReadFromText(f"{tmp_path}/*.txt"),
+        p | beam.Create([f"{tmp_path}/*.txt"]) | beam.io.ReadAllFromText(),
+    ):
+        dataset_id = service.register_dataset(dispatcher.target, lines, split_bytes=50)
+        (source,) = fetch_dataset(dispatcher.target, dataset_id).definition.sources
+        assert source.count == 2 * 400 // 50
+        found = service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC)
+        assert collections.Counter(map(int, found)) == dict.fromkeys(range(100, 200), 2)
 
 
 def test_what_needs_a_shuffle_is_refused(dispatcher: DispatcherProcess, files: str) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
+import importlib
 import itertools
 import os
 import pathlib
 import queue
+import random
+import resource
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +24,13 @@ import grpc
 import numpy as np
 import pytest
 import tensorflow as tf
+from apache_beam.io import iobase
+from apache_beam.io.range_trackers import OffsetRangeTracker
+from tensorflow.data.experimental import service as stock
 
 from forebay import service
 from forebay.journal.proto import events_pb2 as ev
+from forebay.service.client.reader import fetch_dataset
 from forebay.service.client.waiting import fetch_status
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import InvalidArgument, PipelineError, Unimplemented
@@ -52,12 +61,16 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def register(
-    kind: str, dispatcher: DispatcherProcess, function: Callable[..., Any], splits: range
+    kind: str,
+    dispatcher: DispatcherProcess | service.DispatchServer,
+    function: Callable[..., Any],
+    splits: range,
+    **how: Any,
 ) -> str:
     if kind == "python":
-        return str(service.register_dataset(dispatcher.target, function, splits=splits))
+        return str(service.register_dataset(dispatcher.target, function, splits=splits, **how))
     chain = beam.Pipeline() | beam.Create(splits) | beam.FlatMap(function)
-    return str(service.register_dataset(dispatcher.target, chain))
+    return str(service.register_dataset(dispatcher.target, chain, **how))
 
 
 def twenty(split: int) -> Iterator[dict[str, Any]]:
@@ -92,33 +105,313 @@ def test_every_element_comes_once_or_once_a_worker(
     assert sorted(int(element["number"]) for element in dataset) == [*range(1000)]
 
 
+def raises(error: BaseException) -> Callable[[], object]:
+    def function() -> None:
+        raise type(error)(*error.args)
+
+    return function
+
+
+def fills_memory() -> object:
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (64 << 20), hard))
+    return bytearray(1 << 30)
+
+
+class Breaks(iobase.BoundedSource):  # type: ignore[misc]
+    """Four splits, of one element each; the third one ends behind it with an error."""
+
+    def estimate_size(self) -> int:
+        return 4
+
+    def split(self, wished_bytes: int, *_: Any) -> Iterator[iobase.SourceBundle]:
+        for at in range(4):
+            yield iobase.SourceBundle(1, self, at, at + 1)
+
+    def get_range_tracker(self, start: int | None, stop: int | None) -> OffsetRangeTracker:
+        return OffsetRangeTracker(start or 0, 4 if stop is None else stop)
+
+    def read(self, tracker: OffsetRangeTracker) -> Iterator[int]:
+        yield 1
+        if tracker.start_position() == 2:
+            raise OSError("the store is away")
+
+
+FAILURES: dict[str, tuple[Callable[[], object], str]] = {
+    "raises": (raises(KeyError("why")), r"KeyError\('why'\)\nTraceback"),
+    "exits": (raises(SystemExit(3)), r"SystemExit\(3\)\nTraceback"),
+    "is interrupted": (raises(KeyboardInterrupt()), r"KeyboardInterrupt\(\)\nTraceback"),
+    "dies": (lambda: os.kill(os.getpid(), signal.SIGSEGV), "the process .* killed by SIGSEGV"),
+    "hangs": (lambda: time.sleep(3600), r"it has taken longer than 1 s"),
+    "fills its memory": (fills_memory, r"MemoryError\(.*\)\nTraceback"),
+    "a source": (print, r"OSError\(.the store is away"),
+}
+
+
+@pytest.mark.parametrize("how", FAILURES)
 @pytest.mark.usefixtures("workers")
-def test_a_failing_function_fails_its_trainer_alone(dispatcher: DispatcherProcess) -> None:
+def test_a_failing_function_fails_its_trainer_alone(
+    how: str, dispatcher: DispatcherProcess
+) -> None:
+    """The worker is unharmed, and others read on."""
+    last, wanted = FAILURES[how]
+
     def fails(split: str) -> Iterator[int]:
         yield 1
         if split == "c":
-            raise KeyError("why")
-
-    def dies(split: str) -> Iterator[int]:
-        yield 1
-        if split == "c":
-            os.kill(os.getpid(), signal.SIGSEGV)
+            last()
 
     with service.read(
         dispatcher.target, service.register_dataset(dispatcher.target, numbers)
     ) as others:
         first = next(others)
-        for function, wanted in (
-            (fails, r"worker 127.*split 2 \('c'\), element 1: KeyError\('why'\)\nTraceback"),
-            (dies, "worker 127.*split 2, element 1: .*killed by SIGSEGV"),
-        ):
-            dataset_id = service.register_dataset(dispatcher.target, function, splits=[*"abcd"])
-            with pytest.raises(PipelineError, match=wanted):
-                list(service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC))
+        if how == "a source":
+            broken = beam.Pipeline() | beam.io.Read(Breaks())
+            dataset_id = service.register_dataset(dispatcher.target, broken)
+        else:
+            timeout_s = 1 if how == "hangs" else None
+            dataset_id = service.register_dataset(
+                dispatcher.target, fails, splits=[*"abcd"], timeout_s=timeout_s
+            )
+        named = rf"worker 127.*split 2( \('c'\))?, element 1: {wanted}"
+        with pytest.raises(PipelineError, match=named):
+            list(service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC))
+        if how in ("raises", "dies"):
             with pytest.raises(tf.errors.OpError, match="split 2"):
                 list(service.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id))
         assert 1 + sum(1 for _ in others) == 2000
     assert int(first["number"]) in range(1000)
+
+
+@pytest.mark.usefixtures("workers")
+def test_a_function_that_forks_or_never_ends_harms_nobody(
+    kind: str, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+) -> None:
+    """Its processes end with who reads it."""
+
+    def endless(split: int) -> Iterator[int]:
+        (tmp_path / str(os.getpid())).touch()
+        yield from itertools.count()
+
+    def forks(split: int) -> Iterator[int]:
+        yield 2 * split
+        if os.getpid() != here:
+            os.fork()
+        (tmp_path / str(os.getpid())).touch()
+        yield 2 * split + 1
+
+    here = os.getpid()
+    dataset_id = register(kind, dispatcher, endless, range(2))
+    with service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC) as elements:
+        found = collections.Counter(int(x) for x in itertools.islice(elements, 1000))
+    assert {*found} == {*range(len(found))} and {*found.values()} <= {1, 2}
+    dataset_id = register(kind, dispatcher, forks, range(20))
+    found = collections.Counter(
+        map(int, service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC))
+    )
+    assert found == dict.fromkeys(range(40), 1)
+    processes = {int(path.name) for path in tmp_path.iterdir()} - {here}
+    assert len(processes) > 20
+    while any(map(lives, processes)):
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("protocol", ["unix", "tcp"])
+@pytest.mark.usefixtures("workers")
+def test_an_element_of_200_mb(protocol: str, dispatcher: DispatcherProcess) -> None:
+    def large(split: int) -> Iterator[Any]:
+        yield np.arange(split, split + 25_000_000)
+
+    dataset_id = service.register_dataset(
+        dispatcher.target, large, splits=[7], element_spec=tf.TensorSpec([None], tf.int64)
+    )
+    (element,) = service.read(
+        dispatcher.target, dataset_id, processing_mode=DYNAMIC, data_transfer_protocol=protocol
+    )
+    assert element.nbytes == 200_000_000
+    assert (element == np.arange(7, 25_000_007)).all()
+
+
+class Logged(beam.DoFn):  # type: ignore[misc]
+    """Says what is called, to a file of its process; as an object with `__call__`, too."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder
+
+    def _say(self, what: object) -> None:
+        with (self._folder / str(os.getpid())).open("a") as log:
+            log.write(f"{what} ")
+
+    def setup(self) -> None:
+        self._say("setup")
+
+    def start_bundle(self) -> None:
+        self._say("start")
+
+    def process(self, split: int) -> Iterator[int]:
+        self._say(split)
+        yield split
+
+    __call__ = process
+
+    def finish_bundle(self) -> None:
+        self._say("finish")
+
+    def teardown(self) -> None:
+        self._say("teardown")
+
+
+@pytest.mark.usefixtures("workers")
+def test_setup_is_called_once_a_process(
+    kind: str, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+) -> None:
+    """And teardown; a split is a bundle to Beam's DoFns, and nothing more to a function."""
+    dataset: Any = Logged(tmp_path)
+    how: dict[str, Any] = {"splits": range(40), "packages": ["apache-beam"]}
+    if kind == "beam":
+        dataset, how = beam.Pipeline() | beam.Create(range(40)) | beam.ParDo(dataset), {}
+    dataset_id = service.register_dataset(dispatcher.target, dataset, **how)
+    found = service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC)
+    assert sorted(map(int, found)) == [*range(40)]
+    while True:  # the processes end soon
+        logs = {path.name: path.read_text().split() for path in tmp_path.iterdir()}
+        if all(log[-1:] == ["teardown"] for log in logs.values()):
+            break
+        time.sleep(0.01)
+    del logs[str(os.getpid())]
+    assert 1 <= len(logs) <= 2 + max(2, len(os.sched_getaffinity(0)))
+    called = []
+    for log in logs.values():
+        assert log[0] == "setup" and log.count("setup") == log.count("teardown") == 1
+        bundles = " ".join(log[1:-1])
+        if kind == "beam":
+            assert bundles.startswith("start ") and bundles.endswith(" finish")
+            called += bundles.removeprefix("start ").removesuffix(" finish").split(" finish start ")
+        else:
+            called += log[1:-1]
+    each = [split for bundle in called for split in bundle.split()]
+    assert sorted(map(int, each)) == [*range(40)]
+    assert len(called) == (40 if kind == "python" else BUNDLES)
+
+
+BUNDLES = 6  # of 40 created elements, √40 and a bit in each, as a DoFn sees bundles
+
+
+@pytest.mark.usefixtures("workers")
+def test_the_users_own_modules_travel_with_a_function(
+    kind: str,
+    dispatcher: DispatcherProcess,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which no worker has; of packages with a file of their own, and without."""
+    for path in ("own_module.py", "own_package/part.py", "own_folder/inner/part.py"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(OWN)
+    (tmp_path / "own_package" / "__init__.py").write_text("from . import part")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = ("own_module", "own_package.part", "own_folder.inner.part")
+    modules = [importlib.import_module(name) for name in names]
+    of_a_folder, inner = sys.modules["own_folder"], modules[-1]
+    whole, add = sys.modules["own_package"], modules[0].add
+
+    def function(split: int) -> Iterator[list[int]]:
+        yield [
+            add(split), whole.part.add(split), inner.add(split), of_a_folder.inner.part.add(split),
+            inner.Row(split).number,
+        ]  # fmt: skip
+
+    try:
+        dataset_id = register(kind, dispatcher, function, range(10))
+    finally:
+        for name in [name for name in sys.modules if name.startswith("own_")]:
+            del sys.modules[name]
+    found = service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC)
+    assert sorted(x.tolist() for x in found) == [[n + 3] * 4 + [n] for n in range(10)]
+
+
+OWN = """
+LIMIT = 3
+
+class Row:
+    def __init__(self, number):
+        self.number = number
+
+def add(number):
+    return Row(number + LIMIT).number
+"""
+
+
+@pytest.mark.usefixtures("workers")
+def test_every_way_of_reading(kind: str, dispatcher: DispatcherProcess) -> None:
+    """In rounds, from a cache, compressed, handed back by who leaves, by TensorFlow's client."""
+    target = dispatcher.target
+
+    def endless(split: int) -> Iterator[Any]:
+        for number in itertools.count():
+            yield np.array([number, os.getpid(), random.getrandbits(60)])
+
+    endless_id = register(kind, dispatcher, endless, range(1))
+    with contextlib.ExitStack() as stack:
+        consumers = [
+            stack.enter_context(
+                service.read(
+                    target, endless_id, job_name=f"{kind} rounds", consumer_index=index,
+                    num_consumers=2,
+                )
+            )
+            for index in range(2)
+        ]  # fmt: skip
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        for _ in range(20):
+            one, other = (x.tolist() for x in pool.map(next, consumers))
+            assert one[0] % 2 == 0 and other[:2] == [one[0] + 1, one[1]]
+    cached: list[dict[tuple[int, int], int]] = []
+    for trainer in "ab":
+        found: dict[tuple[int, int], int] = {}
+        with service.read(
+            target, endless_id, job_name=f"{kind} cache",
+            cross_trainer_cache=service.CrossTrainerCache(trainer),
+        ) as elements:  # fmt: skip
+            while len({process for _, process in found}) < 2:
+                number, process, drawn = next(elements).tolist()
+                found[number, process] = drawn
+        cached.append(found)
+    a, b = cached
+    both = a.keys() & b.keys()
+    assert {process for _, process in a} == {process for _, process in b}
+    assert both and all(a[key] == b[key] for key in both)
+
+    dataset_id = register(kind, dispatcher, twenty, range(50), compression="ZSTD")
+    definition = fetch_dataset(target, dataset_id).definition
+    assert definition.compression == ev.ZSTD
+    compressed = service.read(
+        target, dataset_id, processing_mode=DYNAMIC, data_transfer_protocol="tcp"
+    )
+    seen = []
+    for element in compressed:
+        assert element["array"].tolist() == [[element["number"]] * 3] * 2
+        seen.append(int(element["number"]))
+    assert sorted(seen) == [*range(1000)]
+
+    seen = []
+    for most in (10, 30, 1000):
+        with service.read(
+            target, dataset_id, processing_mode=DYNAMIC, job_name=f"{kind} left"
+        ) as elements:
+            seen += [int(element["number"]) for element in itertools.islice(elements, most)]
+    assert sorted(seen) == [*range(1000)]
+
+    spec = service.from_dataset_id(DYNAMIC, target, dataset_id).element_spec
+    for mode, times in (("distributed_epoch", 1), ("parallel_epochs", 2)):
+        theirs = stock.from_dataset_id(mode, target, dataset_id, spec)
+        seen = []
+        for element in theirs.as_numpy_iterator():
+            assert element["text"] == b"%d" % element["number"]
+            assert element["array"].tolist() == [[element["number"]] * 3] * 2
+            seen.append(int(element["number"]))
+        assert collections.Counter(seen) == dict.fromkeys(range(1000), times)
 
 
 @pytest.mark.usefixtures("workers")
@@ -199,7 +492,8 @@ def test_a_dataset_that_a_function_builds_on_the_workers_may_call_python(
 
 
 def test_trainers_share_a_job_while_a_worker_drains(kind: str, tmp_path: pathlib.Path) -> None:
-    """Together they have every element once, also of splits that it handed back."""
+    """Together they have every element once, also of splits that it handed back; unsharded, all of
+    the other worker's, and what this one had begun."""
     journal, gate = tmp_path / "journal", tmp_path / "gate"
 
     def gated(split: int) -> Iterator[dict[str, Any]]:
@@ -207,24 +501,28 @@ def test_trainers_share_a_job_while_a_worker_drains(kind: str, tmp_path: pathlib
             time.sleep(0.01)
         yield from twenty(split)
 
-    def read(first: queue.Queue[int]) -> Iterator[int]:
+    def read(mode: service.ShardingPolicy, first: queue.Queue[int]) -> list[int]:
+        found = []
         with service.read(
-            dispatcher.target, dataset_id, processing_mode=DYNAMIC, job_name="shared"
+            dispatcher.target, dataset_id, processing_mode=mode, job_name=mode.name
         ) as elements:
             for element in elements:
-                yield int(element["number"])
+                found.append(int(element["number"]))
                 first.put(0)
+        return found
 
     def has_handed_back() -> bool:
         events = (ev.Event.FromString(record.data) for record in FileStorage(journal).read())
         return any(event.HasField("lease_returned") for event in events)
 
-    with DispatcherProcess(journal) as dispatcher, ThreadPoolExecutor(3) as pool:
+    with DispatcherProcess(journal) as dispatcher, ThreadPoolExecutor(5) as pool:
         one = WorkerProcess(dispatcher.address, processes=1).wait_until_registered()
         dataset_id = register(kind, dispatcher, gated, range(500))
-        first: queue.Queue[int] = queue.Queue()
-        reading = [pool.submit(lambda: list(read(first))) for _ in range(2)]
-        first.get(timeout=60)
+        reading: dict[Any, list[Any]] = {}
+        for mode in (DYNAMIC, OFF):
+            first: queue.Queue[int] = queue.Queue()
+            reading[mode] = [pool.submit(read, mode, first) for _ in range(2)]
+            first.get(timeout=60)
         with WorkerProcess(dispatcher.address, processes=1):
             stopped = pool.submit(one.stop)
             while not has_handed_back():  # its function waits yet
@@ -232,7 +530,14 @@ def test_trainers_share_a_job_while_a_worker_drains(kind: str, tmp_path: pathlib
                 time.sleep(0.05)
             gate.touch()
             assert stopped.result() == 0
-            assert sorted(itertools.chain(*(each.result() for each in reading))) == [*range(10_000)]
+            found = {
+                mode: collections.Counter(itertools.chain(*(each.result() for each in trainers)))
+                for mode, trainers in reading.items()
+            }
+    assert found[DYNAMIC] == dict.fromkeys(range(10_000), 1)
+    twice = found[OFF].total() - 10_000
+    assert found[OFF] == {number: 1 + (number < twice) for number in range(10_000)}
+    assert twice >= 1
 
 
 @pytest.mark.parametrize("killed", ["nobody", "the dispatcher", "the worker"])
@@ -306,20 +611,24 @@ def test_what_a_draining_worker_keeps_is_its_own_until_it_is_begun(
 def test_killed_workers_and_dispatchers_cost_no_element_twice(
     kind: str, tmp_path: pathlib.Path
 ) -> None:
-    """And the functions' processes end with their workers."""
+    """Unsharded, nothing of the other worker's; and the functions' processes end with theirs."""
     folder = tmp_path / "processes"
     folder.mkdir()
 
     def slow(split: int) -> Iterator[int]:
         (folder / str(os.getpid())).touch()
         for number in range(10 * split, 10 * (split + 1)):
-            time.sleep(0.005)
+            time.sleep(0.003)
             yield number
 
-    with DispatcherProcess(tmp_path / "journal") as dispatcher:
+    def read_unsharded() -> list[int]:
+        return [*map(int, service.read(dispatcher.target, dataset_id, job_name="unsharded"))]
+
+    with DispatcherProcess(tmp_path / "journal") as dispatcher, ThreadPoolExecutor(2) as pool:
         one = WorkerProcess(dispatcher.address, processes=1).wait_until_registered()
         with WorkerProcess(dispatcher.address, processes=1):
             dataset_id = register(kind, dispatcher, slow, range(60))
+            unsharded = [pool.submit(read_unsharded) for _ in range(2)]
             found = []
             for element in service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC):
                 found.append(int(element))
@@ -332,9 +641,11 @@ def test_killed_workers_and_dispatchers_cost_no_element_twice(
             assert set(found) <= {*range(600)}
             again = service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC)
             assert sorted(map(int, again)) == [*range(600)]
+            both = collections.Counter(itertools.chain(*(each.result() for each in unsharded)))
+            assert both.keys() == {*range(600)} and {*both.values()} <= {1, 2}
     # Here it was called as well, to see what it yields.
     processes = {int(path.name) for path in folder.iterdir()} - {os.getpid()}
-    assert len(processes) >= 2
+    assert len(processes) >= 4
     while any(map(lives, processes)):
         time.sleep(0.01)
 
@@ -360,20 +671,73 @@ def nurseries() -> set[int]:
     return found
 
 
-def test_a_worker_that_has_stopped_leaves_no_process(tmp_path: pathlib.Path) -> None:
-    """Though the process that it was in goes on."""
-    others, splits = nurseries(), range(20)
-    with DispatcherProcess(tmp_path / "journal") as dispatcher:
-        with service.WorkerServer(service.WorkerConfig(dispatcher.address, processes=2)):
-            dataset_id = service.register_dataset(
-                dispatcher.target, lambda split: [os.getpid()], splits=splits
-            )
-            processes = {*map(int, service.read(dispatcher.target, dataset_id))}
-            assert nurseries() - others
-        assert nurseries() <= others
-    assert processes
+def test_servers_in_the_trainers_own_process(tmp_path: pathlib.Path) -> None:
+    """In each mode, with as many processes as there are cores, and one of two workers that drains;
+    one that has stopped leaves no process, though the process that it was in goes on."""
+    others, cores, gate = nurseries(), len(os.sched_getaffinity(0)), tmp_path / "gate"
+    kinds, modes = ("python", "beam"), (OFF, DYNAMIC)
+
+    def together(split: int, folder: pathlib.Path) -> Iterator[int]:
+        (folder / str(os.getpid())).touch()
+        while len(os.listdir(folder)) < 2 * cores:
+            time.sleep(0.01)
+        yield split
+
+    def gated(split: int) -> Iterator[int]:
+        while split >= 5 and not gate.exists():
+            time.sleep(0.01)
+        yield split
+
+    def read(kind: str, mode: service.ShardingPolicy) -> list[int]:
+        found = []
+        with service.read(dispatcher.target, ids[kind], processing_mode=mode) as elements:
+            for element in elements:
+                found.append(int(element))
+                if len(found) == 1:
+                    begun.put(0)
+        return found
+
+    with (
+        service.DispatchServer() as dispatcher,
+        service.WorkerServer(service.WorkerConfig(dispatcher.address)) as one,
+        service.WorkerServer(service.WorkerConfig(dispatcher.address, processes=0)),
+        ThreadPoolExecutor(5) as pool,
+    ):
+        spec, folders = tf.TensorSpec([], tf.int64), {kind: tmp_path / kind for kind in kinds}
+        for kind, folder in folders.items():
+            folder.mkdir()
+            function = functools.partial(together, folder=folder)
+            dataset_id = register(kind, dispatcher, function, range(20), element_spec=spec)
+            found = collections.Counter(map(int, service.read(dispatcher.target, dataset_id)))
+            assert found == dict.fromkeys(range(20), 2)
+            assert len(os.listdir(folder)) == 2 * cores
+        begun: queue.Queue[int] = queue.Queue()
+        ids = {kind: register(kind, dispatcher, gated, range(100)) for kind in kinds}
+        reading = {(kind, mode): pool.submit(read, kind, mode) for kind in kinds for mode in modes}
+        for _ in reading:
+            begun.get(timeout=60)
+        assert nurseries() - others
+        stopped = pool.submit(one.stop, drain=True)
+        while not are_draining(dispatcher.target):
+            time.sleep(0.01)
+        gate.touch()
+        stopped.result()
+        for (kind, mode), read_by in reading.items():
+            found = collections.Counter(read_by.result())
+            assert found.keys() == {*range(100)}, kind
+            assert {*found.values()} <= ({1} if mode == DYNAMIC else {1, 2}), kind
+    assert nurseries() <= others
+    processes = {int(path.name) for folder in folders.values() for path in folder.iterdir()}
     while any(map(lives, processes)):
         time.sleep(0.01)
+
+
+def are_draining(target: str) -> bool:
+    client = DispatcherClient(target)
+    try:
+        return any(worker["draining"] for worker in fetch_status(client, 60)["workers"])
+    finally:
+        client.close()
 
 
 def test_who_cannot_run_it_has_no_task(

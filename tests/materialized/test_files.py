@@ -4,66 +4,21 @@ from __future__ import annotations
 
 import pathlib
 import resource
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from apache_beam.io.filesystem import FileMetadata
-from apache_beam.io.localfilesystem import LocalFileSystem
 
 from forebay.service.errors import InvalidArgument, NotFound, Unavailable
 from forebay.service.materialized import files
 from forebay.service.materialized.layout import ShardFile, is_intact
 
-STORE: dict[str, str] = {}  # where its files really are
-
-
-class Store(LocalFileSystem):  # type: ignore[misc]
-    """store://…, which has no directories, and refuses to rename to what is there."""
-
-    @classmethod
-    def scheme(cls) -> str:
-        return "store"
-
-    def has_dirs(self) -> bool:
-        return False
-
-    def join(self, base: str, *paths: str) -> str:
-        return "/".join([base, *paths])
-
-    def split(self, path: str) -> Any:
-        return tuple(path.rsplit("/", 1))
-
-    def _list(self, prefix: str) -> Iterator[Any]:
-        folder = pathlib.Path(STORE["folder"])
-        for path in folder.iterdir():
-            yield FileMetadata(f"store://{path.name.replace('|', '/')}", path.stat().st_size, 0.0)
-
-    def create(self, path: str, *args: Any, **kwargs: Any) -> Any:
-        return super().create(_real(path), *args, **kwargs)
-
-    def open(self, path: str, *args: Any, **kwargs: Any) -> Any:
-        return super().open(_real(path), *args, **kwargs)
-
-    def exists(self, path: str) -> bool:
-        return bool(super().exists(_real(path)))
-
-    def rename(self, sources: list[str], targets: list[str]) -> None:
-        assert not any(map(self.exists, targets))
-        super().rename([*map(_real, sources)], [*map(_real, targets)])
-
-    def delete(self, paths: list[str]) -> None:
-        for path in paths:
-            pathlib.Path(_real(path)).unlink()
-
-
-def _real(path: str) -> str:
-    return f"{STORE['folder']}/{path.removeprefix('store://').replace('/', '|')}"
+from .store import FOLDER
 
 
 @pytest.fixture(params=["here", "store"])
-def directory(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
-    STORE["folder"] = str(tmp_path)
+def directory(
+    request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
     return files.checked(tmp_path / "d" if request.param == "here" else "store://bucket/d/")
 
 

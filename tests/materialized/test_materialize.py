@@ -30,6 +30,7 @@ from forebay.storage.errors import Corrupt
 from ..cluster import WorkerProcess
 from ..forks import Fork
 from ..stock import DispatcherProcess
+from . import store
 from .waiting import until
 
 DYNAMIC = service.ShardingPolicy.DYNAMIC
@@ -197,11 +198,46 @@ def test_a_beam_dataset(
     assert {e["nothing"] for e in found} == {None}
 
 
+def test_a_store_that_only_beam_knows(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole run into it, a rerun of what is lost, and workers that read from there."""
+    folder, site = tmp_path / "store", tmp_path / "site"
+    folder.mkdir()
+    site.mkdir()
+    # The processes of a worker's datasets know such a store if all of its Python does.
+    imports = f"import runpy\nstore = runpy.run_path({store.__file__!r})"
+    (site / "sitecustomize.py").write_text(imports)
+    monkeypatch.setenv(store.FOLDER, str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    directory = "store://bucket/cache"
+    with DispatcherProcess("memory:") as dispatcher, WorkerProcess(dispatcher.address):
+        created = beam.Pipeline() | beam.Create(range(30), reshuffle=False)
+        numbers = created | beam.Map(lambda n: {"number": n, "row": np.full(n % 3, n)})
+        spec = {"number": tf.TensorSpec([], tf.int64), "row": tf.TensorSpec([None], tf.int64)}
+        dataset_id = service.register_dataset(dispatcher.target, numbers, element_spec=spec)
+        how: dict[str, Any] = {"shards": 4, "format": "parquet", "runner": "FnApiRunner"}
+        done = service.materialize(dispatcher.target, dataset_id, directory, **how)
+        assert (done.elements, done.shards, done.written) == (30, 4, 4)
+        whole = files_of(folder)
+        next(folder.glob("*shard-*")).unlink()
+        with pytest.raises(Corrupt, match=r"shard store://bucket/cache/shard-.* is missing"):
+            service.register_dataset(dispatcher.target, directory)
+        assert service.materialize(dispatcher.target, dataset_id, directory, **how).written == 1
+        assert files_of(folder) == whole
+        cached = service.register_dataset(dispatcher.target, directory, verify=True)
+        found = list(service.read(dispatcher.target, cached, processing_mode=DYNAMIC))
+    assert sorted(int(e["number"]) for e in found) == [*range(30)]
+    assert all(e["row"].tolist() == [e["number"]] * (e["number"] % 3) for e in found)
+
+
 def once(n: int) -> Iterator[int]:
     yield {1: 1}[n]
 
 
 RANGE = tf.data.Dataset.range
+ON_ERROR: tuple[dict[str, Any], ...] = ({}, {"on_error": "skip"})
+"""A split that fails ends the run."""
 
 
 @pytest.mark.parametrize(
@@ -234,8 +270,11 @@ def test_errors_say_what_to_do(dispatcher: DispatcherProcess, tmp_path: pathlib.
     target, output = dispatcher.target, tmp_path / "output"
     dataset_id = service.register_dataset(target, RANGE(9))
     other_id = service.register_dataset(target, RANGE(10))
-    failing = service.register_dataset(
-        target, once, splits=["why", 1], element_spec=tf.TensorSpec([], tf.int64)
+    failing, skipping = (
+        service.register_dataset(
+            target, once, splits=["why", 1], element_spec=tf.TensorSpec([], tf.int64), **how
+        )
+        for how in ON_ERROR
     )
 
     def fails(kind: type[Exception], wanted: str, dataset_id: str = dataset_id, **how: Any) -> None:
@@ -265,12 +304,14 @@ def test_errors_say_what_to_do(dispatcher: DispatcherProcess, tmp_path: pathlib.
         output=tmp_path / "ops",
     )
     fails(NotFound, "nobody", dataset_id="nobody")
-    fails(
-        PipelineError,
-        "failed to write shard 0 .*KeyError",
-        dataset_id=failing,
-        output=tmp_path / "failing",
-    )
+    for name, fails_there in (("failing", failing), ("skipping", skipping)):
+        fails(
+            PipelineError,
+            "failed to write shard 0 .*KeyError",
+            dataset_id=fails_there,
+            output=tmp_path / name,
+            format="parquet",  # whose writer would end the file that was discarded
+        )
     (tmp_path / "file").touch()
     ragged = RANGE(3).map(lambda n: tf.ragged.range([n, 2]))
     ragged_id = service.register_dataset(target, ragged)

@@ -6,14 +6,13 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import pytest
-
 from forebay.service.blocks import Block
 from forebay.service.client.functions import python_dataset, request_of
+from forebay.service.pipelines import SplitRange
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.structure import assemble
 
-from .contract import PipelineContract, Step, drawn
+from .contract import PipelineContract, Ranges, Step, batch, elements_of, shuffle, spread
 
 Function = Callable[[Any], Any]
 
@@ -54,11 +53,18 @@ def read(function: Function, splits: Sequence[Any], structure: str = INT, **how:
 
 
 class FunctionContract(PipelineContract):
-    """A shuffle's buffer, and a batch, are within a split of one element, and so do nothing."""
+    def test_a_batch_is_of_a_split(self) -> None:
+        with self.opened(spread(5), batch(3)) as pipeline:
+            found = self.bundle(pipeline, SplitRange(7, 2, 0))
+            assert found == [(35, 36, 37), (38, 39), (40, 41, 42), (43, 44)]
+            run = pipeline.run(Ranges([SplitRange(7, 2, 0)]))
+            assert elements_of(run.blocks()) == found
 
-    @pytest.mark.parametrize("step", [drawn()])
-    def test_what_is_random_differs_by_bundle_and_by_seed(self, step: Step) -> None:
-        super().test_what_is_random_differs_by_bundle_and_by_seed(step)
+    def test_a_shuffle_is_of_a_split(self) -> None:
+        with self.opened(spread(30), shuffle(30)) as pipeline:
+            found = [x for (x,) in self.bundle(pipeline, SplitRange(7, 2, 0))]
+            for mixed, split in ((found[:30], 7), (found[30:], 8)):
+                assert sorted(mixed) == [*range(30 * split, 30 * (split + 1))] != mixed
 
 
 def structure_of(steps: Sequence[Step]) -> str:

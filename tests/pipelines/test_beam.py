@@ -36,9 +36,11 @@ from apache_beam.io.range_trackers import OffsetRangeTracker
 from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
 from apache_beam.metrics import Metrics
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.transforms.periodicsequence import PeriodicImpulse
 from apache_beam.transforms.userstate import BagStateSpec
 from apache_beam.transforms.window import FixedWindows, GlobalWindows
 
+from forebay import service
 from forebay.service.client.functions import (
     beam_dataset,
     first_elements,
@@ -46,16 +48,17 @@ from forebay.service.client.functions import (
     python_dataset,
     request_of,
 )
-from forebay.service.errors import InvalidArgument, PipelineError
+from forebay.service.errors import FailedPrecondition, InvalidArgument, PipelineError
 from forebay.service.metrics import MAX_METRICS, MAX_NAME, Totals, counter, distribution, shown
 from forebay.service.pipelines import Pipeline
-from forebay.service.pipelines.beam import internals, tfrecords
+from forebay.service.pipelines.beam import internals, tfrecords, translation
 from forebay.service.pipelines.beam.chain import Chain
 from forebay.service.pipelines.beam.translation import Translated, translate, values
 from forebay.service.pipelines.python.child import FunctionProcess
 from forebay.service.pipelines.python.columns import column_of, fields_of
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.proto import metrics_pb2 as pb
+from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.service.shared import Lender
 from forebay.storage.tfrecord import frame
 
@@ -153,6 +156,18 @@ class AtTheEnd(beam.DoFn):  # type: ignore[misc]
             yield beam.transforms.window.GlobalWindows.windowed_value(element)
 
 
+class OfBundle(AtTheEnd):
+    """What a function makes of all that came."""
+
+    def __init__(self, function: Callable[..., Iterator[Any]]) -> None:
+        super().__init__()
+        self._function = function
+
+    def finish_bundle(self) -> Iterator[Any]:
+        for element in self._function(elements=iter(self.seen)):
+            yield GlobalWindows.windowed_value(element)
+
+
 @functools.cache
 def split_each() -> Sequence[bytes]:
     """What the contract's pipelines are run with: a number each."""
@@ -164,8 +179,12 @@ def chain_of(steps: Sequence[Step]) -> Chain:
     elements = beam.Pipeline() | beam.Create([0])
     for at, step in enumerate(steps):
         done = functools.partial(_done, step, source=random)  # type: ignore[arg-type]
-        elements |= f"{at}" >> beam.FlatMap(lambda x, done=done: done(elements=iter([x])))
-    return translate(elements).chain
+        if step.kind in ("batch", "shuffle"):
+            elements |= f"{at}" >> beam.ParDo(OfBundle(done))
+        else:
+            elements |= f"{at}" >> beam.FlatMap(lambda x, done=done: done(elements=iter([x])))
+    chain: Chain = beam_dataset(elements).function  # type: ignore[assignment]
+    return chain  # pickled by value, or its processes would import all that is imported here
 
 
 class TestContract(FunctionContract):
@@ -363,11 +382,48 @@ def test_the_sources_own_splitting(files: pathlib.Path, read: str, splits: int) 
     assert len(translated.splits) == splits
 
 
-def test_splits_of_a_wished_size(files: pathlib.Path) -> None:
-    lines = beam.Pipeline() | beam.io.ReadFromText(f"{files}/*.txt")
+@pytest.mark.parametrize("name", ["text", "avro", "all text", "all avro", "flattened"])
+def test_splits_of_a_wished_size(files: pathlib.Path, name: str) -> None:
+    lines = PIPELINES[name](str(files))(beam.Pipeline())
     translated = translate(lines, split_bytes=40)
-    assert len(translated.splits) > 4
-    assert sorted(run(translated)) == sorted(values(lines))
+    assert len(translated.splits) >= len(translate(lines).splits) + 2
+    assert sorted(map(repr, run(translated))) == sorted(map(repr, values(lines)))
+
+
+def test_splits_that_are_larger_than_the_user_lets_beam_make_them(files: pathlib.Path) -> None:
+    paths = beam.Pipeline() | beam.Create([f"{files}/[01].txt"])
+    lines = paths | beam.io.ReadAllFromText(desired_bundle_size=40)
+    assert len(translate(lines).splits) > 4
+    assert len(translate(lines, split_bytes=400).splits) == 2
+    assert len(translate(lines).splits) > 4
+
+
+def test_split_bytes_that_would_not_be_heeded_are_refused(
+    files: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, and not when all splits have been made."""
+
+    def refused(name: str | beam.PCollection, split_bytes: Any, message: str) -> None:
+        made = PIPELINES[name](str(files))(beam.Pipeline()) if isinstance(name, str) else name
+        with pytest.raises(InvalidArgument, match=message):
+            service.register_dataset("localhost:1", made, split_bytes=split_bytes)
+
+    for name in ("text", "all avro", "created"):
+        made = PIPELINES[name](str(files))(beam.Pipeline())
+        for wrong in (0, -1, 1.5, True, "a"):
+            refused(made, wrong, rf"split_bytes={wrong!r} must be an int, at least 1")
+    refused("created", 40, r"split_bytes=40 is for reads of files.*'Create' is divided by its")
+    for name in ("matched", "splittable", "side inputs"):
+        refused(name, 40, r"split_bytes=40 is for reads of files.*leave it out")
+    with (tmp_path / "large.txt").open("wb") as large:
+        large.truncate(3 << 30)
+    lines = beam.Pipeline() | beam.io.ReadFromText(f"{tmp_path}/large.txt")
+    refused(lines, 1000, "has more than 1000000 splits of split_bytes=1000, each of which is kept")
+    monkeypatch.setattr(translation, "MAX_READ", 3)
+    for name in ("own source", "all text"):
+        refused(name, 9, "has more than 3 splits of split_bytes=9, each of .* a larger split_bytes")
+    with pytest.raises(InvalidArgument, match=r"has more than 3 splits, .* into fewer files"):
+        translate(PIPELINES["own source"]("")(beam.Pipeline()))
 
 
 def test_a_split_names_no_other_file(tmp_path: pathlib.Path) -> None:
@@ -766,6 +822,13 @@ class Stateful(beam.DoFn):  # type: ignore[misc]
         seen.add(1)
 
 
+class OfItsOwn(beam.PTransform):  # type: ignore[misc]
+    """What no other transforms make up."""
+
+    def expand(self, begin: pvalue.PBegin) -> beam.PCollection:
+        return pvalue.PCollection(begin.pipeline)
+
+
 def pairs(p: beam.Pipeline) -> beam.PCollection:
     return p | beam.Create([("a", 1), ("b", 2)])
 
@@ -789,6 +852,8 @@ def pairs_grouped(p: beam.Pipeline) -> beam.PCollection:
             lambda one, at: (one, one) | f"f{at}" >> beam.Flatten(), range(40), pairs(p)
         ), "more than 1000 branches"),
         (lambda p: p | "i" >> beam.Impulse(), "an Impulse alone"),
+        (lambda p: p | "clock" >> PeriodicImpulse(0, 3, 1), "'clock' is unbounded; only bounded"),
+        (lambda p: p | "mine" >> OfItsOwn(), r"'mine' is a primitive of its own kind \(OfItsOwn\)"),
         (signs, r"several outputs.*register one"),
         (lambda p: p, "is no PCollection"),
     ],
@@ -830,6 +895,18 @@ def test_a_step_that_would_run_twice_is_refused_by_its_label(build: Build, label
     """It may draw something else, and what it counts would count twice."""
     with pytest.raises(InvalidArgument, match=rf"^'{re.escape(label)}' .* once.*one DoFn"):
         translate(build(beam.Pipeline()))
+
+
+def test_a_chain_is_bound_to_versions_of_beam_and_of_forebay() -> None:
+    """As its pickle has no more than names of what is theirs."""
+    dataset = beam_dataset(beam.Pipeline() | beam.Create([1]))
+    request = request_of(dataset, dataset.splits, INT)
+    for name in ("apache-beam", "forebay"):
+        stored = PythonDataset.FromString(request.python)
+        here, stored.packages[name] = stored.packages[name], "0.0.1"
+        both = rf"registered with {name} 0\.0\.1, and this worker has {re.escape(here)}: install"
+        with pytest.raises(FailedPrecondition, match=both):
+            PythonPipeline(stored.SerializeToString(), request.sources, INT)
 
 
 def test_a_side_input_is_computed_once() -> None:
@@ -911,6 +988,10 @@ def test_what_of_beam_is_not_public(files: pathlib.Path) -> None:
         "all text": [False, True, False],
         "splittable": [False, False, True],
     }
+    ranges = internals.ExpandIntoRanges(True, "auto", 1 << 30, 0)
+    size = pathlib.Path(file).stat().st_size
+    assert len([*ranges.process(file)]) == 1
+    assert len([*internals.with_range_bytes(ranges, size // 2).process(file)]) == 2
     assert internals.tfrecord_file(bundle.source) is None
     numbers = beam.io.ReadFromTFRecord(f"{files}/0.tfrecord", beam.coders.StrUtf8Coder())._source
     (bundle,) = numbers.split(1 << 30)

@@ -178,6 +178,7 @@ class Row:
 """
 TRAINER = """
 import dataclasses, hashlib
+import own.part
 from rows import Row
 from forebay.service.client.functions import python_dataset, request_of
 
@@ -188,7 +189,7 @@ class Own(Row):
 WORDS = {"one", "two", "three", b"four", 5, Row("six"), Own("seven"), frozenset("abc")}
 
 def function(split):
-    if split.name in {"x", "y", "z", "split"} and split not in WORDS:
+    if split.name in {"x", "y", "z", "split"} and split not in WORDS and own.part.LIMIT:
         yield Own(split.name, extra=split.extra | {"more"})
 
 splits = [Row(name, extra=frozenset("abcdef")) for name in ("x", "y")]
@@ -200,12 +201,14 @@ print(hashlib.sha256(request.python).hexdigest())
 def test_equal_functions_are_the_same_bytes_in_all_processes(tmp_path: pathlib.Path) -> None:
     """Or trainers of a shared job would each have a dataset of their own."""
     (tmp_path / "rows.py").write_text(ROWS)
+    (tmp_path / "own").mkdir()  # a package without a file of its own
+    (tmp_path / "own" / "part.py").write_text("LIMIT = 3")
     (tmp_path / "trainer.py").write_text(TRAINER)
     said = [
         subprocess.run(
             [sys.executable, "trainer.py"],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONHASHSEED": seed},
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"/{seed}"},
             check=True,
             stdout=subprocess.PIPE,
         ).stdout

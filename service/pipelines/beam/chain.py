@@ -215,6 +215,10 @@ class _Enough(internals.PassedOn):
     pass
 
 
+class TooMany(internals.PassedOn):
+    """Of what a chain gives."""
+
+
 class _Next(common.Receiver):  # type: ignore[misc]
     """Where a step's elements go."""
 

@@ -21,6 +21,15 @@ SourceRestrictionProvider = iobase._SDFBoundedSourceRestrictionProvider
 ReadRange = filebasedsource._ReadRange
 """The DoFn that reads a range of a file, given with the file's metadata: of ReadAllFrom…"""
 
+ExpandIntoRanges = filebasedsource._ExpandIntoRanges
+"""The DoFn that makes these ranges."""
+
+
+def with_range_bytes(fn: DoFn, size: int) -> DoFn:
+    """Has an ExpandIntoRanges make ranges of this size; the same one."""
+    fn._desired_bundle_size = size
+    return fn
+
 
 def file_read(source: iobase.BoundedSource) -> str | None:
     """The path, of one of the sources that a source of files is split into."""

@@ -9,9 +9,13 @@ created or matched is divided.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import itertools
 import math
 import pickle
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -27,11 +31,14 @@ from apache_beam.utils.windowed_value import WindowedValue
 from ... import pickles
 from ...errors import InvalidArgument
 from . import internals
-from .chain import Branches, Chain, SideInput, Step
+from .chain import Branches, Chain, SideInput, Step, TooMany
 
 MAX_SPLITS = 1000
 """Of what was created: so many elements are a split each. If some step sees where bundles begin and
 end, as one that makes batches does, there are about as many splits as elements in each."""
+
+MAX_READ = 1_000_000
+"""Splits of what is read. Each of them is pickled here, and is some 1 KB."""
 
 _ADVICE = (
     "write its result to files, by Beam on a runner that shuffles (materialize_pcollection does "
@@ -69,25 +76,38 @@ def translate(pcollection: beam.PCollection, split_bytes: int | None = None) -> 
 
     Args:
       pcollection: the last one; one named output of a ParDo will do.
-      split_bytes: of how many bytes the splits of a bounded source should be; by default, as Beam
-        chooses it.
+      split_bytes: of about how many bytes the splits of bounded sources should be, and those of
+        the files of a ReadAllFrom…; by default, as Beam chooses it. A file is divided if its format
+        can be, which TFRecord and what is compressed cannot, and Parquet between row groups.
 
     What is flattened of several is a branch for each of them, with all that is behind. A read that
     several have in common is read for each. A step of the user's would run for each, and is
     refused: it may draw something else each time, of which elements would be lost.
 
     Raises InvalidArgument, with the transform's label, for what is no chain behind one bounded
-    read, and for what needs a shuffle or windows.
+    read, for what needs a shuffle or windows, and for `split_bytes` of which nothing that is read
+    takes notice, or that would make more than `MAX_READ` splits.
     """
+    if split_bytes is not None and (type(split_bytes) is not int or split_bytes < 1):
+        raise InvalidArgument(
+            f"split_bytes={split_bytes!r} must be an int, at least 1: of how many bytes the splits "
+            "of what is read should be, or None, for as Beam chooses it"
+        )
     return _translate(pcollection, split_bytes, {})
 
 
 def _translate(pcollection: beam.PCollection, split_bytes: int | None, sides: _Sides) -> Translated:
     paths = _paths(pcollection)
     _require_run_once(pcollection)
-    found = [_translate_path(applied, split_bytes, sides) for applied in paths]
-    if not found:
+    if not paths:
         raise InvalidArgument(f"{_label(pcollection.producer)} flattens nothing: register a read")
+    if split_bytes is not None and not any(map(_has_size, paths)):
+        begin = paths[0][0].node if paths[0] else pcollection.producer
+        raise InvalidArgument(
+            f"split_bytes={split_bytes} is for reads of files, and other bounded sources; "
+            f"{_label(begin)} is divided by its elements, or as its own DoFn likes: leave it out"
+        )
+    found = [_translate_path(applied, split_bytes, sides) for applied in paths]
     if len(found) == 1:
         return found[0]
     splits = [
@@ -238,21 +258,60 @@ def _translate_path(
     steps = [_step(each, sides) for each in applied]
     first = _first(applied, steps)
     chain = Chain(steps[first:])
+    reads = first < len(steps) and steps[first].reads
+    if reads and split_bytes is not None and steps[first].reads_ranges:
+        steps = [_of_size(step, split_bytes) for step in steps]
     inputs = [window.GlobalWindows.windowed_value(b"")]
     if first:
         before, impulse, inputs = Chain(steps[:first]), _split(inputs), []
+
+        def take(windowed: WindowedValue) -> None:
+            if reads and len(inputs) >= MAX_READ:
+                raise TooMany
+            inputs.append(windowed)
+
         try:
-            before.run_windowed(impulse, inputs.append)
+            before.run_windowed(impulse, take)
+        except TooMany:
+            raise _too_many(applied[first], split_bytes) from None
         finally:
             before.teardown()
-    if first < len(steps) and steps[first].reads:
+    if reads:
         found = (each for value in inputs for each in _begin(steps[first], value, split_bytes))
-        return Translated(chain, [_split([each]) for each in found])
+        try:
+            splits = [_split([each]) for each in itertools.islice(found, MAX_READ)]
+            if next(found, None) is not None:
+                raise TooMany
+        except TooMany:
+            raise _too_many(applied[first], split_bytes) from None
+        return Translated(chain, splits)
     size = math.ceil(len(inputs) / MAX_SPLITS)
     if any(step.sees_bundles for step in steps[first:]):
         size = math.isqrt(max(0, len(inputs) - 1)) + 1
     bounds = range(0, len(inputs), max(1, size))
     return Translated(chain, [_split(inputs[at : at + size]) for at in bounds])
+
+
+def _has_size(applied: Sequence[_Applied]) -> bool:
+    """Whether the size of its splits can be asked for, of the first that reads."""
+    steps = (Step("", each.node.transform.fn) for each in applied)
+    first = next((step for step in steps if step.reads), None)
+    return first is not None and (first.reads_source or first.reads_ranges)
+
+
+def _of_size(step: Step, split_bytes: int) -> Step:
+    """If it is what divides files into ranges, such of this size."""
+    if not isinstance(step.fn, internals.ExpandIntoRanges):
+        return step
+    return replace(step, fn=internals.with_range_bytes(copy.copy(step.fn), split_bytes))
+
+
+def _too_many(reading: _Applied, split_bytes: int | None) -> InvalidArgument:
+    what = "" if split_bytes is None else f" of split_bytes={split_bytes}"
+    return InvalidArgument(
+        f"{_label(reading.node)} has more than {MAX_READ} splits{what}, each of which is kept: "
+        "give a larger split_bytes, or put what is read into fewer files"
+    )
 
 
 def _first(applied: Sequence[_Applied], steps: Sequence[Step]) -> int:
@@ -292,6 +351,9 @@ def _begin(
     if split_bytes is None or not isinstance(element, iobase.BoundedSource):
         restrictions = first.restrictions(element)
     else:
+        with contextlib.suppress(NotImplementedError):
+            if (element.estimate_size() or 0) > MAX_READ * split_bytes:
+                raise TooMany  # at once: to make them takes minutes
         restrictions = map(internals.SourceRestriction, element.split(split_bytes))
     for restriction in restrictions:
         yield windowed.with_value((unused, restriction))
