@@ -170,8 +170,7 @@ def test_servers_live_as_tensorflows_do(tmp_path: pathlib.Path) -> None:
     ) as elements:
         next(elements)
         assert worker._num_tasks() == 1
-    while worker._num_tasks():  # gc_dynamic_sharding_jobs: until it is collected
-        time.sleep(0.01)
+    wait_until(lambda: worker._num_tasks() == 0)  # gc_dynamic_sharding_jobs: it is collected
     dispatcher.stop()
     config = service.DispatcherConfig(port, None, dispatcher._config.work_dir, True)
     dispatcher = service.DispatchServer(config)  # at the same place
@@ -261,7 +260,8 @@ def test_what_becomes_of_a_save_is_told_as_by_tensorflows_servers(
 
     assert told() == []
     save = tf.data.experimental.distributed_save if servers is stock else service.distributed_save
-    save(tf.data.Dataset.range(8).map(wait_for(gate)), str(path), dispatcher._address)
+    numbers = tf.data.Dataset.range(500)  # more than the first worker asks for ahead
+    save(numbers.map(wait_for(gate)), str(path), dispatcher._address)
     wait_until(lambda: len(told()) == 2)
     assert told() == [(bytes(path), 0, False), (bytes(path), 1, False)]
     assigned, orphan, done = 1, 2, 4
@@ -276,7 +276,7 @@ def test_what_becomes_of_a_save_is_told_as_by_tensorflows_servers(
     wait_until((path / "DONE").exists)
     wait_until(lambda: all(state == done for _, state in states()))
     wait_until(lambda: all(completed for _, _, completed in told()))
-    assert sorted(tf.data.Dataset.load(str(path)).as_numpy_iterator()) == list(range(8))
+    assert sorted(tf.data.Dataset.load(str(path)).as_numpy_iterator()) == list(range(500))
     for server in (*workers, dispatcher):
         server._stop()
 

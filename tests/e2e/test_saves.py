@@ -73,9 +73,8 @@ def test_stock_clients_and_a_stock_worker_and_a_dispatcher_that_die(tmp_path: pa
                 loaded = tf.data.Dataset.load(str(paths[compression]), wait=True)
                 assert sorted(loaded.as_numpy_iterator()) == elements
             assert states() == {info.DONE}
-            path = str(paths[None])
             with pytest.raises(tf.errors.AlreadyExistsError, match="already started or completed"):
-                save(numbers, path, dispatcher.address)
+                save(numbers, str(paths[None]), dispatcher.address)
 
 
 def test_forebays_workers_and_dispatcher_die_and_the_rest_goes_on(tmp_path: pathlib.Path) -> None:

@@ -311,7 +311,8 @@ def test_one_name_for_a_job(block: str, names: dict[str, Any]) -> None:
 
 @examples(("DispatchServer", "dispatcher.join()"), ("DispatchServer", "fault_tolerant_mode=True"))
 def test_a_dispatcher_of_its_own(block: str, tmp_path: Path) -> None:
-    port, names = free_port(), {"service": service}
+    port = free_port()
+    names: dict[str, Any] = {"service": service}
     block = block.replace("5050", str(port)).replace("gs://my-bucket", str(tmp_path))
     program = threading.Thread(target=exec, args=(block, names))
     program.start()
