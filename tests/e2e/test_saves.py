@@ -160,3 +160,20 @@ def test_a_worker_dies_that_loads_a_save(tmp_path: pathlib.Path) -> None:
             for source in iteration["sources"]
         }
         assert len(written) - len(got) <= lost
+
+
+def test_arguments_that_make_no_sense() -> None:
+    """The first of them that is wrong is told of, as in tf.data service the address is."""
+    numbers, endless = tf.data.Dataset.range(9), tf.data.Dataset.range(9).repeat()
+    cases: list[tuple[tuple[Any, ...], str]] = [
+        ((numbers, "", 1), "`service` must be a string"),
+        ((numbers, "", ""), "`service` must not be empty"),
+        ((numbers, "", "h:1"), "`path` must be the path of a directory"),
+        ((endless, "/a", "h:1"), "infinite dataset is not allowed"),
+        (([9], "/a", "h:1"), "`dataset` must be a tf.data.Dataset"),
+        ((numbers, "/a", "h:1", "ZSTD"), "Invalid `compression` argument: ZSTD"),
+    ]
+    for arguments, message in cases:
+        with pytest.raises(ValueError, match=message) as raised:
+            service.distributed_save(*arguments)
+        assert isinstance(raised.value, tf.errors.InvalidArgumentError)
