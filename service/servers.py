@@ -28,7 +28,7 @@ from google.protobuf.message import Message
 from .connections.dispatcher_client import SERVICE, DispatcherClient
 from .connections.grpc_server import WILDCARDS, told_address
 from .dispatcher.options import DispatcherOptions
-from .errors import FailedPrecondition, ForebayError, InvalidArgument
+from .errors import FailedPrecondition, ForebayError, InvalidArgument, Unavailable
 from .options import ServerOptions, described, flags, options_of
 from .processes import LOG_LEVEL, Child, forebay
 from .proto import forebay_pb2 as pb
@@ -380,6 +380,10 @@ for _config, _options, _names in (
     _config.__doc__ = f"{_config.__doc__}\n{described(_options, _names)}"
 
 
+class _NotStarted(Unavailable, RuntimeError):
+    """A worker that no dispatcher has taken in time."""
+
+
 class WorkerServer(_Server):
     """A worker in this process. A context manager; `stop` is idempotent.
 
@@ -402,13 +406,16 @@ class WorkerServer(_Server):
     def start(self) -> None:
         """Start it, and return once it is registered. One that runs is left alone.
 
-        Raises Unavailable, AddressInUse, and FailedPrecondition, a RuntimeError, if it has been
-        stopped.
+        Raises AddressInUse, Unavailable, which is a RuntimeError here, as in TensorFlow, and
+        FailedPrecondition, another one, if it has been stopped.
         """
         self._require_not_stopped()
         if not self._started:
             self._started = True
-            self._worker.start()
+            try:
+                self._worker.start()
+            except Unavailable as error:
+                raise _NotStarted(str(error)) from error
 
     @property
     def address(self) -> str:

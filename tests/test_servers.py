@@ -382,8 +382,9 @@ def test_errors_are_the_peers() -> None:
         service.WorkerServer(service_config_pb2.WorkerConfig(port=1))
     with pytest.raises(RuntimeError, match=r"Worker tags cannot be empty\. Got tags \['', 'a'\]"):
         service.WorkerServer(service.WorkerConfig("127.0.0.1:1", worker_tags=["", "a"]))
-    with pytest.raises(Unavailable, match="is it running"):
+    with pytest.raises(RuntimeError, match="is it running") as raised:
         service.WorkerServer(stock.WorkerConfig("127.0.0.1:1", dispatcher_timeout_ms=200))
+    assert isinstance(raised.value, Unavailable)
     for wrong in ({"port": 1}, service.WorkerConfig("127.0.0.1:1")):
         with pytest.raises(InvalidArgument, match="`config` must be a DispatcherConfig, not"):
             service.DispatchServer(wrong)
