@@ -18,20 +18,21 @@ import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from google.protobuf.message import Message
 
-from .connections.dispatcher_client import DispatcherClient
+from .connections.dispatcher_client import SERVICE, DispatcherClient
 from .connections.grpc_server import WILDCARDS, told_address
 from .dispatcher.options import DispatcherOptions
-from .errors import FailedPrecondition, ForebayError, InvalidArgument
+from .errors import FailedPrecondition, ForebayError, InvalidArgument, Unavailable
 from .options import ServerOptions, described, flags, options_of
 from .processes import LOG_LEVEL, Child, forebay
 from .proto import forebay_pb2 as pb
+from .proto import tf_service_pb2 as tf
 from .worker.options import WorkerOptions
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 
 Options = TypeVar("Options", DispatcherOptions, WorkerOptions)
 Config = TypeVar("Config", "DispatcherConfig", "WorkerConfig")
+Answer = TypeVar("Answer", bound=Message)
 
 LOG_S = 10.0
 """For a dispatcher's last words, once it has ended."""
@@ -56,6 +58,9 @@ WORKER_NAMES = {
     "tags": "worker_tags",
 }
 """Of options, where the configuration has tf.data service's name for them."""
+
+TENSORFLOWS = "tensorflow.data.DispatcherService"
+"""TensorFlow's protocol, for what only its tests ask."""
 
 MESSAGE_NAMES = {
     "data_transfer_port": "data_port",
@@ -164,7 +169,8 @@ class _Server(ABC):
 class DispatchServer(_Server):
     """A dispatcher in a child process. Raises ForebayError with the reason if it cannot start.
 
-    `config` may be tf.data service's own `DispatcherConfig` as well, or the message of that name. A
+    `config` may be tf.data service's own `DispatcherConfig` as well, or the message of that name:
+    then epochs under DYNAMIC that nobody reads stay, unless it says `gc_dynamic_sharding_jobs`. A
     context manager; `stop` is idempotent and leaves no process, thread or port behind.
     """
 
@@ -221,12 +227,24 @@ class DispatchServer(_Server):
 
     def _num_workers(self) -> int:
         """How many workers are registered, as tests for tf.data service's own server ask it."""
+        answer = self._ask(pb.GetStatusRequest(), pb.GetStatusResponse)
+        return len(json.loads(answer.status)["workers"])
+
+    def _snapshot_streams(self, path: str) -> Sequence[tf.SnapshotStreamInfo]:
+        """Of each stream of a save `index` and `state`, by TensorFlow's numbers: ASSIGNED, ORPHAN
+        while its worker is lost, or DONE. As tests for tf.data service's own server ask it.
+
+        Raises NotFound.
+        """
+        request = tf.GetSnapshotStreamsRequest(path=path)
+        return self._ask(request, tf.GetSnapshotStreamsResponse, TENSORFLOWS).streams
+
+    def _ask(self, request: Message, response: type[Answer], service: str = SERVICE) -> Answer:
         dispatcher = DispatcherClient(self.address)
         try:
-            answer = dispatcher.call(pb.GetStatusRequest(), pb.GetStatusResponse, patience_s=10)
+            return dispatcher.call(request, response, patience_s=10, service=service)
         finally:
             dispatcher.close()
-        return len(json.loads(answer.status)["workers"])
 
     def join(self) -> None:
         """Wait until the dispatcher has ended."""
@@ -291,6 +309,14 @@ class WorkerConfig:
         return WorkerOptions(**_given(self, WorkerOptions, WORKER_NAMES))
 
 
+class SnapshotTaskProgress(NamedTuple):
+    """What a worker writes of a save, under the names that tf.data service's own server has."""
+
+    snapshot_task_base_path: bytes
+    snapshot_task_stream_index: int
+    completed: bool
+
+
 def _config_of(config: Config | Any, kind: type[Config]) -> Config:
     """What it says, or what one of tf.data service's own messages or configurations says.
 
@@ -306,10 +332,14 @@ def _config_of(config: Config | Any, kind: type[Config]) -> Config:
         raise InvalidArgument(f"`config` must be a {kind.__name__}, not {config!r:.100}")
     known = {field.name for field in dataclasses.fields(kind)}
     said = {MESSAGE_NAMES.get(name, name): value for name, value in said.items()}
-    if unknown := said.keys() - known:
-        log.info("%s: %s has no effect here", kind.__name__, ", ".join(sorted(unknown)))
     if kind is WorkerConfig:
         said.setdefault("dispatcher_address", "")
+    elif said.pop("gc_dynamic_sharding_jobs", False):
+        said["dynamic_gc_timeout_ms"] = said.get("job_gc_timeout_ms")
+    else:  # which is tf.data service's default: what is begun under DYNAMIC stays
+        said |= {"dynamic_gc_timeout_ms": -1, "max_idle_iterations": -1}
+    if unknown := said.keys() - known:
+        log.warning("%s: %s has no effect here", kind.__name__, ", ".join(sorted(unknown)))
     return kind(**{name: value for name, value in said.items() if name in known})
 
 
@@ -350,6 +380,10 @@ for _config, _options, _names in (
     _config.__doc__ = f"{_config.__doc__}\n{described(_options, _names)}"
 
 
+class _NotStarted(Unavailable, RuntimeError):
+    """A worker that no dispatcher has taken in time."""
+
+
 class WorkerServer(_Server):
     """A worker in this process. A context manager; `stop` is idempotent.
 
@@ -372,13 +406,16 @@ class WorkerServer(_Server):
     def start(self) -> None:
         """Start it, and return once it is registered. One that runs is left alone.
 
-        Raises Unavailable, AddressInUse, and FailedPrecondition, a RuntimeError, if it has been
-        stopped.
+        Raises AddressInUse, Unavailable, which is a RuntimeError here, as in TensorFlow, and
+        FailedPrecondition, another one, if it has been stopped.
         """
         self._require_not_stopped()
         if not self._started:
             self._started = True
-            self._worker.start()
+            try:
+                self._worker.start()
+            except Unavailable as error:
+                raise _NotStarted(str(error)) from error
 
     @property
     def address(self) -> str:
@@ -388,6 +425,13 @@ class WorkerServer(_Server):
     def _num_tasks(self) -> int:
         """How many tasks it runs, as tests for tf.data service's own server ask it."""
         return self._worker.num_tasks
+
+    def _snapshot_task_progresses(self) -> list[SnapshotTaskProgress]:
+        """Of the streams of saves that it writes, as tests for tf.data service's own server ask."""
+        return [
+            SnapshotTaskProgress(os.fsencode(path), number, completed)
+            for number, path, completed in self._worker.streams
+        ]
 
     def join(self) -> None:
         """Wait until somebody has stopped it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 import json
 import os
 import pathlib
@@ -23,6 +25,7 @@ from forebay.service.errors import ForebayError, InvalidArgument, NotFound, Unav
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker.worker import Worker
 
+from .standbys import wait_until
 from .stock import GRAPH
 
 DYNAMIC = service.ShardingPolicy.DYNAMIC
@@ -140,9 +143,10 @@ def test_servers_live_as_tensorflows_do(tmp_path: pathlib.Path) -> None:
     port = int(dispatcher._address.rpartition(":")[2])
     dispatcher._stop()
     told = service_config_pb2.DispatcherConfig(
-        port=port, work_dir=str(tmp_path), fault_tolerant_mode=True, job_gc_timeout_ms=-1,
-        deployment_mode=data_service_pb2.DEPLOYMENT_MODE_REMOTE, gc_dynamic_sharding_jobs=True,
+        port=port, work_dir=str(tmp_path), fault_tolerant_mode=True, job_gc_timeout_ms=20,
+        deployment_mode=data_service_pb2.DEPLOYMENT_MODE_REMOTE, job_gc_check_interval_ms=50,
         worker_max_concurrent_snapshots=2, client_timeout_ms=90_000,
+        gc_dynamic_sharding_jobs=True,
     )  # fmt: skip
     dispatcher = service.DispatchServer(told, start=False)
     assert dispatcher._address == f"localhost:{port}"  # and nothing listens there yet
@@ -151,10 +155,6 @@ def test_servers_live_as_tensorflows_do(tmp_path: pathlib.Path) -> None:
     dispatcher.start()
     dispatcher.start()
     dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(9))
-    dispatcher.stop()
-    config = service.DispatcherConfig(port, None, dispatcher._config.work_dir, True)
-    dispatcher = service.DispatchServer(config)  # at the same place
-    assert dispatcher.target == f"grpc://localhost:{port}"
     message = service_config_pb2.WorkerConfig(
         dispatcher_address=dispatcher._address, worker_address="localhost:%port%",
         worker_tags=["a"], heartbeat_interval_ms=100, dispatcher_timeout_ms=5_000,
@@ -164,6 +164,17 @@ def test_servers_live_as_tensorflows_do(tmp_path: pathlib.Path) -> None:
     worker.start()
     worker.start()
     assert worker._address.startswith("localhost:")
+    left = service.register_dataset(dispatcher.target, tf.data.Dataset.range(1 << 40))
+    with service.read(
+        dispatcher.target, left, processing_mode=DYNAMIC, job_name="left early"
+    ) as elements:
+        next(elements)
+        assert worker._num_tasks() == 1
+    wait_until(lambda: worker._num_tasks() == 0)  # gc_dynamic_sharding_jobs: it is collected
+    dispatcher.stop()
+    config = service.DispatcherConfig(port, None, dispatcher._config.work_dir, True)
+    dispatcher = service.DispatchServer(config)  # at the same place
+    assert dispatcher.target == f"grpc://localhost:{port}"
     endless = (
         tf.data.Dataset.range(9)
         .repeat()
@@ -183,6 +194,91 @@ def test_servers_live_as_tensorflows_do(tmp_path: pathlib.Path) -> None:
         server.join()
         with pytest.raises(RuntimeError, match="Server cannot be started after it has been stop"):
             server.start()
+
+
+def test_what_tensorflows_configurations_say_of_epochs_under_dynamic(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They are never collected, unless `gc_dynamic_sharding_jobs` says so: then as all others."""
+    told = functools.partial(service_config_pb2.DispatcherConfig, job_gc_timeout_ms=20)
+    ours = service.DispatcherConfig().options()
+    cases: list[tuple[Any, int, int]] = [
+        (told(), -1, -1),
+        (stock.DispatcherConfig(job_gc_timeout_ms=20), -1, -1),
+        (told(gc_dynamic_sharding_jobs=True), 20, ours.max_idle_iterations),
+        (
+            service_config_pb2.DispatcherConfig(gc_dynamic_sharding_jobs=True),
+            ours.job_gc_timeout_ms,
+            ours.max_idle_iterations,
+        ),
+        (service.DispatcherConfig(), ours.dynamic_gc_timeout_ms, ours.max_idle_iterations),
+    ]
+    for config, timeout_ms, most in cases:
+        options = service.DispatchServer(config, start=False)._options
+        assert (options.dynamic_gc_timeout_ms, options.max_idle_iterations) == (timeout_ms, most)
+    assert not caplog.records
+    Later = collections.namedtuple("Later", "port, shiny, dull")
+    Later.__name__ = "DispatcherConfig"
+    service.DispatchServer(Later(5, shiny=True, dull=0), start=False)
+    assert caplog.messages == ["DispatcherConfig: shiny has no effect here"]
+
+
+def wait_for(gate: pathlib.Path) -> Any:
+    """Waits for a file without Python, which a save cannot have."""
+
+    def look(found: tf.Tensor) -> list[tf.Tensor]:
+        nothing = tf.strings.substr(tf.strings.as_string(found), 0, 0)  # so that it looks anew
+        return [tf.size(tf.io.matching_files(tf.strings.join([str(gate), nothing])))]
+
+    def wait(x: tf.Tensor) -> tf.Tensor:
+        loop = tf.while_loop(lambda found: found < 1, look, [0])
+        with tf.control_dependencies(loop):
+            return tf.identity(x)
+
+    return wait
+
+
+@pytest.mark.parametrize("servers", [stock, service], ids=["TensorFlow's", "Forebay's"])
+def test_what_becomes_of_a_save_is_told_as_by_tensorflows_servers(
+    servers: Any, tmp_path: pathlib.Path
+) -> None:
+    path, gate = tmp_path / "save", tmp_path / "gate"
+    config = servers.DispatcherConfig(work_dir=str(tmp_path / "work"), fault_tolerant_mode=True)
+    dispatcher = servers.DispatchServer(config)
+    config = servers.WorkerConfig(dispatcher._address, heartbeat_interval_ms=50)
+    workers = [servers.WorkerServer(config) for _ in range(2)]
+
+    def states() -> list[tuple[int, int]]:
+        return [(s.index, s.state) for s in dispatcher._snapshot_streams(str(path))]
+
+    def told() -> list[tuple[bytes, int, bool]]:
+        return sorted(
+            (p.snapshot_task_base_path, p.snapshot_task_stream_index, p.completed)
+            for worker in workers
+            for p in worker._snapshot_task_progresses()
+        )
+
+    assert told() == []
+    save = tf.data.experimental.distributed_save if servers is stock else service.distributed_save
+    numbers = tf.data.Dataset.range(500)  # more than the first worker asks for ahead
+    save(numbers.map(wait_for(gate)), str(path), dispatcher._address)
+    wait_until(lambda: len(told()) == 2)
+    assert told() == [(bytes(path), 0, False), (bytes(path), 1, False)]
+    assigned, orphan, done = 1, 2, 4
+    assert states() == [(0, assigned), (1, assigned)]
+    if servers is service:  # TensorFlow's says ASSIGNED of a lost worker's, too
+        lost = workers.pop()
+        ((_, number, _),) = lost._snapshot_task_progresses()
+        lost.stop()
+        wait_until(lambda: (number, orphan) in states())
+        assert states() == [(i, orphan if i == number else assigned) for i in range(2)]
+    gate.touch()
+    wait_until((path / "DONE").exists)
+    wait_until(lambda: all(state == done for _, state in states()))
+    wait_until(lambda: all(completed for _, _, completed in told()))
+    assert sorted(tf.data.Dataset.load(str(path)).as_numpy_iterator()) == list(range(500))
+    for server in (*workers, dispatcher):
+        server._stop()
 
 
 def test_a_worker_that_is_forgotten_stops_in_whatever_thread(
@@ -286,8 +382,9 @@ def test_errors_are_the_peers() -> None:
         service.WorkerServer(service_config_pb2.WorkerConfig(port=1))
     with pytest.raises(RuntimeError, match=r"Worker tags cannot be empty\. Got tags \['', 'a'\]"):
         service.WorkerServer(service.WorkerConfig("127.0.0.1:1", worker_tags=["", "a"]))
-    with pytest.raises(Unavailable, match="is it running"):
+    with pytest.raises(RuntimeError, match="is it running") as raised:
         service.WorkerServer(stock.WorkerConfig("127.0.0.1:1", dispatcher_timeout_ms=200))
+    assert isinstance(raised.value, Unavailable)
     for wrong in ({"port": 1}, service.WorkerConfig("127.0.0.1:1")):
         with pytest.raises(InvalidArgument, match="`config` must be a DispatcherConfig, not"):
             service.DispatchServer(wrong)

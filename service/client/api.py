@@ -333,20 +333,23 @@ def from_dataset_id(
     )
     check_initial_epoch(initial_epoch, job_name, cached=cross_trainer_cache is not None)
     each_for_itself.warn_if_unshared(job_name)
+
+    def reader(dataset_id: str) -> Reader:
+        name = name_of_job(dataset_id, job_name)
+        return Reader(service, dataset_id, policy, name, how, first_epoch=initial_epoch + 1)
+
     if parameter_servers.are_there():
         if initial_epoch:
             raise InvalidArgument(
                 f"initial_epoch={initial_epoch}: beside parameter servers TensorFlow's own "
                 "operations read, which begin with epoch 0; give each start a job_name of its own"
             )
+        if element_spec is None and isinstance(dataset_id, str):  # theirs do not ask in a graph
+            definition = reader(dataset_id).definition()
+            element_spec = decode_metadata(definition).element_spec
         return parameter_servers.from_dataset_id(
             service, dataset_id, element_spec, policy, job_name, how
         )
-
-    def reader(dataset_id: str) -> Reader:
-        name = name_of_job(dataset_id, job_name)
-        return Reader(service, dataset_id, policy, name, how, first_epoch=initial_epoch + 1)
-
     return _read_as_dataset(reader, dataset_id, element_spec, policy, shared=job_name is not None)
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import snapshot_pb2
 
 from ...journal.proto import events_pb2 as ev
-from ..connections.dispatcher_client import DispatcherClient
+from ..connections.dispatcher_client import DispatcherClient, parse_service
 from ..errors import InvalidArgument
 from ..pipelines.tf_data.element_specs import encode_element_spec, plain
 from ..pipelines.tf_data.evaluate import evaluate
@@ -57,6 +57,7 @@ def distributed_save(
     Unimplemented with the reason for a dataset that cannot be divided, Unavailable; each is the
     error of `tf.errors` as well.
     """
+    parse_service(service)
     request = save_request(dataset, path, compression)
     request.request.CopyFrom(ev.Request(caller=uuid.uuid4().hex, number=1))  # for a retry
     client = DispatcherClient(service)

@@ -113,14 +113,15 @@ class DispatcherClient:
         timeout_s: float = CALL_TIMEOUT_S,
         patience_s: float | None = None,
         closed: threading.Event | None = None,
+        service: str = SERVICE,
     ) -> Response:
         """Call the method whose request this is (<Method>Request), until it is answered.
 
         `timeout_s` bounds one attempt; `patience_s` all of them (None: no bound). `closed`
-        ends the retries, as does `close`. Raises the domain error that the dispatcher
-        answered, or Unavailable.
+        ends the retries, as does `close`. `service` is what has the method. Raises the domain
+        error that the dispatcher answered, or Unavailable.
         """
-        method = f"/{SERVICE}/{type(request).__name__.removesuffix('Request')}"
+        method = f"/{service}/{type(request).__name__.removesuffix('Request')}"
         closed = closed or self._closed
         give_up: list[tenacity.stop.stop_base] = [tenacity.stop_when_event_set(closed)]
         if patience_s is not None:

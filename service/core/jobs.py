@@ -104,9 +104,8 @@ def _check_coordinated(command: GetOrCreateJob, num_consumers: int) -> None:
         f"static sharding ({_sharding(command.sharding)}); use OFF or DYNAMIC": (
             command.sharding not in (ev.OFF, ev.DYNAMIC)
         ),
-        'target_workers "LOCAL"; all consumers have to read from the same workers': (
-            _targets(command.target_workers) == "LOCAL"
-        ),
+        'target_workers "LOCAL". Coordinated reads require non-local workers: all consumers have '
+        "to read from the same ones": _targets(command.target_workers) == "LOCAL",
     }
     for what, found in wrong.items():
         if found:

@@ -261,7 +261,8 @@ def may_assign(state: State, worker: Worker, most: int) -> bool:
     return bool(_assign_stream(state, AssignStream(worker_id=worker.worker_id, most=most)).events)
 
 
-def _is_orphaned(state: State, save: Save, stream: Stream) -> bool:
+def is_orphaned(state: State, save: Save, stream: Stream) -> bool:
+    """Whether it is to go on, and its worker is lost."""
     worker = state.workers.get(state.worker_at.get(stream.address, 0))
     if stream.completed:
         return False
@@ -277,7 +278,7 @@ def _assign_stream(state: State, command: AssignStream) -> Decision:
         return Decision([], None)
 
     def load(save: Save) -> int:
-        return sum(not (s.completed or _is_orphaned(state, save, s)) for s in save.streams)
+        return sum(not (s.completed or is_orphaned(state, save, s)) for s in save.streams)
 
     for save in sorted(state.saves.values(), key=load):
         if save.save_id in mine or save.stock not in (None, worker.stock):
@@ -297,7 +298,7 @@ def _another(state: State, save: Save, worker: Worker) -> ev.Event | None:
         stock=worker.stock,
     )
     for number, stream in enumerate(save.streams):
-        if _is_orphaned(state, save, stream):
+        if is_orphaned(state, save, stream):
             assigned.stream, assigned.first, assigned.count = number, stream.first, stream.count
             return ev.Event(stream_assigned=assigned)
     if worker.stock:

@@ -19,7 +19,7 @@ from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core import ranges
 from ..core.base import find_dataset
-from ..core.saves import completed_streams, find_save
+from ..core.saves import completed_streams, find_save, is_orphaned
 from ..core.splits import running_tasks
 from ..core.state import Dataset, EndedSave, Worker
 from ..errors import (
@@ -418,18 +418,17 @@ class TensorFlowFace:
     async def get_snapshot_streams(
         self, request: pb.GetSnapshotStreamsRequest
     ) -> pb.GetSnapshotStreamsResponse:
-        save = find_save(self._dispatcher.state, request.path)
-        states = pb.SnapshotStreamInfo
+        state = self._dispatcher.state
+        save = find_save(state, request.path)
         completed = completed_streams(save)
-        count = save.streams if isinstance(save, EndedSave) else len(save.streams)
-        streams = [
-            states(
-                index=number,
-                state=states.DONE if ranges.holds(completed, number) else states.ASSIGNED,
-            )
-            for number in range(count)
-        ]
-        return pb.GetSnapshotStreamsResponse(streams=streams)
+        response = pb.GetSnapshotStreamsResponse()
+        for number in range(save.streams if isinstance(save, EndedSave) else len(save.streams)):
+            stream = response.streams.add(index=number, state=pb.SnapshotStreamInfo.ASSIGNED)
+            if ranges.holds(completed, number):
+                stream.state = stream.DONE
+            elif isinstance(save, EndedSave) or is_orphaned(state, save, save.streams[number]):
+                stream.state = stream.ORPHAN
+        return response
 
 
 def file_tensor(path: str) -> bytes:

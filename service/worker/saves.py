@@ -83,6 +83,12 @@ class StreamWriters:
                     self._writers[key] = writer
                     writer.start()
 
+    def progress(self) -> list[tuple[int, str, bool]]:
+        """Of each stream that it is told to write: its number, its save's path, and whether it has
+        come to its end."""
+        with self._lock:
+            return [(*w.names, w.completed) for w in self._writers.values()]
+
     def drain(self) -> None:
         """Begin nothing more, and have each commit the chunk that it writes, and end."""
         with self._lock:
@@ -119,6 +125,7 @@ class StreamWriter:
         """`before` have written it here, were cancelled, and may not have ended yet."""
         self.key = _key(stream)
         self.names = stream.stream, stream.path
+        self.completed = False  # it has come to the stream's end
         self._stream = stream
         self._uid = uid
         self._dispatcher = dispatcher
@@ -158,7 +165,8 @@ class StreamWriter:
                 while not writer.join(1):
                     if self._cancelled.is_set():
                         return
-            if not self._write():
+            self.completed = self._write()
+            if not self.completed:
                 return
         except PipelineError as error:
             code, message = error.code, error.message

@@ -220,6 +220,11 @@ class Worker:
         with self._lock:
             return len(self._states.unfinished())
 
+    @property
+    def streams(self) -> list[tuple[int, str, bool]]:
+        """Of saves that it writes: number, path, and whether it has come to its end."""
+        return self._streams.progress()
+
     def runner_of(self, task_id: int) -> TaskRunner | None:
         """Of a task that runs here, or ran here lately."""
         with self._lock:

@@ -463,7 +463,7 @@ def test_an_index_of_no_consumer(index: int) -> None:
         ({"num_consumers": 1 << 41}, "num_consumers=2199023255552 must be from 1 to 65536"),
         ({"name": ""}, "without a name; set job_name"),
         ({"cross_trainer_cache": True}, "cross-trainer cache; leave out one of them"),
-        ({"target_workers": 3}, 'target_workers "LOCAL"'),
+        ({"target_workers": 3}, 'LOCAL". Coordinated reads require non-local workers: all'),
     ],
 )
 def test_what_a_coordinated_read_does_not_go_with(fields: dict[str, Any], message: str) -> None:

@@ -389,6 +389,9 @@ def test_equal_datasets_that_are_registered_at_once_store_one_graph() -> None:
 
 
 def test_a_finished_epoch_shrinks_and_what_is_unfinished_does_not() -> None:
+    """And the next dispatcher agrees, as it is in the journal."""
+    storage, collected, kept = MemoryStorage(), set[int](), set[int]()
+
     async def scene(dispatcher: Dispatcher) -> None:
         state, dataset_id = dispatcher.state, await register(dispatcher)
         await dispatcher.execute(c.RegisterWorker(address="w:1", uid=1))
@@ -403,8 +406,15 @@ def test_a_finished_epoch_shrinks_and_what_is_unfinished_does_not() -> None:
         assert left.iteration_id in state.iterations
         late = await join(dispatcher, dataset_id)
         assert state.iterations[late.iteration_id].finished
+        collected.add(read.iteration_id)
+        kept.update((left.iteration_id, late.iteration_id))
 
-    run_dispatcher(MemoryStorage(), scene, finished_retention_ms=0, **OFTEN)
+    async def again(dispatcher: Dispatcher) -> None:
+        assert not collected & dispatcher.state.iterations.keys()
+        assert kept == dispatcher.state.iterations.keys()
+
+    run_dispatcher(storage, scene, finished_retention_ms=0, **OFTEN)
+    run_dispatcher(storage, again, **NEVER)
 
 
 class Counting(MemoryStorage):

@@ -147,7 +147,8 @@ def test_the_directory_is_tensorflows(tmp_path: pathlib.Path) -> None:
         streams = await served.face.get_snapshot_streams(
             pb.GetSnapshotStreamsRequest(path=served.path)
         )
-        assert [stream.index for stream in streams.streams] == [0, 1]
+        assigned = pb.SnapshotStreamInfo.ASSIGNED
+        assert [(s.index, s.state) for s in streams.streams] == [(0, assigned), (1, assigned)]
         await served.complete()
         assert not (path / "DONE").exists()
         assert await served.beat() == []

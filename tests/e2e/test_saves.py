@@ -12,13 +12,15 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
+from forebay.service.proto import tf_service_pb2 as pb
 
 from ..cluster import WorkerProcess
 from ..pipelines.compositions import write_chunk, write_save
 from ..standbys import status, wait_until
-from ..stock import DispatcherProcess, stock_workers
+from ..stock import DispatcherProcess, call, stock_workers
 
 ELEMENTS = 300
+STOCK_ELEMENTS = 100
 
 
 def slow(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -32,20 +34,48 @@ def slow(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.map(count)
 
 
-def test_stock_clients_and_workers_and_a_dispatcher_that_dies(tmp_path: pathlib.Path) -> None:
-    dataset = tf.data.Dataset.range(ELEMENTS).repeat(2)
-    path = str(tmp_path / "save")
-    with (
-        DispatcherProcess(tmp_path / "journal") as dispatcher,
-        stock_workers(dispatcher, 2, heartbeat_interval_ms=100),
-    ):
-        tf.data.experimental.distributed_save(dataset, path, dispatcher.address)
-        wait_until(lambda: any((tmp_path / "save").glob("streams/*/splits/*/*/*")))
-        dispatcher.kill_and_restart()
-        loaded = tf.data.Dataset.load(path, wait=True)
-        assert sorted(loaded.as_numpy_iterator()) == sorted([*range(ELEMENTS)] * 2)
-        with pytest.raises(tf.errors.AlreadyExistsError, match="already started or completed"):
-            tf.data.experimental.distributed_save(dataset, path, dispatcher.address)
+def test_stock_clients_and_a_stock_worker_and_a_dispatcher_that_die(tmp_path: pathlib.Path) -> None:
+    """One worker at a time, so that zipped elements stay together."""
+    numbers = tf.data.Dataset.range(STOCK_ELEMENTS)
+    zipped = tf.data.Dataset.zip(slow(numbers), numbers.map(lambda x: x + 1_000))
+    saves: dict[str | None, tuple[Any, list[Any]]] = {
+        "AUTO": (slow(numbers).repeat(2), sorted([*range(STOCK_ELEMENTS)] * 2)),
+        "GZIP": (zipped, [(x, x + 1_000) for x in range(STOCK_ELEMENTS)]),
+        None: (slow(numbers), list(range(STOCK_ELEMENTS))),
+    }
+    paths = {compression: tmp_path / f"save {compression}" for compression in saves}
+    info = pb.SnapshotStreamInfo
+
+    def states() -> set[int]:
+        found: set[int] = set()
+        for path in paths.values():
+            answer = call(dispatcher, "GetSnapshotStreams", {"path": str(path)})
+            assert len(answer.streams) <= 1
+            found.update(stream.state for stream in answer.streams)
+        return found
+
+    with DispatcherProcess(
+        tmp_path / "journal", worker_timeout_ms=3_000, reconnect_grace_ms=1_000
+    ) as dispatcher:
+        save = tf.data.experimental.distributed_save
+        with stock_workers(dispatcher, heartbeat_interval_ms=100):
+            for compression, (dataset, _) in saves.items():
+                save(dataset, str(paths[compression]), dispatcher.address, compression)
+            for path in paths.values():
+                wait_until(lambda path: any(path.glob("streams/*/splits/*/*/*")), path)
+        assert not any((path / "DONE").exists() for path in paths.values())
+        assert states() <= {info.ASSIGNED, info.ORPHAN}
+        wait_until(lambda: states() == {info.ORPHAN})
+        with stock_workers(dispatcher, heartbeat_interval_ms=100):
+            wait_until(lambda: info.ORPHAN not in states())
+            (paths["AUTO"] / "streams" / "stream_x").mkdir()  # somebody else's, which stops nobody
+            dispatcher.kill_and_restart()
+            for compression, (_, elements) in saves.items():
+                loaded = tf.data.Dataset.load(str(paths[compression]), wait=True)
+                assert sorted(loaded.as_numpy_iterator()) == elements
+            assert states() == {info.DONE}
+            with pytest.raises(tf.errors.AlreadyExistsError, match="already started or completed"):
+                save(numbers, str(paths[None]), dispatcher.address)
 
 
 def test_forebays_workers_and_dispatcher_die_and_the_rest_goes_on(tmp_path: pathlib.Path) -> None:
@@ -131,3 +161,20 @@ def test_a_worker_dies_that_loads_a_save(tmp_path: pathlib.Path) -> None:
             for source in iteration["sources"]
         }
         assert len(written) - len(got) <= lost
+
+
+def test_arguments_that_make_no_sense() -> None:
+    """The first of them that is wrong is told of, as in tf.data service the address is."""
+    numbers, endless = tf.data.Dataset.range(9), tf.data.Dataset.range(9).repeat()
+    cases: list[tuple[tuple[Any, ...], str]] = [
+        ((numbers, "", 1), "`service` must be a string"),
+        ((numbers, "", ""), "`service` must not be empty"),
+        ((numbers, "", "h:1"), "`path` must be the path of a directory"),
+        ((endless, "/a", "h:1"), "infinite dataset is not allowed"),
+        (([9], "/a", "h:1"), "`dataset` must be a tf.data.Dataset"),
+        ((numbers, "/a", "h:1", "ZSTD"), "Invalid `compression` argument: ZSTD"),
+    ]
+    for arguments, message in cases:
+        with pytest.raises(ValueError, match=message) as raised:
+            service.distributed_save(*arguments)
+        assert isinstance(raised.value, tf.errors.InvalidArgumentError)

@@ -6,9 +6,12 @@ They are read from the TensorFlow that is installed: its text is the judge, and 
 from __future__ import annotations
 
 import doctest
+import inspect
 import itertools
+import json
 import re
 import textwrap
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,8 +21,13 @@ from typing import Any
 import pytest
 import tensorflow as tf
 from tensorflow.python.data.experimental import service as documented
+from tensorflow.python.data.experimental.ops import data_service_ops
 
 from forebay import service
+from forebay.service.processes import free_port
+
+from .. import forks
+from ..standbys import wait_until
 
 TF_NAME = "tf.data.experimental.service"
 DOCUMENTED = {
@@ -29,14 +37,16 @@ DOCUMENTED = {
     "register_dataset": documented.register_dataset,
     "DispatchServer": documented.DispatchServer,
     "WorkerServer": documented.WorkerServer,
+    "CrossTrainerCache": data_service_ops.CrossTrainerCache,
 }
+INTERACTIVE = [name for name in DOCUMENTED if name != "CrossTrainerCache"]
 
 
 def text_of(name: str) -> str:
     return (DOCUMENTED[name].__doc__ or "").replace(TF_NAME, "service")
 
 
-@pytest.mark.parametrize("name", DOCUMENTED)
+@pytest.mark.parametrize("name", INTERACTIVE)
 def test_an_interactive_example(name: str) -> None:
     names = {"tf": tf, "service": service}
     test = doctest.DocTestParser().get_doctest(text_of(name), names, name, None, 0)
@@ -50,12 +60,36 @@ def test_an_interactive_example(name: str) -> None:
     assert results.failed == 0, "".join(said)
 
 
-def block_with(text: str, name: str = "module") -> str:
-    """The fenced block that contains `text`."""
-    blocks = re.findall(r"^ *```\n(.*?)^ *```", text_of(name), re.DOTALL | re.MULTILINE)
-    found = [block for block in blocks if text in block]
+def blocks(name: str) -> list[str]:
+    """The fenced ones of a docstring."""
+    found = re.findall(r"^ *```\w*\n(.*?)^ *```", text_of(name), re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(block) for block in found]
+
+
+TAKEN: list[tuple[str, str]] = []
+"""Docstrings' names, and a text of each block of theirs that a test here runs."""
+
+
+def examples(*which: tuple[str, str]) -> pytest.MarkDecorator:
+    """The test is of the blocks that contain these texts: one after the other is its `block`."""
+    TAKEN.extend(which)
+    return pytest.mark.parametrize("block", which, ids=" ".join, indirect=True)
+
+
+def block_with(name: str, text: str) -> str:
+    found = [block for block in blocks(name) if text in block]
     assert found, f"TensorFlow's documentation of {name} has no example with {text!r} any more"
-    return textwrap.dedent(found[0])
+    return found[0]
+
+
+@pytest.fixture
+def block(request: pytest.FixtureRequest) -> str:
+    return block_with(*request.param)
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_each_block_has_a_test(name: str) -> None:
+    assert {block_with(name, text) for of, text in TAKEN if of == name} == set(blocks(name))
 
 
 @pytest.fixture
@@ -83,19 +117,22 @@ def run(block: str, names: dict[str, Any]) -> Any:
 TWICE = sorted([*range(10)] * 2)
 
 
-def test_distribute(names: dict[str, Any]) -> None:
-    assert sorted(run(block_with("prefetch(1)"), names).as_numpy_iterator()) == TWICE
+@examples(("module", "prefetch(1)"))
+def test_distribute(block: str, names: dict[str, Any]) -> None:
+    assert sorted(run(block, names).as_numpy_iterator()) == TWICE
 
 
-def test_a_job_of_several_trainers(names: dict[str, Any]) -> None:
+@examples(("module", "per_worker_datasets"))
+def test_a_job_of_several_trainers(block: str, names: dict[str, Any]) -> None:
     names["workers"] = ["a", "b"]
-    run(block_with("per_worker_datasets"), names)
+    run(block, names)
     datasets = names["per_worker_datasets"].values()
     got = [int(x) for dataset in datasets for x in dataset]
     assert sorted(got) == TWICE
 
 
-def test_dynamic_sharding(names: dict[str, Any], tmp_path: Path) -> None:
+@examples(("module", "preprocess_fn"))
+def test_dynamic_sharding(block: str, names: dict[str, Any], tmp_path: Path) -> None:
     names["filenames"] = [str(tmp_path / f"{number}.tfrecord") for number in range(5)]
     for number, filename in enumerate(names["filenames"]):
         with tf.io.TFRecordWriter(filename) as writer:
@@ -106,20 +143,80 @@ def test_dynamic_sharding(names: dict[str, Any], tmp_path: Path) -> None:
         "preprocess_fn": lambda record: tf.strings.join([record, "!"]),
         "batch_size": 2,
     }
-    block = block_with("preprocess_fn").replace("...)", "service=FLAGS.tf_data_service_address)")
+    block = block.replace("...)", "service=FLAGS.tf_data_service_address)")
     got = [bytes(x) for batch in run(block, names).as_numpy_iterator() for x in batch]
     assert sorted(got) == sorted(f"{n}-{r}!".encode() for n in range(5) for r in range(4))
 
 
-@pytest.mark.parametrize(
-    "what", ["experimental_distribute_dataset", "distribute_datasets_from_function"]
+@examples(
+    ("module", "strategy.experimental_distribute_dataset("),
+    ("module", "strategy.distribute_datasets_from_function("),
 )
-def test_tf_distribute(names: dict[str, Any], what: str) -> None:
+def test_tf_distribute(block: str, names: dict[str, Any]) -> None:
     names["strategy"] = tf.distribute.OneDeviceStrategy("cpu:0")
-    assert sorted(int(x) for x in run(block_with(f"strategy.{what}("), names)) == TWICE
+    assert sorted(int(x) for x in run(block, names)) == TWICE
 
 
-def test_concurrent_trainers(names: dict[str, Any]) -> None:
+COORDINATOR = """
+import json
+import os
+import sys
+from types import SimpleNamespace
+import tensorflow as tf
+from forebay import service
+
+cluster, target, block = sys.argv[1:]
+cluster = json.loads(cluster)
+servers = [tf.distribute.Server(cluster, job_name=job, task_index=0) for job in ("worker", "ps")]
+strategy = tf.distribute.ParameterServerStrategy(
+    tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer="grpc"
+    )
+)
+names = {
+    "tf": tf,
+    "service": service,
+    "FLAGS": SimpleNamespace(tf_data_service_address=target),
+    "dataset_fn": lambda: tf.data.Dataset.range(10),
+    "coordinator": tf.distribute.coordinator.ClusterCoordinator(strategy),
+}
+try:
+    exec(block, names)
+except TypeError as error:
+    print(error)
+    exec(block.replace("(input_context):", "(input_context=None):"), names)
+iterator = iter(names["dataset"])
+
+
+@tf.function
+def step(iterator):
+    return next(iterator)
+
+
+steps = [names["coordinator"].schedule(step, args=(iterator,)) for _ in range(20)]
+print(sorted(int(value.fetch()) for value in steps), flush=True)
+os._exit(0)  # as TensorFlow cannot take the servers of a cluster down
+"""
+
+
+@examples(("module", "coordinator.create_per_worker_dataset("))
+def test_tf_distribute_with_parameter_servers(block: str, names: dict[str, Any]) -> None:
+    """TensorFlow calls the example's function without the argument that it takes there, whoever's
+    service it is: so it has a default here. And its own `from_dataset_id` wants an `element_spec`.
+    """
+    cluster = {job: [f"127.0.0.1:{free_port()}"] for job in ("chief", "worker", "ps")}
+    target = names["FLAGS"].tf_data_service_address
+    done = forks.run(["-c", COORDINATOR, json.dumps(cluster), target, block])
+    said = done.stdout.splitlines()
+    assert "missing a required argument: 'input_context'" in said[0], done.stderr
+    assert said[1:] == [str(TWICE)], done.stderr
+
+
+@examples(
+    ("module", "expensive_computation"),
+    ("CrossTrainerCache", "cross_trainer_cache="),
+)
+def test_concurrent_trainers(block: str, names: dict[str, Any]) -> None:
     """Each of them reads all; numbers by chance show that it was computed once."""
     computed = tf.data.Dataset.range(8).repeat().map(lambda i: (i, tf.random.uniform([])))
     trainers = iter(["a", "b"])
@@ -128,10 +225,9 @@ def test_concurrent_trainers(names: dict[str, Any]) -> None:
         "expensive_computation": lambda: computed,
         "trainer_id": lambda: next(trainers),
     }
-    block = block_with("expensive_computation")
-    to_come = set(run(block, names).take(100).as_numpy_iterator())
+    to_come = set(run(block, names | {"dataset": computed}).take(100).as_numpy_iterator())
     assert len(to_come) == 100
-    other = run(block, names).as_numpy_iterator()
+    other = run(block, names | {"dataset": computed}).as_numpy_iterator()
     while to_come:
         to_come -= set(itertools.islice(other, 100))
 
@@ -189,10 +285,49 @@ def bucket(length: Any) -> Any:
     return tf.cast(length >= 10, tf.int64) + tf.cast(length >= 20, tf.int64)
 
 
-def test_one_name_for_a_job(names: dict[str, Any]) -> None:
-    """Alone, a trainer gets all of each epoch; the documentation's loop counts to 3."""
+PRINTED = [("distribute", "[0, 2, 4]"), ("distribute", "[1, 3]")]
+"""What two processes print, of one worker."""
+TAKEN.extend(PRINTED)
+
+
+@examples(("distribute", "my_job_name"))
+def test_one_name_for_a_job(block: str, names: dict[str, Any]) -> None:
+    """Two trainers share the elements of each epoch, as in what is shown; ours has two workers."""
     address = names["FLAGS"].tf_data_service_address
-    lines: list[list[int]] = []
-    names["print"] = lambda elements: lines.append([int(x) for x in elements])
-    run(block_with("my_job_name", "distribute").replace('"localhost:5000"', repr(address)), names)
-    assert [sorted(line) for line in lines] == [sorted([*range(5)] * 2)] * 3
+    block = block.replace('"localhost:5000"', repr(address))
+
+    def printed(_: int) -> list[list[int]]:
+        lines: list[list[int]] = []
+        run(block, names | {"print": lambda elements: lines.append([int(x) for x in elements])})
+        return lines
+
+    shown = [[json.loads(line) for line in block_with(*which).splitlines()] for which in PRINTED]
+    with ThreadPoolExecutor() as pool:
+        got = list(pool.map(printed, range(2)))
+    for several, workers in ((shown, 1), (got, 2)):
+        together = [sorted(one + other) for one, other in zip(*several, strict=True)]
+        assert together == [sorted([*range(5)] * workers)] * 3
+
+
+@examples(("DispatchServer", "dispatcher.join()"), ("DispatchServer", "fault_tolerant_mode=True"))
+def test_a_dispatcher_of_its_own(block: str, tmp_path: Path) -> None:
+    port = free_port()
+    names: dict[str, Any] = {"service": service}
+    block = block.replace("5050", str(port)).replace("gs://my-bucket", str(tmp_path))
+    program = threading.Thread(target=exec, args=(block, names))
+    program.start()
+    wait_until(lambda: "dispatcher" in names)
+    with names["dispatcher"] as dispatcher:
+        assert dispatcher.target == f"grpc://localhost:{port}"
+        program.join(0.1 if "join" in block else None)
+        assert program.is_alive() == ("join" in block)
+        assert any(tmp_path.rglob("*.tfrecord")) == ("work_dir" in block)
+    program.join()
+
+
+@examples(("WorkerServer", "worker.join()"))
+def test_a_worker_of_its_own(block: str) -> None:
+    """Its example lacks the configuration, and runs with neither."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'port'"):
+        exec(block, {"service": service})
+    assert "port" not in inspect.signature(documented.WorkerServer).parameters

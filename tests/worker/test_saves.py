@@ -146,6 +146,7 @@ def test_who_takes_a_stream_over_goes_on_where_it_was_killed(
     successor = killed.writer(2)
     assert successor._stream.elements == before
     successor._run()
+    assert successor.completed
     loaded = sorted(killed.loaded())
     assert [number for number, _ in loaded] == list(range(SIZE))
     assert len({drawn for _, drawn in loaded}) == SIZE
