@@ -221,8 +221,8 @@ def test_coordinated_reads_go_on_when_the_dispatcher_has_begun_anew(pair: Pair) 
     ]  # fmt: skip
     got: dict[str, list[int]] = {policy: [] for policy in policies}
     with ThreadPoolExecutor(len(consumers)) as pool:
-        for step in range(120):
-            if step == 60:
+        for step in range(60):
+            if step == 30:
                 pair.dispatcher.kill_and_restart()
             elements = [int(x) for x in pool.map(next, consumers)]
             assert elements[0::2] == elements[1::2]
@@ -243,6 +243,7 @@ def test_what_a_cross_trainer_cache_keeps_was_produced_once(pair: Pair) -> None:
         cached = pair.from_id(
             dataset_id, "OFF", job_name=f"{pair.client.__name__} cached",
             cross_trainer_cache=pair.client.CrossTrainerCache(trainer_id),
+            max_outstanding_requests=4 * WORKERS,
         )  # fmt: skip
         found: list[set[int]] = [set() for _ in range(50)]
         elements = iter(cached)
