@@ -76,7 +76,7 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Dispatch
     """One of TensorFlow's workers, and one of ours."""
     folder = tmp_path_factory.mktemp("clusters")
     with (
-        DispatcherProcess(folder / "a", workers=LIST) as theirs,
+        DispatcherProcess(folder / "a", workers=LIST, worker_timeout_ms=-1) as theirs,
         DispatcherProcess(folder / "b", workers=LIST) as ours,
         stock_workers(theirs, SHARDS),
     ):
@@ -176,7 +176,7 @@ def test_a_shard_is_what_tensorflows_worker_makes_of_it(
         with drawing_alike(number):
             dataset = build(expression, undivided=options)
         theirs, ours = (shards(cluster, dataset, policy) for cluster in clusters)
-        assert set(theirs) == set(range(SHARDS))
+        assert set(theirs) == set(range(SHARDS)), (policy.name, expression)
         assert ours == theirs, (policy.name, expression)
 
 
