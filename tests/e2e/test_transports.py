@@ -141,7 +141,7 @@ class TestByName:
         """Whenever a block arrives, the consumer has that many elements at most."""
         arrived, taken, held = 0, 0, []
 
-        def arrive(_: consumers.Consumer, task_id: int, block: Block) -> None:
+        def arrive(self: object, client: object, task_id: int, block: Block) -> None:
             nonlocal arrived
             arrived += block.count
             held.append(arrived - taken)
