@@ -58,8 +58,9 @@ def test_start_read_stop_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
                 assert endless in datasets_read(dispatcher)
                 assert worker._num_tasks() > 0
             assert endless not in datasets_read(dispatcher)  # at once, and not by and by
-            for behind in (lambda x: x, lambda x: x.map(lambda n: n + 1).batch(2).prefetch(1)):
-                dropped = iter(behind(service.from_dataset_id(OFF, dispatcher.target, endless)))
+            read = service.from_dataset_id(OFF, dispatcher.target, endless)
+            for unfinished in (read, read.map(lambda n: n + 1).batch(2).prefetch(1)):
+                dropped = iter(unfinished)
                 next(dropped)
                 assert endless in datasets_read(dispatcher)
                 del dropped

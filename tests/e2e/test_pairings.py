@@ -113,7 +113,7 @@ def test_a_repeat_before_the_service_asks_for_repetitions(pair: Pair) -> None:
 
 def test_a_named_job_is_shared_and_nobody_has_more_than_was_allowed(pair: Pair) -> None:
     dataset_id = pair.register(count(200))
-    how = {"job_name": "shared", "max_outstanding_requests": WORKERS}
+    how: dict[str, Any] = {"job_name": "shared", "max_outstanding_requests": WORKERS}
     first, second = (iter(pair.from_id(dataset_id, **how)) for _ in range(2))
     got = [int(next(first)), int(next(second))]
     rest = numbers(second)  # while the first one takes nothing
