@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Self
 
 from .forks import Fork
@@ -28,3 +30,10 @@ class WorkerProcess(ServerProcess):
     def __exit__(self, *_: object) -> None:
         if self._process.poll() is None:
             self.kill()
+
+    @contextlib.contextmanager
+    def until_told(self) -> Iterator[Self]:
+        """It is told to stop at the end, so that a dispatcher that goes on does not wait for it."""
+        with self:
+            yield self
+            self.stop()

@@ -38,14 +38,12 @@ GRAPH = graph.GraphDef(
 
 WORKERS = """
 import sys
+from tensorflow.core.protobuf import service_config_pb2
 from tensorflow.data.experimental import service
 
-dispatcher, count, heartbeat_interval_ms = sys.argv[1:]
-config = service.WorkerConfig(
-    dispatcher_address=dispatcher, heartbeat_interval_ms=int(heartbeat_interval_ms)
-)
-workers = [service.WorkerServer(config) for _ in range(int(count))]
-print(len(workers), flush=True)
+config = service_config_pb2.WorkerConfig.FromString(bytes.fromhex(sys.argv[1]))
+workers = [service.WorkerServer(config) for _ in range(int(sys.argv[2]))]
+print(workers[0]._address, flush=True)
 sys.stdin.read()  # until the parent closes it, or is gone
 """
 
@@ -148,18 +146,43 @@ class DispatcherProcess:
         self.stop()
 
 
+class StockWorkers(ServerProcess):
+    """Some of TensorFlow's C++ workers."""
+
+    def __init__(self, config: Any, count: int) -> None:
+        super().__init__(Fork(["-c", WORKERS, config.SerializeToString().hex(), str(count)]))
+        self.address = self.first_line()  # of the first one
+
+
 @contextlib.contextmanager
 def stock_workers(
-    dispatcher: DispatcherProcess | str, count: int = 1, heartbeat_interval_ms: int = 30_000
-) -> Iterator[ServerProcess]:
+    dispatcher: DispatcherProcess | str,
+    count: int = 1,
+    heartbeat_interval_ms: int = 30_000,
+    **options: Any,
+) -> Iterator[StockWorkers]:
     """A process with `count` of TensorFlow's C++ workers, for as long as the context lasts."""
     address = dispatcher if isinstance(dispatcher, str) else dispatcher.address
-    process = ServerProcess(Fork(["-c", WORKERS, address, str(count), str(heartbeat_interval_ms)]))
+    config = stock_worker(address, heartbeat_interval_ms=heartbeat_interval_ms, **options)
+    process = StockWorkers(config, count)
     try:
-        process.first_line()
         yield process
     finally:
         process.kill()
+
+
+def stock_worker(dispatcher: str, **options: Any) -> Any:
+    """The configuration of one of TensorFlow's workers, with all that its message has fields for:
+    from Python it has no tags. Forebay's take it, too."""
+    from tensorflow.core.protobuf import service_config_pb2
+
+    usual = {
+        "dispatcher_address": dispatcher,
+        "worker_address": "localhost:%port%",
+        "protocol": "grpc",
+        "data_transfer_address": "localhost:%dts_port%",
+    }
+    return service_config_pb2.WorkerConfig(**{**usual, **options})
 
 
 def stock_consumers(target: str, number: int) -> list[Any]:

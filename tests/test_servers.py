@@ -28,7 +28,7 @@ from forebay.service.worker.worker import Worker
 from .standbys import wait_until
 from .stock import GRAPH
 
-DYNAMIC = service.ShardingPolicy.DYNAMIC
+OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
 
 
 def children() -> set[str]:
@@ -60,10 +60,21 @@ def test_start_read_stop_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
                 assert endless in datasets_read(dispatcher)
                 assert worker._num_tasks() > 0
             assert endless not in datasets_read(dispatcher)  # at once, and not by and by
-            give_up_s = time.monotonic() + 60
-            while worker._num_tasks() and time.monotonic() < give_up_s:
-                time.sleep(0.01)
-            assert worker._num_tasks() == 0
+            read = service.from_dataset_id(OFF, dispatcher.target, endless)
+            for unfinished in (read, read.map(lambda n: n + 1).batch(2).prefetch(1)):
+                dropped = iter(unfinished)
+                next(dropped)
+                assert endless in datasets_read(dispatcher)
+                del dropped
+                wait_until(lambda: endless not in datasets_read(dispatcher))
+            wait_until(lambda: worker._num_tasks() == 0)
+            named = iter(
+                service.from_dataset_id(OFF, dispatcher.target, endless, job_name="goes on")
+            )
+            next(named)
+            assert readers(dispatcher, "goes on") == 1
+            del named
+            wait_until(lambda: readers(dispatcher, "goes on") == 0)
             python_id = service.register_dataset(
                 dispatcher.target, lambda split: [os.environ["CUDA_VISIBLE_DEVICES"]], splits=[0],
                 element_spec=tf.TensorSpec([], tf.string),
@@ -78,12 +89,23 @@ def test_start_read_stop_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
     assert children() <= children_before
 
 
-def datasets_read(dispatcher: service.DispatchServer) -> list[str]:
-    """Of each job that the dispatcher knows."""
+def jobs(dispatcher: service.DispatchServer) -> list[dict[str, Any]]:
     client = DispatcherClient(dispatcher.target)
     answer = client.call(pb.GetStatusRequest(), pb.GetStatusResponse)
     client.close()
-    return [job["dataset_id"] for job in json.loads(answer.status)["jobs"]]
+    found: list[dict[str, Any]] = json.loads(answer.status)["jobs"]
+    return found
+
+
+def datasets_read(dispatcher: service.DispatchServer) -> list[str]:
+    """Of each job that the dispatcher knows."""
+    return [job["dataset_id"] for job in jobs(dispatcher)]
+
+
+def readers(dispatcher: service.DispatchServer, name: str) -> int:
+    """Of the job of that name."""
+    (job,) = [job for job in jobs(dispatcher) if (job["name"] or "").endswith(name)]
+    return sum(iteration["consumers"] for iteration in job["iterations"])
 
 
 def test_a_stock_worker_and_a_stock_client_in_the_dispatchers_process() -> None:

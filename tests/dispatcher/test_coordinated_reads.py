@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import pathlib
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,7 +13,16 @@ from typing import Any
 import grpc
 import pytest
 
-from ..stock import GRAPH, DispatcherProcess, call, stock_consumers, stock_workers
+from ..cluster import WorkerProcess
+from ..forks import Fork
+from ..stock import (
+    GRAPH,
+    DispatcherProcess,
+    ServerProcess,
+    call,
+    stock_consumers,
+    stock_workers,
+)
 
 NUMBERS = itertools.count(1)
 
@@ -52,6 +63,53 @@ def test_workers_join_and_are_killed_and_the_dispatcher_begins_anew(tmp_path: pa
         alone.clear()
     assert all(numbers == (numbers[0], numbers[0] + 1, numbers[0] + 2) for numbers in steps)
     assert left[-10:] == [*range(left[-10], left[-10] + 10)]
+
+
+CONSUMER = """
+import sys
+import tensorflow as tf
+from tensorflow.data.experimental import service
+
+target, name, index = sys.argv[1:]
+dataset = tf.data.Dataset.range(1 << 60).repeat().apply(
+    service.distribute(
+        "parallel_epochs", target, job_name=name, consumer_index=int(index), num_consumers=2
+    )
+)
+try:
+    for element in dataset:
+        print(int(element), flush=True)
+except tf.errors.FailedPreconditionError as error:
+    print(error.message, flush=True)
+"""
+
+
+def test_a_consumer_that_is_killed_and_comes_back_is_told_so(tmp_path: pathlib.Path) -> None:
+    """By TensorFlow's workers and by ours: the read begins anew under another name."""
+
+    def begin(name: str, index: int) -> ServerProcess:
+        started = ServerProcess(Fork(["-c", CONSUMER, dispatcher.target, name, str(index)]))
+        stack.callback(started.kill)
+        return started
+
+    for kind in (stock_workers, WorkerProcess):
+        with (
+            DispatcherProcess(tmp_path / kind.__name__) as dispatcher,
+            kind(dispatcher.address),
+            contextlib.ExitStack() as stack,
+        ):
+            for name in ("first", "second"):
+                both = [begin(name, index) for index in range(2)]
+                for step in range(5):
+                    assert [one.first_line() for one in both] == [str(2 * step), str(2 * step + 1)]
+                both[1].kill()
+                again = begin(name, 1)
+                assert re.search(
+                    r"requested data for round 0, but the current round has already reached \d+.*"
+                    "restarted with the same",
+                    again.first_line(),
+                )
+                both[0].kill()
 
 
 # -- the protocol by hand ------------------------------------------------------------------------
@@ -125,10 +183,9 @@ def test_each_step_of_joining_outlives_the_dispatcher(tmp_path: pathlib.Path) ->
             lambda: read.beat(0, 7, 7),
         ]
         answers = []
-        for number, ask in enumerate(asked):
+        for ask in asked:
             answers.append(ask())
-            if number in (1, 2):  # a target is chosen; one consumer has stopped
-                dispatcher.kill_and_restart()
+            dispatcher.kill_and_restart()
         blocks = [a.block_round if a.HasField("block_round") else None for a in answers]
         assert blocks == [5, 7, 7, None, None]
         starting = [[task.starting_round for task in a.task_info] for a in answers]

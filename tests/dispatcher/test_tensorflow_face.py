@@ -110,7 +110,9 @@ def test_a_worker_that_joins_late_and_one_that_dies(tmp_path: pathlib.Path) -> N
         with stock_workers(dispatcher, 1, heartbeat_interval_ms=200):
             got = read_and(dataset, [(200, first.kill)])
     assert len(set(got)) == len(got)
-    assert len(got) > 200
+    # What the dead one had begun: a split that it had asked for, and what it had made and nobody
+    # had taken, where TensorFlow keeps some elements.
+    assert len(got) >= 1_000 - 50
 
 
 def test_without_a_worker_a_trainer_waits_for_one(tmp_path: pathlib.Path) -> None:

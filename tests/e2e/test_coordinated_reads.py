@@ -181,16 +181,19 @@ def test_workers_join_and_are_killed_and_the_dispatcher_begins_anew(
             return first // 2
 
         rounds.read_until(workers=2)
+        begun = begun_alone = 0
+        while begun < 2:
+            begun += stock_step() == 0
+        while begun_alone < 2:
+            begun_alone += int(next(alone[0])) == 0
         joins = WorkerProcess(dispatcher.address)
         dispatcher.kill_and_restart()
         rounds.read_until(workers=3)
-        begun = 0
         while begun < 3:
             begun += stock_step() == 0
         stock.clear()
-        begun = 0
-        while begun < 3:
-            begun += int(next(alone[0])) == 0
+        while begun_alone < 3:
+            begun_alone += int(next(alone[0])) == 0
         # Or who reads on before it has heard could pass a round that the other one lacks.
         wait_until(all_have_what_one_has_taken, 2)
         joins.kill()

@@ -47,11 +47,17 @@ def test_distribute_and_read_in_a_function(target: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["interleave", "flat_map"])
-def test_distribute_in_a_function_of_a_dataset(target: str, how: str) -> None:
-    def part(x: tf.Tensor) -> tf.data.Dataset:
+def test_distribute_and_register_in_a_function_of_a_dataset(target: str, how: str) -> None:
+    def distributed(x: tf.Tensor) -> tf.data.Dataset:
         return tf.data.Dataset.range(10 * x, 10 * x + 2).apply(service.distribute(DYNAMIC, target))
 
-    assert numbers(getattr(tf.data.Dataset.range(3), how)(part)) == [0, 1, 10, 11, 20, 21]
+    def registered(x: tf.Tensor) -> tf.data.Dataset:
+        part = tf.data.Dataset.range(10 * x, 10 * x + 2)
+        dataset_id = service.register_dataset(target, part)
+        return service.from_dataset_id(DYNAMIC, target, dataset_id, part.element_spec)
+
+    for part in (distributed, registered):
+        assert numbers(getattr(tf.data.Dataset.range(3), how)(part)) == [0, 1, 10, 11, 20, 21]
 
 
 def test_register_in_a_function(target: str) -> None:
@@ -73,8 +79,9 @@ def test_an_id_that_is_chosen_when_the_function_runs(target: str) -> None:
     def of(dataset_id: tf.Tensor) -> tf.data.Dataset:
         return service.from_dataset_id(OFF, target, dataset_id, spec)
 
-    read = tf.data.Dataset.from_tensor_slices(ids).flat_map(of)
-    assert [numbers(read) for _ in range(2)] == [[0, 0, 1, 1, 2, 2, 3, 4]] * 2
+    for how in ("interleave", "flat_map"):
+        read = getattr(tf.data.Dataset.from_tensor_slices(ids), how)(of)
+        assert [numbers(read) for _ in range(2)] == [[0, 0, 1, 1, 2, 2, 3, 4]] * 2
 
 
 def epochs_that_runs_read(calls: Any, target: str, job_name: str | None) -> list[list[int]]:

@@ -6,8 +6,11 @@ Forebay's client reads from Forebay's workers only.
 from __future__ import annotations
 
 import collections
+import contextlib
+import itertools
 import pathlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,10 +19,16 @@ import tensorflow as tf
 from tensorflow.data.experimental import service as stock
 
 from forebay import service
+from forebay.service.transport import local
 
-from ..stock import DispatcherProcess, call, stock_workers
+from ..cluster import WorkerProcess
+from ..stock import DispatcherProcess, call, stock_worker, stock_workers
+from .test_saves import slow
 
 WORKERS = 2
+PLACE = "localhost:%port%"
+LIST = ",".join([PLACE] * WORKERS)
+HINT = tf.data.experimental.SHARD_HINT
 count = tf.data.Dataset.range
 
 
@@ -28,6 +37,7 @@ class Pair(NamedTuple):
 
     client: Any
     dispatcher: DispatcherProcess
+    stock_workers: bool
 
     def distributed(self, dataset: Any, policy: str = "DYNAMIC", **options: Any) -> Any:
         mode = self.client.ShardingPolicy[policy]
@@ -36,29 +46,35 @@ class Pair(NamedTuple):
     def register(self, dataset: Any, **options: Any) -> str:
         return name_of(self.client.register_dataset(self.dispatcher.target, dataset, **options))
 
-    def from_id(self, dataset_id: str, **options: Any) -> Any:
-        mode = self.client.ShardingPolicy.DYNAMIC
+    def from_id(self, dataset_id: str, policy: str = "DYNAMIC", **options: Any) -> Any:
+        mode = self.client.ShardingPolicy[policy]
         return self.client.from_dataset_id(mode, self.dispatcher.target, dataset_id, **options)
 
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
     with (
-        DispatcherProcess(tmp_path_factory.mktemp("journal")) as dispatcher,
-        stock_workers(dispatcher, WORKERS, heartbeat_interval_ms=500),
+        DispatcherProcess(tmp_path_factory.mktemp("journal"), workers=LIST) as dispatcher,
+        stock_workers(
+            dispatcher, WORKERS, heartbeat_interval_ms=500, snapshot_max_chunk_size_bytes=1
+        ),
     ):
         yield dispatcher
 
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as dispatcher:
-        config = service.WorkerConfig(dispatcher.address)
-        workers = [service.WorkerServer(config) for _ in range(WORKERS)]
+    """One of its workers is in this process."""
+    with (
+        DispatcherProcess(tmp_path_factory.mktemp("journal"), workers=LIST) as dispatcher,
+        WorkerProcess(dispatcher.address, address=PLACE, save_chunk_bytes=1),
+        service.WorkerServer(service.WorkerConfig(dispatcher.address, save_chunk_bytes=1)),
+    ):
         yield dispatcher
-        for worker in workers:
-            worker.stop()
 
+
+AHEAD = 50
+"""What TensorFlow may put between its client and a loop, which is prefetched as it likes."""
 
 PAIRS = {
     "stock client, stock workers": (stock, "theirs"),
@@ -69,8 +85,8 @@ PAIRS = {
 
 @pytest.fixture(params=PAIRS)
 def pair(request: pytest.FixtureRequest) -> Pair:
-    client, dispatcher = PAIRS[request.param]
-    return Pair(client, request.getfixturevalue(dispatcher))
+    client, kind = PAIRS[request.param]
+    return Pair(client, request.getfixturevalue(kind), kind == "theirs")
 
 
 def name_of(dataset_id: Any) -> str:
@@ -95,13 +111,15 @@ def test_a_repeat_before_the_service_asks_for_repetitions(pair: Pair) -> None:
     assert sorted(numbers(pair.distributed(count(20).repeat(3)))) == sorted([*range(20)] * 3)
 
 
-def test_a_named_job_is_shared(pair: Pair) -> None:
+def test_a_named_job_is_shared_and_nobody_has_more_than_was_allowed(pair: Pair) -> None:
     dataset_id = pair.register(count(200))
-    # Bounded, so that none can have taken all of it.
-    how = {"job_name": "shared", "max_outstanding_requests": WORKERS}
+    how: dict[str, Any] = {"job_name": "shared", "max_outstanding_requests": WORKERS}
     first, second = (iter(pair.from_id(dataset_id, **how)) for _ in range(2))
     got = [int(next(first)), int(next(second))]
-    assert sorted(got + numbers(first) + numbers(second)) == list(range(200))
+    rest = numbers(second)  # while the first one takes nothing
+    most = WORKERS + (0 if pair.client is service else AHEAD)
+    assert len(got + rest) >= 200 - most
+    assert sorted(got + rest + numbers(first)) == list(range(200))
 
 
 def test_an_anonymous_job_is_not_shared(pair: Pair) -> None:
@@ -143,6 +161,9 @@ def test_a_registered_dataset_is_read_by_its_id(pair: Pair) -> None:
     assert [pair.register(dataset, dataset_id=name) for _ in range(2)] == [name] * 2
     read = pair.from_id(name)  # the element_spec comes from the dispatcher
     assert read.element_spec == dataset.element_spec
+    assert read.cardinality() == tf.data.UNKNOWN_CARDINALITY
+    endless = pair.from_id(pair.register(dataset.repeat()))
+    assert endless.cardinality() == tf.data.INFINITE_CARDINALITY
     assert sorted(int(x) for x, _ in read) == list(range(10))
 
 
@@ -162,9 +183,150 @@ def test_an_error_of_the_pipeline_reaches_the_trainer(pair: Pair) -> None:
         list(pair.distributed(tf.data.Dataset.from_tensors("/none").map(tf.io.read_file)))
 
 
-def test_static_sharding_without_a_list_of_workers(pair: Pair) -> None:
-    with pytest.raises(tf.errors.NotFoundError, match="not in the workers list"):
-        list(pair.distributed(count(9), "DATA"))
+@pytest.mark.parametrize("client", [stock, service], ids=["stock", "ours"])
+def test_static_sharding_without_a_list_of_workers(tmp_path: pathlib.Path, client: Any) -> None:
+    with DispatcherProcess(tmp_path) as dispatcher:
+        sharded = client.distribute(client.ShardingPolicy.DATA, dispatcher.target)
+        with pytest.raises(tf.errors.NotFoundError, match="not in the workers list"):
+            list(count(9).apply(sharded))
+
+
+def test_static_shards_are_the_dataset_together(pair: Pair, tmp_path: pathlib.Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_text(f"{name}1\n{name}2\n{name}3\n")
+    files = tf.data.Dataset.from_tensor_slices([str(tmp_path / name) for name in "abc"])
+    lines = files.flat_map(tf.data.TextLineDataset)
+    hinted = files.shard(HINT, HINT).flat_map(tf.data.TextLineDataset)
+    for policy, dataset in {
+        "FILE": lines, "DATA": lines, "FILE_OR_DATA": lines, "HINT": hinted,
+    }.items():  # fmt: skip
+        got = sorted(pair.distributed(dataset, policy).as_numpy_iterator())
+        assert got == sorted(lines.as_numpy_iterator()), policy
+    assert sorted(numbers(pair.distributed(count(9), "FILE_OR_DATA"))) == [*range(9)]
+
+
+def test_coordinated_reads_go_on_when_the_dispatcher_has_begun_anew(pair: Pair) -> None:
+    """Each number comes twice in a row, so that both consumers have it in the same step."""
+    twice = count(1 << 40).flat_map(lambda x: tf.data.Dataset.from_tensors(x).repeat(2)).repeat()
+    dataset_id = pair.register(twice)
+    policies = ("OFF", "DYNAMIC")
+    consumers = [
+        iter(
+            pair.from_id(
+                dataset_id, policy, job_name=f"{pair.client.__name__} in rounds, {policy}",
+                consumer_index=index, num_consumers=2,
+            )
+        )
+        for policy in policies for index in range(2)
+    ]  # fmt: skip
+    got: dict[str, list[int]] = {policy: [] for policy in policies}
+    with ThreadPoolExecutor(len(consumers)) as pool:
+        for step in range(60):
+            if step == 30:
+                pair.dispatcher.kill_and_restart()
+            elements = [int(x) for x in pool.map(next, consumers)]
+            assert elements[0::2] == elements[1::2]
+            for policy, element in zip(policies, elements[0::2], strict=True):
+                got[policy].append(element)
+    consumers.clear()
+    times = {policy: collections.Counter(numbers) for policy, numbers in got.items()}
+    assert [times["OFF"][number] for number in range(10)] == [WORKERS] * 10
+    assert set(times["DYNAMIC"].values()) == {1}
+
+
+def test_what_a_cross_trainer_cache_keeps_was_produced_once(pair: Pair) -> None:
+    drawn = count(1 << 40).map(lambda x: (x, tf.random.uniform([], 0, 1 << 60, tf.int64))).repeat()
+    dataset_id = pair.register(drawn)
+
+    def of_both_workers(trainer_id: str) -> list[set[int]]:
+        """What was drawn for the first numbers."""
+        cached = pair.from_id(
+            dataset_id, "OFF", job_name=f"{pair.client.__name__} cached",
+            cross_trainer_cache=pair.client.CrossTrainerCache(trainer_id),
+            max_outstanding_requests=4 * WORKERS,
+        )  # fmt: skip
+        found: list[set[int]] = [set() for _ in range(50)]
+        elements = iter(cached)
+        while any(len(values) < WORKERS for values in found):
+            number, value = (int(x) for x in next(elements))
+            if number < len(found):
+                found[number].add(value)
+        return found
+
+    assert of_both_workers("one") == of_both_workers("another")
+
+
+def test_a_save_is_loaded_through_the_service_and_here(pair: Pair, tmp_path: pathlib.Path) -> None:
+    """While it is written, and afterwards."""
+    path = str(tmp_path / "save")
+    ours = pair.client is service
+    save = service.distributed_save if ours else tf.data.experimental.distributed_save
+    save(slow(count(60)), path, pair.dispatcher.address)
+    loaded = tf.data.Dataset.load(path, wait=True)
+    for dataset in (pair.distributed(loaded), loaded):
+        assert sorted(numbers(dataset)) == [*range(60)]
+
+
+def test_the_dispatcher_begins_anew_in_mid_epoch(pair: Pair) -> None:
+    large = count(300).map(lambda x: tf.repeat(x, 2_000))
+    elements = iter(pair.distributed(large, max_outstanding_requests=WORKERS))
+    got = [int(x[0]) for x in itertools.islice(elements, 50)]
+    pair.dispatcher.kill_and_restart()
+    got += [int(x[0]) for x in elements]
+    assert len(set(got)) == len(got)
+    lost = WORKERS if pair.stock_workers else 0  # their GetSplit is not numbered
+    assert len(got) >= 300 - lost
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_workers_on_the_hosts_of_trainers(
+    name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is tagged COLOCATED, with another trainer; then there is one in this process, too."""
+    client, kind = PAIRS[name]
+    workers = stock if kind == "theirs" else service
+    has_local_ones = client is workers
+    monkeypatch.setattr(local, "_running", {})
+    numbered, everything = count(40), [*range(40)]
+    with contextlib.ExitStack() as stack:
+        dispatcher = stack.enter_context(
+            DispatcherProcess(tmp_path, workers=LIST, deployment_mode="COLOCATED")
+        )
+
+        def read(policy: str, targets: str = "AUTO", dataset: Any = numbered) -> list[int]:
+            mode = client.ShardingPolicy[policy]
+            how = client.distribute(mode, dispatcher.target, target_workers=targets)
+            return sorted(numbers(dataset.apply(how)))
+
+        def are_refused() -> None:
+            for policy, targets in (("OFF", "LOCAL"), ("DATA", "AUTO")):
+                with pytest.raises(
+                    tf.errors.InvalidArgumentError, match=r"local tf\.data.* workers"
+                ):
+                    read(policy, targets)
+
+        tags = ["unused", "Colocated"]
+        if kind == "theirs":
+            stack.enter_context(stock_workers(dispatcher, worker_tags=tags))
+        else:
+            process = WorkerProcess(dispatcher.address, address=PLACE, tags=",".join(tags))
+            stack.enter_context(process)
+        with pytest.raises(RuntimeError, match="Worker tags cannot be empty"):
+            workers.WorkerServer(stock_worker(dispatcher.address, worker_tags=["", "a"]))
+        are_refused()
+        # A tag that nobody knows means nothing.
+        here = workers.WorkerServer(stock_worker(dispatcher.address, worker_tags=["unused"]))
+        stack.callback(here._stop)
+        assert read("OFF", "ANY") == sorted(everything * WORKERS)
+        assert read("OFF") == everything
+        assert read("DYNAMIC") == everything  # the other one takes no splits
+        python = count(4).map(lambda x: tf.numpy_function(lambda n: -n, [x], tf.int64))
+        assert read("OFF", dataset=python) == [-3, -2, -1, 0]  # by who has its Python
+        if has_local_ones:
+            assert read("OFF", "LOCAL") == everything
+            assert read("DATA") == [*range(1, 40, WORKERS)]  # the shard of the second
+        else:
+            are_refused()
 
 
 def test_tables_variables_and_generators_are_registered_as_they_are(pair: Pair) -> None:
@@ -179,11 +341,20 @@ def test_tables_variables_and_generators_are_registered_as_they_are(pair: Pair) 
         drawn = generator.uniform([], 40, 1 << 40, tf.int64)
         return tf.stack([fixed.lookup(x), mutable.lookup(x), x + variable, drawn])
 
-    got = [x.numpy().tolist() for x in pair.distributed(count(3).map(looked_up))]
-    known = [x[:3] for x in sorted(got, key=lambda x: x[2])]
-    assert known == [[10, 20, 30], [11, 21, 31], [-1, -1, 32]]
+    got = [x.numpy().tolist() for x in pair.distributed(count(3).map(looked_up), "OFF")]
+    known = sorted((x[:3] for x in got), key=lambda x: x[2])  # of each worker
+    assert known == [[10, 20, 30]] * 2 + [[11, 21, 31]] * 2 + [[-1, -1, 32]] * 2
     first = tf.random.Generator.from_seed(1).uniform([], 40, 1 << 40, tf.int64)
     assert int(first) in [x[3] for x in got]
+
+
+def test_a_stock_client_reads_a_python_dataset(ours: DispatcherProcess) -> None:
+    dataset_id = service.register_dataset(
+        ours.target, lambda split: [split, -split], splits=[1, 2, 3],
+        element_spec=tf.TensorSpec([], tf.int64),
+    )  # fmt: skip
+    got = Pair(stock, ours, False).from_id(dataset_id)
+    assert sorted(numbers(got)) == [-3, -2, -1, 1, 2, 3]
 
 
 def test_a_source_that_cannot_be_split(pair: Pair, tmp_path: pathlib.Path) -> None:
@@ -196,7 +367,14 @@ def test_a_source_that_cannot_be_split(pair: Pair, tmp_path: pathlib.Path) -> No
 @pytest.mark.parametrize("registrar", [stock, service], ids=["stock", "ours"])
 @pytest.mark.parametrize(
     ("compression", "disabled"),
-    [("AUTO", False), ("AUTO", True), ("SNAPPY", False), ("SNAPPY", True), (None, False)],
+    [
+        ("AUTO", False),
+        ("AUTO", True),
+        ("SNAPPY", False),
+        ("SNAPPY", True),
+        (None, False),
+        (None, True),
+    ],
 )
 def test_compression(
     theirs: DispatcherProcess,
@@ -215,17 +393,18 @@ def test_compression(
             "half": tf.cast(tf.fill([x % 2], x), tf.bfloat16),
         }
     )
-    for client, dispatcher in PAIRS.values():
-        pair = Pair(client, {"theirs": theirs, "ours": ours}[dispatcher])
-        dataset_id = Pair(registrar, pair.dispatcher).register(
+    for client, kind in PAIRS.values():
+        pair = Pair(client, {"theirs": theirs, "ours": ours}[kind], kind == "theirs")
+        dataset_id = pair._replace(client=registrar).register(
             dataset, compression=compression, dataset_id=f"{registrar} {compression} {disabled}"
         )
         if disabled:  # by the first client that would rather not
             fields = {"dataset_id": dataset_id, "disable_compression_at_runtime": True}
             answer = call(pair.dispatcher, "DisableCompressionAtRuntime", fields)
-            assert answer.compression_disabled_at_runtime or (registrar, compression) == (
-                service, "AUTO",  # which compresses on the way, and no elements
-            )  # fmt: skip
+            # Ours AUTO compresses on the way, and no elements.
+            none = compression is None or (registrar, compression) == (service, "AUTO")
+            assert answer.no_compression_to_disable == none
+            assert answer.compression_disabled_at_runtime != none
         assert_same(pair.from_id(dataset_id), dataset)
 
 

@@ -46,9 +46,9 @@ def test_every_worker_of_an_endless_pipeline_works(dispatcher: DispatcherProcess
     endless = count(2).repeat().enumerate()  # each worker counts for itself, as in tf.data service
     dataset_id = service.register_dataset(dispatcher.target, endless)
     with (
-        WorkerProcess(dispatcher.address),
-        WorkerProcess(dispatcher.address),
-        WorkerProcess(dispatcher.address),
+        WorkerProcess(dispatcher.address).until_told(),
+        WorkerProcess(dispatcher.address).until_told(),
+        WorkerProcess(dispatcher.address).until_told(),
         service.read(
             dispatcher.target, dataset_id, processing_mode=DYNAMIC, max_outstanding_requests=12
         ) as elements,
@@ -62,9 +62,9 @@ def test_every_worker_of_an_endless_pipeline_works(dispatcher: DispatcherProcess
 def test_zipped_elements_stay_together(dispatcher: DispatcherProcess) -> None:
     pairs = tf.data.Dataset.zip((count(100_000), count(100_000).map(lambda i: -i)))
     with (
-        WorkerProcess(dispatcher.address),
-        WorkerProcess(dispatcher.address),
-        WorkerProcess(dispatcher.address),
+        WorkerProcess(dispatcher.address).until_told(),
+        WorkerProcess(dispatcher.address).until_told(),
+        WorkerProcess(dispatcher.address).until_told(),
     ):
         dataset_id = service.register_dataset(dispatcher.target, pairs)
         with service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC) as elements:
@@ -111,7 +111,7 @@ def test_what_is_paired_wrongly_by_workers_is_read_unsharded(
     neighbours = zipped((count(100), count(100).skip(1)))
     dataset_id = service.register_dataset(dispatcher.target, neighbours)
     with (
-        WorkerProcess(dispatcher.address),
+        WorkerProcess(dispatcher.address).until_told(),
         service.read(dispatcher.target, dataset_id) as elements,
     ):
         assert [(int(a), int(b)) for a, b in elements] == [(i, i + 1) for i in range(99)]

@@ -1,18 +1,23 @@
-"""Static sharding on Forebay's workers: the shards of TensorFlow's own, and who is killed."""
+"""Static sharding on Forebay's workers: the shards of TensorFlow's own, and who is killed.
+
+`FOREBAY_PIPELINES=500` compares the shards of so many pipelines, and `FOREBAY_SEED` of others.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import os
 import pathlib
+import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from tensorflow.core.framework import tensor_pb2
 from tensorflow.data.experimental import service as stock
 
@@ -20,15 +25,45 @@ from forebay import service
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.connections.grpc_server import CHANNEL_OPTIONS
-from forebay.service.errors import NotFound, PipelineError
+from forebay.service.errors import NotFound, PipelineError, Unavailable
 from forebay.service.proto import forebay_pb2
 from forebay.service.proto import tf_service_pb2 as pb
 
+from .. import forks
 from ..cluster import WorkerProcess
-from ..stock import GRAPH, DispatcherProcess, call, stock_workers
+from ..pipelines.compositions import (
+    CUT_SOURCES,
+    ENDLESS_STEPS,
+    EXACT_JOINS,
+    EXACT_STEPS,
+    OTHER_JOINS,
+    OTHER_STEPS,
+    REFUSED_SOURCES,
+    SOURCES,
+    Compositions,
+    build,
+    write_files,
+)
+from ..stock import GRAPH, DispatcherProcess, call, stock_worker, stock_workers
 
-SHARDS = 3
+SEED = int(os.environ.get("FOREBAY_SEED", "1"))
+PIPELINES = int(os.environ.get("FOREBAY_PIPELINES", "20"))
+
+SHARDS = 2
 LIST = ",".join(["localhost:%port%"] * SHARDS)
+HINT = "shard(tf.data.experimental.SHARD_HINT, tf.data.experimental.SHARD_HINT)"
+COMPARED = 50
+"""Elements of a shard, of which there may be no end."""
+
+PATIENCE_S = 20
+
+# What differs by chance is not compared, nor what ours refuse: saves.
+DIVIDED_SOURCES = [
+    source for source in [*SOURCES, *CUT_SOURCES, *REFUSED_SOURCES[:1]] if "loaded(" not in source
+]
+DIVIDED_STEPS = [
+    step for step in [*EXACT_STEPS, *OTHER_STEPS, ENDLESS_STEPS[0]] if "unordered" not in step
+]
 POLICIES = service.ShardingPolicy
 STATIC = [POLICIES.FILE, POLICIES.DATA, POLICIES.FILE_OR_DATA, POLICIES.HINT]
 
@@ -41,7 +76,7 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Dispatch
     """One of TensorFlow's workers, and one of ours."""
     folder = tmp_path_factory.mktemp("clusters")
     with (
-        DispatcherProcess(folder / "a", workers=LIST) as theirs,
+        DispatcherProcess(folder / "a", workers=LIST, worker_timeout_ms=-1) as theirs,
         DispatcherProcess(folder / "b", workers=LIST) as ours,
         stock_workers(theirs, SHARDS),
     ):
@@ -89,95 +124,96 @@ def places_of(cluster: DispatcherProcess) -> dict[str, int]:
 
 def elements(address: str, task_id: int) -> Shard:
     found: list[int] = []
+    give_up_s = time.monotonic() + PATIENCE_S  # it may go on for ever without an element
     with grpc.insecure_channel(address, CHANNEL_OPTIONS) as channel:
         get = channel.unary_unary(
             "/tensorflow.data.WorkerService/GetElement",
             pb.GetElementRequest.SerializeToString,
             pb.GetElementResponse.FromString,
         )
-        while True:
+        while len(found) < COMPARED:
             try:
-                answer = get(pb.GetElementRequest(task_id=task_id), timeout=60)
+                answer = get(pb.GetElementRequest(task_id=task_id), timeout=PATIENCE_S)
             except grpc.RpcError as error:
-                if error.code() == grpc.StatusCode.UNAVAILABLE:  # the task is being made
-                    continue
-                return str(error.code().name)
+                code = error.code()
+                if code == grpc.StatusCode.UNAVAILABLE:  # the task is being made
+                    if time.monotonic() < give_up_s:
+                        continue
+                    code = grpc.StatusCode.DEADLINE_EXCEEDED
+                return str(code.name)
             if answer.end_of_sequence:
-                return found
+                break
             (data,) = answer.uncompressed.components
             found.append(int(tf.make_ndarray(tensor_pb2.TensorProto.FromString(data))))
+    return found
 
 
-@st.composite
-def steps(draw: st.DrawFn) -> list[tuple[str, int]]:
-    """How a dataset is made of the one before, in words."""
-    step = st.tuples(
-        st.sampled_from(["batch", "concatenate", "interleave", "map", "prefetch", "repeat",
-                         "shuffle", "skip", "take", "zip"]),
-        st.integers(1, 4),
-    )  # fmt: skip
-    return draw(st.lists(step, max_size=3))
+class Divided(Compositions):
+    """Pipelines, and how workers are to divide them among themselves."""
+
+    def one(self) -> tuple[service.ShardingPolicy, str]:
+        policy, depth = self._random.choice(STATIC), self._random.choice([0, 1, 1, 2])
+        parts = [
+            self._composed(depth, DIVIDED_SOURCES, DIVIDED_STEPS, [*EXACT_JOINS, *OTHER_JOINS])
+        ]
+        if policy == POLICIES.HINT:
+            parts.append(HINT)
+        if self._random.random() < 0.3:
+            parts.append("with_options(undivided)")  # a policy of its own, which is not asked
+        steps = self._random.sample(DIVIDED_STEPS, self._random.randint(0, 2))
+        return policy, ".".join([*parts, *map(self.filled, steps)])
 
 
-def stepped(dataset: Any, what: str, n: int) -> Any:
-    """Of integers, as it was."""
-    kinds = {
-        "batch": lambda d: d.batch(n).map(tf.reduce_sum),
-        "concatenate": lambda d: d.concatenate(d.take(n)),
-        "interleave": lambda d: d.interleave(
-            lambda x: tf.data.Dataset.from_tensors(x).repeat(n), cycle_length=2
-        ),
-        "map": lambda d: d.map(lambda x: x + n, num_parallel_calls=2),
-        "prefetch": lambda d: d.prefetch(n),
-        "repeat": lambda d: d.repeat(1 + n % 2),
-        "shuffle": lambda d: d.shuffle(5, seed=n, reshuffle_each_iteration=False),
-        "skip": lambda d: d.skip(n),
-        "take": lambda d: d.take(4 * n),
-        "zip": lambda d: tf.data.Dataset.zip((d, d.skip(1))).map(lambda x, y: x + 100 * y),
-    }
-    return kinds[what](dataset)
-
-
-@settings(max_examples=12, deadline=None, database=None, derandomize=True,
-          suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
-@given(
-    source=st.sampled_from(["range", "slices", "records", "interleaved"]),
-    before=steps(),
-    after=steps(),
-    policy=st.sampled_from(STATIC),
-)
 def test_a_shard_is_what_tensorflows_worker_makes_of_it(
-    clusters: list[DispatcherProcess],
-    files: list[str],
-    source: str,
-    before: list[tuple[str, int]],
-    after: list[tuple[str, int]],
-    policy: service.ShardingPolicy,
+    clusters: list[DispatcherProcess], tmp_path: pathlib.Path
 ) -> None:
-    names = tf.data.Dataset.from_tensor_slices(files)
-    records = {
-        "records": lambda: names.flat_map(tf.data.TFRecordDataset),
-        "interleaved": lambda: names.interleave(tf.data.TFRecordDataset, num_parallel_calls=2),
-    }
-    dataset: Any
-    if source in records:
-        dataset = records[source]().map(lambda x: tf.strings.to_number(x, tf.int64))
-    elif source == "slices":
-        dataset = tf.data.Dataset.from_tensor_slices(np.arange(13))
-    else:
-        dataset = tf.data.Dataset.range(17)
-    for step in before:
-        dataset = stepped(dataset, *step)
-    if policy == POLICIES.HINT:
-        dataset = dataset.shard(service.SHARD_HINT, service.SHARD_HINT)
-    for step in after:
-        dataset = stepped(dataset, *step)
-    theirs, ours = (shards(cluster, dataset, policy) for cluster in clusters)
-    assert set(theirs) == set(range(SHARDS))
-    assert ours == theirs
+    write_files(tmp_path)
+    made_up = Divided(SEED, tmp_path)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    for number in range(PIPELINES):
+        policy, expression = made_up.one()
+        with drawing_alike(number):
+            dataset = build(expression, undivided=options)
+        theirs, ours = (shards(cluster, dataset, policy) for cluster in clusters)
+        assert set(theirs) == set(range(SHARDS)), (policy.name, expression)
+        assert ours == theirs, (policy.name, expression)
 
 
-@pytest.mark.parametrize("policy", [POLICIES.FILE, POLICIES.DATA, POLICIES.HINT])
+@contextlib.contextmanager
+def drawing_alike(seed: int) -> Iterator[None]:
+    """What is built meanwhile, and names no seed, shuffles alike wherever it is run."""
+    tf.random.set_seed(seed)
+    try:
+        yield
+    finally:
+        tf.random.set_seed(None)
+
+
+def test_what_does_not_fit_the_policy(clusters: list[DispatcherProcess], files: list[str]) -> None:
+    """The same errors; but TensorFlow's workers take HINT without a hint for OFF."""
+    one = tf.data.Dataset.from_tensor_slices(files[:1])
+    hint = tf.data.experimental.SHARD_HINT
+    count = tf.data.Dataset.range(9)
+    fewer = one.flat_map(tf.data.TFRecordDataset)
+    hinted_fewer = one.shard(hint, hint).flat_map(tf.data.TFRecordDataset)
+    for dataset, policy, expected in [
+        (fewer, POLICIES.FILE, "INVALID_ARGUMENT"),
+        (fewer, POLICIES.FILE_OR_DATA, "INVALID_ARGUMENT"),
+        (hinted_fewer, POLICIES.HINT, "INVALID_ARGUMENT"),
+        (count, POLICIES.FILE, "NOT_FOUND"),
+        (count.shard(hint, hint), POLICIES.DATA, "FAILED_PRECONDITION"),
+        (count.shard(hint, hint), POLICIES.FILE_OR_DATA, "FAILED_PRECONDITION"),
+    ]:
+        found, ours = (shards(cluster, dataset, policy) for cluster in clusters)
+        assert ours == found
+        assert found[0] == expected
+    theirs, ours = (shards(cluster, count, POLICIES.HINT) for cluster in clusters)
+    assert theirs == {shard: [*range(9)] for shard in range(SHARDS)}
+    assert ours == dict.fromkeys(range(SHARDS), "INVALID_ARGUMENT")
+
+
+@pytest.mark.parametrize("policy", STATIC)
 def test_forebays_clients_read_every_shard(
     clusters: list[DispatcherProcess], files: list[str], policy: service.ShardingPolicy
 ) -> None:
@@ -222,6 +258,76 @@ def test_a_killed_workers_shard_is_read_anew_by_the_next_one(tmp_path: pathlib.P
     assert set(got) == set(range(400))
     of_the_other = [x for x in got if x % 2 != place]
     assert len(set(of_the_other)) == len(of_the_other)
+
+
+def test_a_stock_worker_that_is_restarted_begins_its_shard_anew(tmp_path: pathlib.Path) -> None:
+    with (
+        DispatcherProcess(tmp_path, workers=LIST) as dispatcher,
+        stock_workers(dispatcher, heartbeat_interval_ms=100) as first,
+        stock_workers(dispatcher, heartbeat_interval_ms=100) as other,
+    ):
+        place, others = (places_of(dispatcher)[each.address] for each in (first, other))
+        large = tf.data.Dataset.range(400).map(lambda x: tf.fill([1 << 13], x))
+        read = iter(
+            large.apply(
+                stock.distribute(
+                    stock.ShardingPolicy.DATA, dispatcher.target, max_outstanding_requests=SHARDS
+                )
+            )
+        )
+        got = [int(x[0]) for x in itertools.islice(read, 20)]
+        first.kill()
+        port = int(first.address.rpartition(":")[2])
+        with stock_workers(dispatcher, heartbeat_interval_ms=100, port=port) as again:
+            got += [int(x[0]) for x in read]
+            assert places_of(dispatcher)[again.address] == place
+    times = Counter(got)
+    assert set(times) == set(range(400))
+    assert {times[x] for x in range(others, 400, SHARDS)} == {1}
+    assert times[place] == 2
+
+
+def test_workers_that_are_too_few_too_many_or_not_on_the_list(tmp_path: pathlib.Path) -> None:
+    """Who is not on it is refused; of more than it has, ours wait for a place; and an epoch waits
+    for all of the list."""
+    not_listed = {"worker_address": "127.0.0.1:%port%"}
+    with DispatcherProcess(tmp_path, workers=LIST) as dispatcher:
+        config = stock_worker(dispatcher.address, **not_listed)
+        reason = r"Failed to assign an index for worker 127.*worker's address is not configured"
+        for server in (stock.WorkerServer, service.WorkerServer):
+            with pytest.raises(RuntimeError, match=reason):
+                server(config)
+        command = ["-m", "forebay.service.cli", "worker", "--dispatcher", dispatcher.address]
+        refused = forks.run([*command, "--address", "127.0.0.1:%port%"])
+        assert refused.returncode == 1
+        assert refused.stderr.startswith("forebay: Failed to assign an index for worker 127.0.0.1")
+        with service.WorkerServer(stock_worker(dispatcher.address)) as first:
+            assert places_of(dispatcher) == {first.address: 0}
+            both = [
+                iter(
+                    tf.data.Dataset.range(10).apply(
+                        calls.distribute(calls.ShardingPolicy.DATA, dispatcher.target)
+                    )
+                )
+                for calls in (stock, service)
+            ]
+            got = [[int(x) for x in itertools.islice(read, 5)] for read in both]
+            assert got == [[0, 2, 4, 6, 8]] * 2  # there is no more yet
+            second = WorkerProcess(dispatcher.address, address="localhost:%port%")
+            with second:
+                rest = [[int(x) for x in read] for read in both]
+                assert rest == [[1, 3, 5, 7, 9]] * 2
+                occupied = r"Failed to assign an index.*already running at the configured host"
+                with pytest.raises(RuntimeError, match=occupied):
+                    stock.WorkerServer(stock_worker(dispatcher.address))
+                with pytest.raises(Unavailable, match=occupied):
+                    service.WorkerServer(
+                        stock_worker(dispatcher.address, dispatcher_timeout_ms=200)
+                    )
+                third = WorkerProcess(dispatcher.address, address="localhost:%port%")
+                second.stop()
+                with third:  # which has waited, and has the place now
+                    assert places_of(dispatcher)[third.address] == 1
 
 
 def test_readers_are_told_that_the_list_of_workers_is_another(tmp_path: pathlib.Path) -> None:

@@ -16,6 +16,7 @@ from tensorflow.data.experimental import service as stock
 from forebay import service
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service import malloc
+from forebay.service.blocks import Block
 from forebay.service.client import consumer as consumers
 from forebay.service.client.reader import fetch_dataset
 from forebay.service.connections.protocols import GRPC, TCP, UNIX, transfer_protocol
@@ -67,7 +68,7 @@ def numbers(elements: Any) -> list[int]:
 
 @pytest.fixture(scope="class")
 def neighbour(dispatcher: DispatcherProcess) -> Iterator[None]:
-    with WorkerProcess(dispatcher.address):
+    with WorkerProcess(dispatcher.address).until_told():
         yield
 
 
@@ -129,12 +130,30 @@ class TestByName:
         with pytest.raises(FailedPrecondition, match=r"cannot be reached by local .*'tcp'"):
             numbers(elements)
 
-    @pytest.mark.parametrize("limit", [1, 5, 10_000])
+    @pytest.mark.parametrize("limit", [1, 5, 100])
     def test_max_outstanding_requests(
-        self, dispatcher: DispatcherProcess, dataset_id: str, limit: int
+        self,
+        dispatcher: DispatcherProcess,
+        dataset_id: str,
+        monkeypatch: pytest.MonkeyPatch,
+        limit: int,
     ) -> None:
-        elements = service.read(dispatcher.target, dataset_id, max_outstanding_requests=limit)
-        assert numbers(elements) == [*range(SIZE)]
+        """Whenever a block arrives, the consumer has that many elements at most."""
+        arrived, taken, held = 0, 0, []
+
+        def arrive(self: object, client: object, task_id: int, block: Block) -> None:
+            nonlocal arrived
+            arrived += block.count
+            held.append(arrived - taken)
+
+        monkeypatch.setattr(consumers.Consumer, "_arrived", arrive)
+        with service.read(
+            dispatcher.target, dataset_id, max_outstanding_requests=limit
+        ) as elements:
+            for taken, element in enumerate(elements, 1):
+                assert element == taken - 1
+        assert taken == SIZE
+        assert max(held) <= limit
 
 
 @pytest.mark.parametrize(
@@ -197,7 +216,7 @@ class TestInOneProcess:
     def test_some_targets_leave_other_workers_alone(
         self, dispatcher: DispatcherProcess, dataset_id: str, used: set[str]
     ) -> None:
-        with WorkerProcess(dispatcher.address, tags="unused,Colocated"):
+        with WorkerProcess(dispatcher.address, tags="unused,Colocated").until_told():
             everywhere = service.read(dispatcher.target, dataset_id, target_workers="any")
             assert sorted(numbers(everywhere)) == sorted([*range(SIZE)] * 2)
             assert used == {"local", UNIX}
@@ -249,20 +268,6 @@ def test_local_targets_without_a_local_worker(
         numbers(elements)
 
 
-@pytest.mark.parametrize("client", [service, stock])
-def test_colocated_trainers_read_static_shards_in_their_own_process(
-    monkeypatch: pytest.MonkeyPatch, client: Any
-) -> None:
-    monkeypatch.setattr(local, "_running", {})
-    config = service.DispatcherConfig(worker_addresses=["h:1"], deployment_mode="COLOCATED")
-    with service.DispatchServer(config) as colocated:
-        dataset = tf.data.Dataset.range(9)
-        read = dataset.apply(client.distribute(client.ShardingPolicy.DATA, colocated.target))
-        required = r"Static sharding policy <DATA> requires local tf\.data workers"
-        with pytest.raises(tf.errors.InvalidArgumentError, match=required):
-            next(iter(read))
-
-
 @pytest.mark.parametrize("name", ["http", "", 5])
 def test_an_unknown_protocol(name: Any) -> None:
     known = re.escape("use 'AUTO', 'local', 'unix', 'tcp' or 'grpc'")
@@ -283,6 +288,7 @@ def test_unknown_targets() -> None:
         service.read("h:1", "x", target_workers="REMOTE")
 
 
+@pytest.mark.usefixtures("neighbour")
 class TestCompression:
     @pytest.mark.parametrize(
         ("name", "registered"),
@@ -296,18 +302,17 @@ class TestCompression:
     ) -> None:
         """Over TCP, into NumPy; and a stock client gets the same elements."""
         dataset = tf.data.Dataset.range(8).map(lambda x: tf.fill([20_000], x))
-        with WorkerProcess(dispatcher.address):
-            dataset_id = service.register_dataset(dispatcher.target, dataset, name)
-            definition = fetch_dataset(dispatcher.target, dataset_id).definition
-            assert definition.compression == registered
-            ours = service.from_dataset_id(
-                OFF, dispatcher.target, dataset_id, data_transfer_protocol="tcp"
-            )
-            assert [x.numpy().tolist() for x in ours] == [[n] * 20_000 for n in range(8)]
-            theirs = stock.from_dataset_id(
-                "parallel_epochs", dispatcher.target, dataset_id, dataset.element_spec
-            )
-            assert [x.numpy().tolist() for x in theirs] == [[n] * 20_000 for n in range(8)]
+        dataset_id = service.register_dataset(dispatcher.target, dataset, name)
+        definition = fetch_dataset(dispatcher.target, dataset_id).definition
+        assert definition.compression == registered
+        ours = service.from_dataset_id(
+            OFF, dispatcher.target, dataset_id, data_transfer_protocol="tcp"
+        )
+        assert [x.numpy().tolist() for x in ours] == [[n] * 20_000 for n in range(8)]
+        theirs = stock.from_dataset_id(
+            "parallel_epochs", dispatcher.target, dataset_id, dataset.element_spec
+        )
+        assert [x.numpy().tolist() for x in theirs] == [[n] * 20_000 for n in range(8)]
 
     def test_an_id_stands_for_one(self, dispatcher: DispatcherProcess) -> None:
         dataset = tf.data.Dataset.range(3)

@@ -230,8 +230,8 @@ def write_chunk(path: pathlib.Path, name: str, numbers: list[int]) -> None:
     (path / name).rename(path / "chunks" / name)
 
 
-def build(expression: str) -> Dataset:
-    """The dataset."""
+def build(expression: str, **more: Any) -> Dataset:
+    """The dataset. `more` are names that the expression has besides those that it may have."""
     unordered = tf.data.Options()
     unordered.deterministic = False
     names = {
@@ -254,7 +254,7 @@ def build(expression: str) -> Dataset:
         "unordered": unordered,
         "global_shuffle": global_shuffle_op._global_shuffle,
     }
-    return eval(expression, names)
+    return eval(expression, {**names, **more})
 
 
 def whole(value: Any) -> Any:

@@ -66,11 +66,23 @@ slices = tf.data.Dataset.from_tensor_slices
 count = tf.data.Dataset.range
 
 
-def wait_for_steps() -> None:
-    """Of runs that have ended: TensorFlow takes up to a minute to notice that (drivers.py)."""
-    for thread in threading.enumerate():
-        if thread.name == "forebay-pipeline":
-            thread.join(timeout=90)
+def steps() -> set[threading.Thread]:
+    """That have not ended."""
+    return {thread for thread in threading.enumerate() if thread.name == "forebay-pipeline"}
+
+
+def wait_for_steps(but: Iterable[threading.Thread] = ()) -> None:
+    """Of runs that have ended: TensorFlow takes up to a minute to notice that (drivers.py), unless
+    it does not tune them. `but` go on."""
+    for thread in steps().difference(but):
+        thread.join(timeout=90)
+
+
+def untuned(dataset: Dataset) -> Dataset:
+    """Whose steps end with their runs."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def floats(dtype: Any) -> Dataset:

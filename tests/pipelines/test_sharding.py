@@ -67,6 +67,20 @@ def test_files_take_turns(sharding: ev.Sharding, files: list[str]) -> None:
     assert shards(lines(files), sharding) == BY_FILE
 
 
+@pytest.mark.parametrize("sharding", [ev.FILE, ev.FILE_OR_DATA])
+def test_files_take_turns_whatever_is_made_of_what_they_hold(
+    sharding: ev.Sharding, files: list[str]
+) -> None:
+    """AutoShardDataset would divide lines here, as TensorFlow's workers do not."""
+    again = lambda line: tf.data.Dataset.from_tensors(line)  # noqa: E731
+    for read in (
+        lines(files).flat_map(again),
+        lines(files).map(tf.identity).interleave(again, cycle_length=1),
+        tf.data.TextLineDataset(files).flat_map(again),
+    ):
+        assert shards(read, sharding) == BY_FILE
+
+
 def test_elements_of_files_take_turns(files: list[str]) -> None:
     assert shards(lines(files), ev.DATA)[1] == [b"01", b"10", b"13", b"22", b"31"]
 

@@ -28,7 +28,7 @@ from forebay.service.pipelines.tf_data.run import TfDataRun
 from forebay.service.pipelines.tf_data.traces import BundleTrace, RunTrace, Traces
 
 from .. import forks
-from .pipelines import Dataset, OneSource, count, slices, wait_for_steps
+from .pipelines import Dataset, OneSource, count, slices, steps, untuned, wait_for_steps
 
 made: list[weakref.ref[RunTrace]] = []
 made_of_bundles: list[weakref.ref[BundleTrace]] = []
@@ -165,20 +165,24 @@ def test_bundles_share_one_trace() -> None:
 
 
 def test_datasets_whose_elements_are_alike_share_what_drives_them(traces: Traces) -> None:
-    tens, ones = count(10).map(lambda i: i * 10), count(1 << 40).map(lambda i: i + 1)
-    floats = count(3).map(lambda i: tf.cast(i, tf.float32))
-    named = count(3).map(lambda i: {"a": i})
+    tens, ones = (
+        untuned(count(10).map(lambda i: i * 10)),
+        untuned(count(1 << 40).map(lambda i: i + 1)),
+    )
+    floats = untuned(count(3).map(lambda i: tf.cast(i, tf.float32)))
+    named, packed = untuned(count(3).map(lambda i: {"a": i})), untuned(count(3))
     unread = runs_of(ones)()
     blocks = unread.blocks()  # of a step that goes on meanwhile
     assert list(next(blocks).components[0].elements()) == [1]
+    goes_on = steps()
     run = runs_of(tens)()
     assert run._trace._drive is unread._trace._drive
     assert values(run) == [*range(0, 100, 10)]
-    for other, expected in ((floats, [0.0, 1.0, 2.0]), (named, [0, 1, 2]), (count(3), [0, 1, 2])):
+    for other, expected in ((floats, [0.0, 1.0, 2.0]), (named, [0, 1, 2]), (packed, [0, 1, 2])):
         run = runs_of(other)()  # of another dtype, in a dict, in packs
         assert run._trace._drive is not unread._trace._drive
         assert values(run) == expected
-    wait_for_steps()
+    wait_for_steps(but=goes_on)
     traces.forget_idle()  # but what drives the one that goes on
     assert values(runs_of(tens)()) == [*range(0, 100, 10)]
     assert sum(block.count for block in itertools.islice(blocks, 2)) > 0
@@ -186,7 +190,7 @@ def test_datasets_whose_elements_are_alike_share_what_drives_them(traces: Traces
 
 
 def test_what_drives_goes_with_the_last_dataset_that_it_drove(traces: Traces) -> None:
-    run = runs_of(count(5).map(lambda i: tf.stack([i, i, i])))()
+    run = runs_of(untuned(count(5).map(lambda i: tf.stack([i, i, i]))))()
     drive = weakref.ref(run._trace._drive)
     assert len(values(run)) == 15
     del run
@@ -385,8 +389,8 @@ def test_dropped_traces_are_freed_and_made_again(
     bound: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tf_data, "TRACES", Traces(**bound))
-    run = runs_of(count(9).map(lambda i: i + 1))
-    other = runs_of(count(9).map(lambda i: i + 2))
+    run = runs_of(untuned(count(9).map(lambda i: i + 1)))
+    other = runs_of(untuned(count(9).map(lambda i: i + 2)))
 
     def released(executor: TfDataRun) -> list[int]:
         read = values(executor)
@@ -408,7 +412,7 @@ def test_dropped_traces_are_freed_and_made_again(
 
 
 def test_idle_traces_are_forgotten_when_nobody_will_ask_for_them(traces: Traces) -> None:
-    run, other = (runs_of(count(9).map(lambda i, by=by: i + by)) for by in (1, 2))
+    run, other = (runs_of(untuned(count(9).map(lambda i, by=by: i + by))) for by in (1, 2))
     in_use, idle = run(Splits(0)), other(Splits(0))
     assert values(idle) == [2, 3, 4, 5, 6]
     wait_for_steps()

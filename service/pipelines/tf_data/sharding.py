@@ -2,7 +2,10 @@
 
 What TensorFlow's own workers read of it follows from a rewrite of the graph (`auto_shard.cc`),
 which adds a `shard` behind the files, or at the end, or at `shard(SHARD_HINT, …)`. Its op
-`AutoShardDataset` makes the same one, when the pipeline is made.
+`AutoShardDataset` makes the same one, when the pipeline is made: but where the names of files come
+from a tensor it sees a placeholder, in which it expects no files, and if a function for what was
+read comes later (a flat_map behind an interleave) it divides elements, of which every worker reads
+all files. So none of these is directly behind its tensor.
 """
 
 from __future__ import annotations
@@ -51,25 +54,43 @@ def sharded(graph: bytes, shard: Shard) -> bytes:
             options = dataset_options_pb2.Options.FromString(node.attr["serialized_options"].s)
             options.distribute_options.ClearField("auto_shard_policy")
             node.attr["serialized_options"].s = options.SerializeToString()
-    names = [f"forebay/{name}" for name in ("num_workers", "index")]
-    for name, number in zip(names, (shard.of, shard.number), strict=True):
+    names = [f"forebay/{name}" for name in ("num_workers", "index", "nothing")]
+    for name, number in zip(names, (shard.of, shard.number, 0), strict=True):
         constant = proto.node.add(name=name, op="Const")
         constant.attr["dtype"].type = _INT64
         value = pb.TensorProto(dtype=_INT64, tensor_shape=pb.TensorShape(), int64_val=[number])
         constant.attr["value"].tensor.CopyFrom(value)
+    _skip_behind_tensors(proto, names.pop())
     whole = parsed.result.input[0]
     node = proto.node.add(name="forebay/shard", op="AutoShardDataset", input=[whole, *names])
     node.attr["auto_shard_policy"].i = _POLICIES[shard.sharding]
     node.attr["num_replicas"].i = NUM_REPLICAS
-    attrs = parsed.dataset.attr
-    types = "output_types" if "output_types" in attrs else "Toutput_types"
-    node.attr["output_types"].CopyFrom(attrs[types])
-    node.attr["output_shapes"].CopyFrom(attrs["output_shapes"])
+    _copy_types(parsed.dataset, node)
     parsed.result.input[:] = [node.name]
     return proto.SerializeToString()
 
 
 _INT64 = 9  # of types.proto
+
+
+def _skip_behind_tensors(proto: pb.GraphDef, nothing: str) -> None:
+    """Put `skip(0)` behind what is made of tensors, where `nothing` is the 0."""
+    of_tensors = ("TensorSliceDataset", "TensorDataset")
+    skipped = {n.name: f"forebay/{n.name}" for n in proto.node if n.op in of_tensors}
+    for node in proto.node:
+        for place, name in enumerate(node.input):
+            node.input[place] = skipped.get(name.removesuffix(":0"), name)
+    for node in list(proto.node):
+        if node.name in skipped:
+            inputs = [node.name, nothing]
+            skip = proto.node.add(name=skipped[node.name], op="SkipDataset", input=inputs)
+            _copy_types(node, skip)
+
+
+def _copy_types(dataset: pb.NodeDef, node: pb.NodeDef) -> None:
+    types = "output_types" if "output_types" in dataset.attr else "Toutput_types"
+    node.attr["output_types"].CopyFrom(dataset.attr[types])
+    node.attr["output_shapes"].CopyFrom(dataset.attr["output_shapes"])
 
 
 def _has_hint(graph: Graph, node: pb.NodeDef) -> bool:
