@@ -170,7 +170,8 @@ def _exactly(end: socket.socket, size: int) -> bytes:
 
 
 def _serve(control: socket.socket) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for who started it to think of
+    for number in (signal.SIGINT, signal.SIGTERM):  # for who started it to think of
+        signal.signal(number, signal.SIG_IGN)
     channels: dict[str, grpc.Channel] = {}
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 16, 1)

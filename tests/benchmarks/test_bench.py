@@ -28,13 +28,16 @@ def forebay(*arguments: object, timeout_s: int = 60) -> subprocess.CompletedProc
 def test_rows_run(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "figures.json"
     done = forebay(
-        *("scalars", "file_tokens", "fleet", "--quick", "--json", file, "--directory", tmp_path),
+        *("scalars", "file_tokens", "fleet", "preemption"),
+        *("--quick", "--json", file, "--directory", tmp_path),
         timeout_s=195,
     )
     assert done.returncode == 0, done.stderr
     record = json.loads(file.read_text())
-    assert [result["row"] for result in record["results"]] == ["scalars", "scalars"]
-    for result in record["results"]:
+    *beside, alone = record["results"]
+    assert [result["row"] for result in beside] == ["scalars", "scalars"]
+    assert (alone["row"], len(alone["forebay"]), alone["peer"]) == ("preemption", 1, [])
+    for result in beside:
         assert len(result["forebay"]) == len(result["peer"]) == len(result["ratios"]) == 1
     sides = [costs["side"] for costs in record["costs"]]
     assert sides == ["tf.data service", "tf.data service, compression=None", "Forebay"]
@@ -48,7 +51,7 @@ def test_rows_run(tmp_path: pathlib.Path) -> None:
         assert feeding["row"] == "file_tokens"
     assert ways["Forebay, read"]["required"] == "≤ 1.15 × bare"
     assert [len(curve["lines"]["Forebay"]) for curve in record["curves"]] == [2, 2]
-    assert len(record["calibrations_ms"]) == 2
+    assert len(record["calibrations_ms"]) == 3
     for plot in ("figures-ratios.png", "figures-curves.png"):
         assert (tmp_path / plot).read_bytes().startswith(b"\x89PNG")
     assert "scalars, batched in-graph" in done.stdout
