@@ -31,7 +31,7 @@ TORCH = {  # the cases, and how many elements a process is given at most, of tho
 JAX = {"batches": 6 + 2 * BATCH, "keras": 6 + 2 * BATCH}  # some are on the devices already
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("framework", "cases"), [("torch", TORCH), ("jax", JAX)])
 def test_two_are_preempted_and_one_survives(
     frameworks: pathlib.Path,
@@ -48,7 +48,7 @@ def test_two_are_preempted_and_one_survives(
     def train(me: int) -> list[list[int]]:
         return said_by(
             frameworks, PROGRAM.read_text(), framework, me, target, dataset_id, folder,
-            timeout_s=170, KERAS_BACKEND=framework, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1",
+            timeout_s=250, KERAS_BACKEND=framework, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1",
         )  # fmt: skip
 
     with ThreadPoolExecutor() as pool:

@@ -288,11 +288,11 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_each_epoch_is_whole_in_any_loader(frameworks: pathlib.Path, target: str) -> None:
     """However its workers are started, and whatever happened to the epoch before."""
     dataset_id = service.register_dataset(target, tf.data.Dataset.range(1000))
-    assert said_by(frameworks, BEGINS + LOADERS, target, dataset_id, timeout_s=170) == []
+    assert said_by(frameworks, BEGINS + LOADERS, target, dataset_id, timeout_s=250) == []
 
 
 ERRORS = """
