@@ -1,8 +1,9 @@
 """Row `pytorch`: batches of tensors from a Python dataset, through `ServiceDataset` and a worker of
 two processes, beside a PyTorch DataLoader of two workers that run the same function.
 
-Who uses the DataLoader has elements come one by one, and batches them in the trainer; or has it
-collate them; or puts them together in its workers by hand, in NumPy. The trainer is a process of
+Who uses the DataLoader packs nothing, which is two things: elements come one by one, and the
+trainer batches them, or the DataLoader collates them (`batch_size=32`); or it puts them together in
+its workers by hand, in NumPy. The trainer is a process of
 its own, which is asked for elements/s, a line of JSON at a time:
 
 python -m forebay.benchmarks.pytorch ADDRESS
@@ -53,9 +54,9 @@ CONTENTS: dict[str, tuple[Callable[[int], Iterator[Any]], Callable[[Any], Any], 
     "images": (arrays, _stacked, "150 KB uint8 images"),
     "tokens": (tokens, _filled, "padded sequences of 50–2,000 int64 tokens"),
 }
-WAYS: dict[str, tuple[float | None, str]] = {
+WAYS: dict[str, tuple[float, str]] = {  # with what is required
     "single": (3.0, "from which elements come one by one"),
-    "collated": (None, "which collates"),
+    "collated": (3.0, "which collates"),
     "packed": (1.0, "whose user puts them together"),
 }
 

@@ -30,6 +30,7 @@ from .machine import describe, filesystem, require
 from .materialize import materialize
 from .memory import memory
 from .mirrored import mirrored
+from .preemption import preemption
 from .python import python
 from .pytorch import pytorch
 from .real_files import file_row
@@ -68,6 +69,7 @@ ROWS: dict[str, Row] = {
     "trainers": trainers,
     "mirrored": mirrored,
     "jax": jax,
+    "preemption": preemption,
     "fleet": fleet,
     "restart": restart,
     "leases": leases,

@@ -2,9 +2,8 @@
 
 python examples/digits_custom_loop.py
 
-Started on several machines with TF_CONFIG, and a service that all reach, `distribute_across` has
-the chief register the dataset, and all of them read it. A SIGTERM saves the weights, and hands back
-what was not used, for the others.
+The strategy is a MirroredStrategy, which trains in this process alone; for one model on several
+machines see digits_multi_worker.py. A SIGTERM saves the weights, and hands back what was not used.
 """
 
 import pathlib

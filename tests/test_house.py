@@ -149,6 +149,7 @@ BANNED: dict[str, set[str]] = {  # not even lazily
         f"service.trainers.{name}": HEAVY | {"torch", "jax"}
         for name in ("batches", "jobs", "preemption", "shapes", "together")
     },
+    "service.trainers.loaders": HEAVY | {"jax"},
     "service.trainers.keras_data": {"tensorflow", "apache_beam", "torch", "jax"},
     "service.trainers.pytorch": HEAVY | {"jax"},
     "service.client.registration": {"tensorflow", "keras"},

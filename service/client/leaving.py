@@ -35,21 +35,61 @@ class Taker(Protocol):
         """Close the iteration. Raises ValueError if another thread is in the midst of it."""
 
 
+class Messenger(Protocol):
+    """Who passes on what `stopping` says to processes that read for this one."""
+
+    def tell(self) -> None:
+        """It says something else than before. Called by any thread, and by signal handlers."""
+
+    def readers(self) -> int:
+        """How many of those processes are reading."""
+
+
 class Stopping:
     """Whether this process is to go: no iteration begins while anybody says so. Thread-safe."""
 
     def __init__(self) -> None:
+        self._caught_by: set[object] = set()
         self._said_by: set[object] = set()
+        self._messengers: list[Messenger] = []
+
+    def catch(self, who: object) -> None:
+        """Whoever would say so catches SIGTERM from now on."""
+        self._caught_by.add(who)
+        self._tell()
+
+    def catch_no_more(self, who: object) -> None:
+        """Idempotent."""
+        self._caught_by.discard(who)
+        self._tell()
 
     def begin(self, who: object) -> None:
         self._said_by.add(who)
+        self._tell()
 
     def end(self, who: object) -> None:
         """The program goes on. Idempotent."""
         self._said_by.discard(who)
+        self._tell()
 
     def is_set(self) -> bool:
         return bool(self._said_by)
+
+    def is_caught(self) -> bool:
+        """Whether a SIGTERM to this process is not its end."""
+        return bool(self._caught_by)
+
+    def send(self, messenger: Messenger) -> None:
+        """To say it elsewhere from now on, too."""
+        self._messengers.append(messenger)
+
+    def readers_elsewhere(self) -> int:
+        """How many processes read for this one, which have not handed back yet."""
+        return sum(messenger.readers() for messenger in self._messengers)
+
+    def _tell(self) -> None:
+        for messenger in self._messengers:
+            messenger.tell()
 
 
 stopping = Stopping()

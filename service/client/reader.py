@@ -163,7 +163,10 @@ class Reader:
         dispatcher = DispatcherClient(self.service, known=self._known)
         consumer = None
         try:
-            joined = yield from self._joined(dispatcher, nothing)
+            try:
+                joined = yield from self._joined(dispatcher, nothing)
+            except _ToStop:
+                return
             consumer = (Consumer if self.how.num_consumers is None else RoundsConsumer)(
                 dispatcher, joined, credit_bytes=self._credit_bytes, reading=self.how, taker=taker
             )
@@ -238,19 +241,23 @@ class Reader:
         self, ask: Callable[..., Answer], nothing: Block | None
     ) -> Generator[Block, None, Answer]:
         """What it returns, once a dispatcher answers; until then `nothing` now and then, if that
-        is given."""
+        is given. Raises _ToStop."""
         asked = False
         while True:
             try:
-                patience_s = None if nothing is None else ASK_AGAIN_S
-                return ask(patience_s=patience_s, again=asked)
+                return ask(patience_s=ASK_AGAIN_S, again=asked)
             except Unavailable as error:
-                if nothing is None:
-                    raise
                 if not asked:
                     log.warning("cannot begin to read dataset %s yet: %s", self.dataset_id, error)
                 asked = True
-                yield nothing
+                if nothing is not None:
+                    yield nothing
+            if stopping.is_set():
+                raise _ToStop
+
+
+class _ToStop(Exception):
+    """This process is to stop, before its iteration has begun."""
 
 
 def _dataset(

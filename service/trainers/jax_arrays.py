@@ -31,7 +31,7 @@ from ..errors import InvalidArgument, Unavailable
 from .batches import Layout, batched, check_batch_size, laid_out
 from .context import TaskContext
 from .in_step import Exchange
-from .jobs import Service, bound_of, open_job, require_training
+from .jobs import Service, bound_of, evaluates, open_job
 from .preemption import preempt
 from .shapes import require_shapes, rows_of, zeros_of
 
@@ -78,7 +78,8 @@ class ServiceDataset:
       timeout_s: how long, in seconds, a process waits for the others to have their next batch.
 
     How many processes train is what JAX says, if `jax.distributed` is initialized, else the
-    environment (`TaskContext`).
+    environment (`TaskContext`). Who is an evaluator by that reads everything, alone: its job is its
+    own, whatever `job_name` and `initial_epoch` are.
 
     Components are arrays of the dtype that JAX makes of theirs: without `jax_enable_x64`, float64
     becomes float32, int64 int32 and uint64 uint32, but integers that these cannot hold are an
@@ -115,10 +116,11 @@ class ServiceDataset:
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
             raise InvalidArgument(f"prefetch={prefetch!r} must be a number of batches from 0 on")
         bound, automatic = bound_of(max_outstanding_requests)
+        processes, alone = _processes()
         job = open_job(
             service,
             dataset_id,
-            _processes(),
+            processes,
             processing_mode=processing_mode,
             job_name=job_name,
             initial_epoch=initial_epoch,
@@ -126,6 +128,7 @@ class ServiceDataset:
             data_transfer_protocol=data_transfer_protocol,
             target_workers=target_workers,
             everything=sharding is None,
+            alone=alone,
         )
         self._structure = job.structure
         self._layout = Layout(self._structure, pad_value=pad_value)
@@ -142,7 +145,7 @@ class ServiceDataset:
             if len(self._places.processes) > 1:
                 self._exchange = Exchange(job.name or "", self._places.processes, timeout_s)
         self._job = job.in_step(self._rows if batch_size else 0) if automatic else job
-        self._reader = self._job.reader(initial_epoch + 1)
+        self._reader = self._job.reader(job.epochs_over + 1)
 
     def __len__(self) -> int:
         """Batches, or elements, of an epoch, by what the registered dataset says of itself. Raises
@@ -306,13 +309,13 @@ def _remainder(given: str | None, batch_size: int | None, *, sharded: bool) -> s
     return given
 
 
-def _processes() -> int:
-    """How many train."""
-    if jax.distributed.is_initialized() or jax.process_count() > 1:
-        return int(jax.process_count())
+def _processes() -> tuple[int, bool]:
+    """How many train; and whether this is none of them, but an evaluator."""
+    if jax.process_count() > 1:
+        return jax.process_count(), False
     context = TaskContext.from_env()
-    require_training(context)
-    return context.num_consumers if context.trains else 1
+    alone = evaluates(context)
+    return (1 if alone or jax.distributed.is_initialized() else context.num_consumers), alone
 
 
 def _narrowed(path: str, array: Array) -> Array:

@@ -35,6 +35,7 @@ class Job:
     structure: str
     cardinality: int  # of the registered dataset
     processes: int  # that train
+    epochs_over: int  # as it begins here
 
     def reader(self, first_epoch: int) -> Reader:
         """Epochs are counted from 1."""
@@ -78,17 +79,21 @@ def open_job(
     target_workers: str,
     unnamed: str | None = None,
     everything: bool = True,
+    alone: bool = False,
 ) -> Job:
     """The job, as it begins in one of so many processes: what was registered is asked for.
 
     `unnamed` is what a job without a name is called; by default each epoch is a job of its own.
-    Without one, processes may read `everything` each under OFF. Raises InvalidArgument,
-    FailedPrecondition if more epochs of the job are over than `initial_epoch`, and as
-    Reader.definition.
+    Without one, processes may read `everything` each under OFF. `alone`: an evaluator's, which
+    reads everything by a job of its own, without a name, from the first epoch on. Raises
+    InvalidArgument, FailedPrecondition if more epochs of the job are over than `initial_epoch`, and
+    as Reader.definition.
     """
     check_job_name(job_name)
     check_initial_epoch(initial_epoch, job_name, cached=False)
     policy = sharding_policy(processing_mode)
+    if alone:
+        processes, job_name, initial_epoch = 1, None, 0
     if processes > 1 and job_name is None and not (everything and policy == ShardingPolicy.OFF):
         raise InvalidArgument(
             f"{processes} processes train, and without a job_name each would read everything: "
@@ -105,8 +110,9 @@ def open_job(
     require_next(job_name, asked.epochs_over, initial_epoch)
     structure = structure_of(dataset_id, definition)
     return Job(
-        service, dataset_id, policy, name, asked.how, structure, asked.cardinality, processes
-    )
+        service, dataset_id, policy, name, asked.how, structure, asked.cardinality, processes,
+        initial_epoch,
+    )  # fmt: skip
 
 
 def require_next(
@@ -134,9 +140,10 @@ def bound_of(max_outstanding_requests: int | str | None) -> tuple[int | None, bo
     return None, True
 
 
-def require_training(context: TaskContext) -> None:
-    """Raises FailedPrecondition for a parameter server."""
+def evaluates(context: TaskContext) -> bool:
+    """Whether the task is an evaluator. Raises FailedPrecondition for a parameter server."""
     if context.role == Role.PARAMETER_SERVER:
         raise FailedPrecondition(
             f"this task is parameter server {context.index}, which reads nothing by itself"
         )
+    return context.role == Role.EVALUATOR

@@ -34,6 +34,9 @@ TERMINATED = 128 + signal.SIGTERM
 HAND_BACK_S = 5.0
 """For handing back, at most: what is left of the grace is for saving."""
 
+LOOK_AGAIN_S = 0.01
+"""How often it is looked whether processes that read for this one have handed back."""
+
 CLOSING_S = 1.0
 """Before the grace is over, who has not asked for an element since is closed by force."""
 
@@ -57,8 +60,10 @@ class PreemptionHandler:
     lost then. It takes, and ignores, whatever arguments a callback is called with, as of Keras:
     `LambdaCallback(on_epoch_end=preemption.check)` loses nothing.
 
-    Only this process is told: the workers of a PyTorch DataLoader read in processes of their own,
-    and read on. Have the loop end with `check()`; what they have made for it by then is lost.
+    The workers of a PyTorch DataLoader, which read in processes of their own, are told by this one:
+    they hand back within a tenth of a second, and the loop gets what they had made for it and ends.
+    A SIGTERM to all processes of the group, as torchrun sends it, does not end them while this
+    block is under way. Other child processes are not told.
 
     Under `MultiWorkerMirroredStrategy`, which is to be made before, all processes have a handler,
     and each is told what one is told. The loops of all end behind the same step, or leave in the
@@ -132,6 +137,7 @@ class PreemptionHandler:
         _active.append(self)
         if (others := same_end.find()) is not None:
             self._together = Together(others, self._wake)
+        stopping.catch(self)
         threading.Thread(target=self._watch, name="forebay-preemption", daemon=True).start()
         return self
 
@@ -145,6 +151,7 @@ class PreemptionHandler:
             if self.preempted and (error is None or isinstance(error, SystemExit)):
                 self._finish()
         finally:
+            stopping.catch_no_more(self)
             if not self.preempted or self._exit_code is None:
                 self._give_back_signals()
                 with self._lock:
@@ -240,12 +247,14 @@ class PreemptionHandler:
             _in_thread(partial(same_end.leave, reading, give_up_s - begun_s))
             for reading in open_consumers()
         ]
-        if not threads:
+        if not (threads or stopping.readers_elsewhere()):
             log.warning("nothing is being read in this process: have the loop call check()")
         for thread in threads:
             thread.join(max(0.0, give_up_s - time.monotonic()))
+        while (readers := stopping.readers_elsewhere()) and time.monotonic() < give_up_s:
+            time.sleep(LOOK_AGAIN_S)
         self._handed_back.set()
-        if any(thread.is_alive() for thread in threads):
+        if readers or any(thread.is_alive() for thread in threads):
             log.warning("not everything was handed back within %.1f s", give_up_s - begun_s)
         else:
             log.info("what was not used was handed back in %.2f s", time.monotonic() - begun_s)
@@ -299,7 +308,10 @@ def preempt() -> bool:
 def _forget_in_child() -> None:
     """A signal to a child, as to end a process that loads data, is not its parent's."""
     while _active:
-        _active.pop()._give_back_in_child()
+        handler = _active.pop()
+        handler._give_back_in_child()
+        stopping.catch_no_more(handler)
+        stopping.end(handler)
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

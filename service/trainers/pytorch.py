@@ -1,23 +1,21 @@
 """`ServiceDataset`: a dataset of the service in PyTorch, without TensorFlow.
 
 All processes that read one share a job: the ranks of a training, and the workers of each rank's
-DataLoader. The service gives each element to one of them. What they have to agree on is which of
-the job's epochs they read: `_Epochs`, in memory that they share.
+DataLoader. The service gives each element to one of them. What a rank and its workers have to agree
+on is in `loaders.py`.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import uuid
-import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from ..blocks import Component, Strings
 from ..client.options import ShardingPolicy
@@ -25,7 +23,8 @@ from ..client.taking import Taking
 from ..errors import InvalidArgument
 from .batches import Layout, check_batch_size, laid_out
 from .context import TaskContext
-from .jobs import Service, bound_of, open_job, require_training
+from .jobs import Service, bound_of, evaluates, open_job
+from .loaders import Common
 
 AT_ONCE = 1024
 """Elements that are made tensors of at a time: a block may have a million of them."""
@@ -47,7 +46,9 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
         it; or values nested like the elements, as in `{"tokens": 0, "labels": -100}`. Without one
         they come as lists, as do all components whose shape was not registered in full.
       rank, world_size: of this process among those that train. By default what
-        `torch.distributed` says, if it is initialized, else the environment (`TaskContext`).
+        `torch.distributed` says, if it is initialized, else the environment (`TaskContext`). Who
+        is an evaluator by that reads everything, alone: its job is its own, whatever `job_name`
+        and `initial_epoch` are.
       initial_epoch: how many epochs of the job are over, for who goes on from a checkpoint.
       max_outstanding_requests: at most so many elements are on their way to each reading process,
         or here. "AUTO" is no bound for one rank, or a dataset without an end, and otherwise two
@@ -56,7 +57,8 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
 
     Each iteration is the job's next epoch, in the DataLoader's workers as in this process, however
     they are started; `set_epoch` says another. It can be pickled, and a copy goes on by itself. One
-    dataset is for one DataLoader at a time.
+    dataset is for one DataLoader at a time. Under a `PreemptionHandler`, SIGTERM ends the workers'
+    iterations as well, and what they had not given is handed back.
 
     Components are tensors, which share memory with the block that was received if that may be
     written to; what a worker in this very process hands over is copied. Strings are `bytes`, in
@@ -89,7 +91,7 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         check_batch_size(batch_size)
-        self.rank, self.world_size = _place(rank, world_size)
+        self.rank, self.world_size, alone = _place(rank, world_size)
         bound, automatic = bound_of(max_outstanding_requests)
         job = open_job(
             service,
@@ -102,23 +104,24 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
             data_transfer_protocol=data_transfer_protocol,
             target_workers=target_workers,
             unnamed=f"torch/{uuid.uuid4().hex}",  # the workers of a DataLoader share it
+            alone=alone,
         )
         self._job = job.in_step(batch_size or 1) if automatic else job
         self.batch_size, self.drop_remainder = batch_size, drop_remainder
         self._pad_value = pad_value
         self._layout()  # raises for a pad_value that does not fit
-        self._epochs = _Epochs(initial_epoch)
+        self._common = Common(job.epochs_over)
 
     def __iter__(self) -> Taking:
         """The next epoch's elements or batches. Raises PipelineError when the pipeline fails."""
-        reader = self._job.reader(self._epochs.next(get_worker_info()))
+        reader = self._job.reader(self._common.next())
         give = partial(
             laid_out,
             layout=self._layout(),
             batch_size=self.batch_size,
             drop_remainder=self.drop_remainder,
         )
-        return Taking(lambda taker: reader.iterate(taker=taker), give)
+        return self._common.read(reader, give)
 
     def __len__(self) -> int:
         """Elements, or batches, of an epoch, by what the registered dataset says of itself: each of
@@ -133,14 +136,14 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
         that was read to its end is empty."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise InvalidArgument(f"epoch={epoch!r} must be an integer from 0 on")
-        self._epochs.set(epoch)
+        self._common.set(epoch)
 
     def _layout(self) -> Layout:
         return Layout(self._job.structure, tensor_of, self._pad_value, _tensors_of)
 
 
-def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Of this process among those that train."""
+def _place(rank: int | None, world_size: int | None) -> tuple[int, int, bool]:
+    """Of this process among those that train; and whether it is none of them, but an evaluator."""
     if (rank is None) != (world_size is None):
         raise InvalidArgument(f"rank={rank} world_size={world_size}: give both, or neither")
     if rank is not None and world_size is not None:
@@ -148,87 +151,16 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
             raise InvalidArgument(
                 f"rank={rank} world_size={world_size}: expected a rank from 0 to world_size - 1"
             )
-        return rank, world_size
+        return rank, world_size, False
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        if world_size > 1:
+            return rank, world_size, False
+        return rank, world_size, evaluates(TaskContext.from_env())
     context = TaskContext.from_env()
-    require_training(context)
-    return (0, 1) if context.rank is None else (context.rank, context.num_consumers)
-
-
-# -- epochs ----------------------------------------------------------------------------------------
-
-MOST_LOADERS = 1023
-MARK = (1 << 31) - 1
-
-
-class _Epochs:
-    """Which epoch each of the processes reads that have this object: one more than any has begun,
-    unless that is one of the DataLoader's same iteration.
-
-    That is known by the seed that its workers have in common. There is no lock, which could not be
-    pickled: each process writes only its own word, epoch << 32 | mark of the seed. If two find at
-    the same time that nobody has begun the iteration yet, they come to the same number.
-
-    They are a process and the workers of its DataLoaders. Any other that the object was handed to,
-    as a rank is by who starts it, has an epoch of its own: it takes a copy before it reads, and
-    before it hands the object on.
-    """
-
-    def __init__(self, epochs_over: int) -> None:
-        self._words = torch.zeros(1 + MOST_LOADERS, dtype=torch.int64).share_memory_()
-        self._owner = os.getpid()
-        self.set(epochs_over)
-        _all_epochs.add(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        self.own()
-        return self.__dict__
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._words.share_memory_()  # it is, if this process was started by who has the object
-        _all_epochs.add(self)
-
-    def own(self) -> None:
-        """Share no more with who started this process, unless it is a DataLoader's worker."""
-        if self._owner != os.getpid() and get_worker_info() is None:
-            self._words = self._words.clone().share_memory_()
-            self._owner = os.getpid()
-
-    def set(self, epochs_over: int) -> None:
-        self.own()
-        words = self._words.numpy()
-        words[:] = 0
-        words[0] = epochs_over << 32
-
-    def next(self, loader: Any) -> int:
-        """For this worker of a DataLoader, or None; from 1."""
-        self.own()
-        place = mark = 0
-        if loader is not None:
-            place, mark = 1 + loader.id, 1 + (loader.seed - loader.id) % MARK
-        if place > MOST_LOADERS:
-            raise InvalidArgument(f"num_workers={loader.num_workers} is above {MOST_LOADERS}")
-        words = self._words.numpy()
-        seen = words.copy()
-        epochs, marks = seen >> 32, seen & 0xFFFFFFFF
-        begun = int(epochs[marks == mark].max(initial=0)) if mark else 0
-        epoch = begun if begun > epochs[place] else int(epochs.max()) + 1
-        words[place] = epoch << 32 | mark
-        return epoch
-
-
-_all_epochs: weakref.WeakSet[_Epochs] = weakref.WeakSet()
-
-
-def _own_epochs() -> None:
-    """What this process forks may be a DataLoader's worker."""
-    for epochs in list(_all_epochs):
-        epochs.own()
-
-
-os.register_at_fork(before=_own_epochs)
+    if evaluates(context) or context.rank is None:
+        return 0, 1, True
+    return context.rank, context.num_consumers, False
 
 
 # -- tensors ---------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
+from forebay.service.blocks import Block
+from forebay.service.client.leaving import stopping
 from forebay.service.client.options import CrossTrainerCache, ShardingPolicy, reading
 from forebay.service.client.reader import Reader
 from forebay.service.client.tf_elements import NOTHING
@@ -101,6 +103,31 @@ def test_an_iteration_that_is_dropped_while_it_waits_uses_up_no_epoch(
     dispatcher.asked.clear()
     assert [*reader.iterate(NOTHING), *reader.iterate(NOTHING)] == []
     assert dispatcher.epochs() == [1, 2]
+
+
+@pytest.mark.parametrize("nothing", [None, NOTHING])
+def test_who_is_to_stop_waits_for_no_dispatcher_to_begin(
+    dispatcher: Dispatcher, nothing: Block | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The epoch is read next, if the program goes on."""
+    reader = named()
+    dispatcher.away = pb.JoinIterationRequest
+    answer = dispatcher.answer
+
+    def answer_and_stop(request: Any, closed: threading.Event | None) -> Message:
+        if len(dispatcher.epochs()) == 2:
+            stopping.begin(dispatcher)
+        return answer(request, closed)
+
+    monkeypatch.setattr(dispatcher, "answer", answer_and_stop)
+    try:
+        assert {*reader.iterate(nothing)} <= {nothing}
+    finally:
+        stopping.end(dispatcher)
+    assert dispatcher.epochs() == [1, 1, 1]
+    dispatcher.away = None
+    assert list(reader.iterate()) == []
+    assert dispatcher.epochs()[3:] == [1]
 
 
 def test_what_is_cached_can_be_read_after_an_iteration_that_was_dropped_while_it_waited(

@@ -1,4 +1,5 @@
-"""A trainer that may be preempted; its arguments: how it reads, the service, the dataset, a file.
+"""A trainer that may be preempted; its arguments: how it reads, the service, the dataset, a file,
+the seconds of a step and of the grace, and 1 if it is told by another file when to begin.
 
 It writes down each element in the file as it trains on it, and then what its save_fn was called
 for.
@@ -6,13 +7,15 @@ for.
 
 from __future__ import annotations
 
+import logging
 import os
+import pathlib
 import sys
 import time
 
 from forebay import service
 
-KIND, TARGET, DATASET_ID, PATH, STEP_S, GRACE_S = sys.argv[1:7]
+KIND, TARGET, DATASET_ID, PATH, STEP_S, GRACE_S, LATER = sys.argv[1:8]
 record = os.open(PATH, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
@@ -26,11 +29,28 @@ def save(remaining_s: float) -> None:
     assert 0 <= remaining_s <= float(GRACE_S)
 
 
+class Waits(logging.Handler):
+    """Writes down that an epoch waits for the dispatcher to begin."""
+
+    def emit(self, said: logging.LogRecord) -> None:
+        if "cannot begin to read" in said.getMessage():
+            os.write(record, b"waits\n")
+
+
+def wait_to_begin() -> None:
+    if LATER == "1":
+        logging.getLogger("forebay").addHandler(Waits())
+        os.write(record, b"opened\n")
+        while not pathlib.Path(PATH).with_suffix(".begin").exists():
+            time.sleep(0.05)
+
+
 def main() -> None:
     mode = "distributed_epoch"
     if KIND == "read":
         with service.PreemptionHandler(save, grace_period_s=float(GRACE_S)):
             reading = service.read(TARGET, DATASET_ID, processing_mode=mode, job_name="training")
+            wait_to_begin()
             for numbers in reading:
                 step([int(numbers[0])])
         return
@@ -40,6 +60,7 @@ def main() -> None:
     dataset = dataset.map(lambda numbers: numbers[0]).batch(2)
     if KIND == "loop":
         with service.PreemptionHandler(save, grace_period_s=float(GRACE_S)):
+            wait_to_begin()
             for numbers in dataset.prefetch(2):
                 step(numbers.numpy().tolist())
         return

@@ -34,9 +34,11 @@ class Trainer:
         path: pathlib.Path,
         step_s: float = 0.01,
         grace_s: float = 60,
+        begin_later: bool = False,
     ) -> None:
+        """`begin_later`: once there is a file of its path's name, with the suffix .begin."""
         self.path = path
-        arguments = [PROGRAM, kind, target, dataset_id, path, step_s, grace_s]
+        arguments = [PROGRAM, kind, target, dataset_id, path, step_s, grace_s, int(begin_later)]
         self.process = Fork([*map(str, arguments)])
         assert self.process.line() == "begins"
 
@@ -69,9 +71,9 @@ def late(target: str, dataset_id: str) -> list[int]:
         return [int(elements[0]) for elements in rest]
 
 
-def require_once(trainers: Sequence[Trainer], rest: Sequence[int] = (), of: int = ELEMENTS) -> None:
+def require_once(trainers: Sequence[Trainer]) -> None:
     used = [number for trainer in trainers for number in trainer.elements()]
-    assert sorted([*used, *rest]) == [*range(of)]
+    assert sorted(used) == [*range(ELEMENTS)]
 
 
 @pytest.mark.parametrize("kind", ["read", "loop", "keras"])
@@ -93,13 +95,14 @@ def test_two_are_preempted_and_one_survives(
         assert [trainer.end() for trainer in trainers] == [143, 143, 0]
         for trainer in trainers[:2]:
             assert trainer.lines()[-1] == "saved" and trainer.lines().count("saved") == 1
-        require_once(trainers, late(dispatcher.target, dataset_id))
+        require_once(trainers)
+        assert not late(dispatcher.target, dataset_id), "the survivor has taken over everything"
 
 
 def test_who_waits_for_data_saves_and_exits(
     dispatcher: DispatcherProcess, tmp_path: pathlib.Path
 ) -> None:
-    """No worker is there."""
+    """No worker is there; then no dispatcher either, to begin with."""
     dataset_id = numbers(dispatcher.target)
     kinds = ("read", "loop")
     trainers = [Trainer(k, dispatcher.target, dataset_id, tmp_path / k) for k in kinds]
@@ -107,6 +110,18 @@ def test_who_waits_for_data_saves_and_exits(
     for trainer in trainers:
         trainer.process.send_signal(signal.SIGTERM)
     assert [(t.end(), t.lines()) for t in trainers] == [(143, ["saved"])] * len(kinds)
+    later = [
+        Trainer(k, dispatcher.target, dataset_id, tmp_path / f"later-{k}", begin_later=True)
+        for k in kinds
+    ]
+    wait_until(lambda: all(trainer.lines() == ["opened"] for trainer in later))
+    dispatcher.kill()
+    for trainer in later:
+        trainer.path.with_suffix(".begin").touch()
+    wait_until(lambda: all("waits" in trainer.lines() for trainer in later))
+    for trainer in later:
+        trainer.process.send_signal(signal.SIGTERM)
+    assert [(t.end(), t.lines()[-1]) for t in later] == [(143, "saved")] * len(kinds)
 
 
 def consumers(dispatcher: DispatcherProcess) -> list[int]:

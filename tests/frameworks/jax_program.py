@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sys
 import time
@@ -42,11 +43,28 @@ def mesh(*names: str, shape: tuple[int, ...] = (-1,)) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(np.array(jax.devices()).reshape(shape), names)
 
 
-def refused_parameter_server(target: str, numbers: str) -> Any:
-    """As TF_CONFIG says that this is."""
+def do_not_train(target: str, numbers: str) -> Any:
+    """How many elements are read by which task, as TF_CONFIG says that this is."""
+
+    def become(task: str) -> None:
+        cluster = {"worker": ["w:1", "w:2"], "ps": ["p:1"]}
+        config = {"cluster": cluster, "task": {"type": task, "index": 0}}
+        os.environ["TF_CONFIG"] = json.dumps(config)
+
+    def read(**how: Any) -> int:
+        dataset = forebay.jax.ServiceDataset(
+            target, numbers, batch_size=8, job_name="training", **how
+        )
+        return sum(len(batch["x"]) for batch in dataset)
+
+    become("ps")
     with refused("parameter server 0, which reads nothing"):
-        forebay.jax.ServiceDataset(target, numbers)
-    return True
+        read()
+    become("evaluator")
+    found: dict[str, Any] = {"evaluator": [read(sharding=mesh("data")), read(initial_epoch=3)]}
+    become("worker")
+    found["worker"] = read()
+    return found
 
 
 # -- a process alone -------------------------------------------------------------------------------
@@ -297,6 +315,7 @@ def out_of_step(target: str, numbers: str) -> Any:
             raise AssertionError("it has ended")
     with refused("differ in shape or dtype"):
         [*read(map=lambda batch: batch["x"][:, : 1 + me], job_name="other shapes")]
+    told = []
     for job, remainder in (("told", "drop"), ("told too", "pad")):
         dataset = read(job_name=job, remainder=remainder)
         with contextlib.ExitStack() as stack:
@@ -305,7 +324,10 @@ def out_of_step(target: str, numbers: str) -> Any:
                 handler = stack.enter_context(service.PreemptionHandler(exit_code=None))
             else:
                 stack.enter_context(refused("process 1 was told to stop"))
-            for number, _ in enumerate(dataset):
+            for number, batch in enumerate(dataset):
+                if job == "told":
+                    for shard in batch["y"][0].addressable_shards:
+                        told += np.asarray(shard.data).tolist()
                 if me and number == 2:
                     signal.raise_signal(signal.SIGTERM)
             assert catches and handler.preempted and number < 10, (job, number)
@@ -319,7 +341,7 @@ def out_of_step(target: str, numbers: str) -> Any:
         assert not me and "taken another number of steps" in str(error), error
     else:
         assert me
-    return taken
+    return {"taken": taken, "told": told}
 
 
 def until_killed(target: str, numbers: str, pace_s: float) -> Any:

@@ -15,6 +15,7 @@ def said_by(
     program: str,
     *arguments: object,
     launcher: tuple[object, ...] = (),
+    timeout_s: float = 110,
     **environment: str,
 ) -> list[Any]:
     """What it says, once it has ended in order; a file of its own, as processes that it spawns
@@ -24,7 +25,11 @@ def said_by(
         path.write_text(program)
         command = [str(each) for each in (python, *launcher, path, *arguments)]
         ended = subprocess.run(
-            command, capture_output=True, text=True, timeout=110, env={**os.environ, **environment}
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env={**os.environ, **environment},
         )
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
     assert "Warning" not in ended.stderr, ended.stderr

@@ -1,5 +1,5 @@
-"""Trainers without TensorFlow that are preempted: their loops end with the next batch, and what is
-left of a block goes to the others."""
+"""Trainers without TensorFlow that are preempted: their loops end with what they were given, and
+who stays gets all else while it trains."""
 
 from __future__ import annotations
 
@@ -16,58 +16,44 @@ from .programs import said_by
 
 __all__ = ["target"]
 
-ELEMENTS, STAYS = 200, 10_000
+PROGRAM = pathlib.Path(__file__).with_name("preempted_program.py")
+ELEMENTS, BATCH = 200, 3
+QUEUED = 4 * BATCH  # what a DataLoader has asked its two workers for
 
-PROGRAM = """
-import importlib
-import json
-import os
-import pathlib
-import signal
-import sys
-import time
-
-import numpy as np
-
-from forebay import service
-
-name, target, dataset_id, folder, batch_size, leave_after = sys.argv[1:]
-folder, batch_size, leave_after = pathlib.Path(folder), int(batch_size), int(leave_after)
-made = importlib.import_module(f"forebay.{name}").ServiceDataset(
-    target, dataset_id, job_name=folder.name, batch_size=batch_size or None
-)
-used = []
-with service.PreemptionHandler(grace_period_s=100, exit_code=0) as preemption:
-    for batch in made:
-        used += np.asarray(batch).reshape(-1, 50_000)[:, 0].tolist()
-        if len(used) >= leave_after and not preemption.preempted:
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert preemption._handed_back.wait(60)
-            (folder / str(os.getpid())).touch()
-        while leave_after > 1000 and len([*folder.iterdir()]) < 2:
-            time.sleep(0.1)  # the others have as much as they can
-    if not preemption.preempted:
-        (folder / str(os.getpid())).touch()  # nothing was left for it
-    print(json.dumps(used), flush=True)
-"""
+TORCH = {  # the cases, and how many elements a process is given at most, of those that leave
+    "elements": 6,
+    "batches": 9,
+    "loader": 6 + QUEUED,
+    "the loader's next epoch": None,
+    "ddp": BATCH,
+    "keras": 6,
+}
+JAX = {"batches": 6 + 2 * BATCH, "keras": 6 + 2 * BATCH}  # some are on the devices already
 
 
-@pytest.mark.parametrize(("name", "batch_size"), [("torch", 0), ("torch", 3), ("jax", 3)])
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("framework", "cases"), [("torch", TORCH), ("jax", JAX)])
 def test_two_are_preempted_and_one_survives(
-    frameworks: pathlib.Path, target: str, tmp_path: pathlib.Path, name: str, batch_size: int
+    frameworks: pathlib.Path,
+    target: str,
+    tmp_path: pathlib.Path,
+    framework: str,
+    cases: dict[str, int | None],
 ) -> None:
     numbers = tf.data.Dataset.range(ELEMENTS).map(lambda x: tf.fill([50_000], x))
     dataset_id = service.register_dataset(target, numbers)
-    folder = tmp_path / f"{name}-{batch_size}"
+    folder = tmp_path / framework
     folder.mkdir()
 
-    def train(leave_after: int) -> list[int]:
-        arguments = (name, target, dataset_id, folder, batch_size, leave_after)
-        (used,) = said_by(frameworks, PROGRAM, *arguments)
-        return list(used)
+    def train(me: int) -> list[list[int]]:
+        return said_by(
+            frameworks, PROGRAM.read_text(), framework, me, target, dataset_id, folder,
+            timeout_s=250, KERAS_BACKEND=framework, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1",
+        )  # fmt: skip
 
     with ThreadPoolExecutor() as pool:
-        *left, survivor = pool.map(train, [6, 8, STAYS])
-    assert sorted([*left[0], *left[1], *survivor]) == [*range(ELEMENTS)]
-    ahead = 2 * max(1, batch_size) if name == "jax" else 0  # on its devices already
-    assert len(left[0]) <= 6 + ahead and len(left[1]) <= 9 + ahead
+        said = [*pool.map(train, range(3))]
+    for (case, most), used in zip(cases.items(), zip(*said, strict=True), strict=True):
+        assert sorted(number for each in used for number in each) == [*range(ELEMENTS)], case
+        for left in used[:2]:
+            assert most is None or len(left) <= most, case

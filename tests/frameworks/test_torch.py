@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
@@ -212,6 +213,16 @@ def test_tensors_share_memory_with_the_block(frameworks: pathlib.Path, target: s
 
 LOADERS = """
 import multiprocessing
+import os
+import signal
+import time
+import warnings
+
+from forebay.service.trainers import loaders
+
+warnings.filterwarnings("ignore", "This DataLoader will create 4 worker processes")
+loaders.SAID_S = 0.2
+multiprocessing.set_forkserver_preload(["forebay.torch"])
 
 
 def epoch(loader):
@@ -228,10 +239,11 @@ def rank(dataset, said, both):
 
 if __name__ == "__main__":
     everything = [*range(1000)]
-    for context, persistent in (("fork", False), ("spawn", True)):
+    starts = (("fork", False, 2), ("spawn", True, 2), ("forkserver", True, 4))
+    for context, persistent, workers in starts:
         dataset = ServiceDataset(target, ids[0], batch_size=10)
         loader = DataLoader(
-            dataset, batch_size=None, num_workers=2, multiprocessing_context=context,
+            dataset, batch_size=None, num_workers=workers, multiprocessing_context=context,
             persistent_workers=persistent,
         )
         for number in range(2):
@@ -250,7 +262,7 @@ if __name__ == "__main__":
     sizes = [len(batch) for batch in DataLoader(named, batch_size=None, num_workers=2)]
     assert {*sizes} == {32} and len(sizes) >= 30
     assert epoch(ServiceDataset(target, ids[0], batch_size=1, job_name="named", initial_epoch=1))
-    for method in ("spawn", "fork"):  # ranks that are handed the dataset, each with loaders
+    for method in ("forkserver", "fork"):  # ranks that are handed the dataset, each with loaders
         context = multiprocessing.get_context(method)
         dataset = ServiceDataset(target, ids[0], batch_size=10, job_name=method)
         said, both = context.SimpleQueue(), context.Barrier(2)
@@ -261,13 +273,26 @@ if __name__ == "__main__":
         assert [sorted(found[0] + found[2]), sorted(found[1] + found[3])] == [everything] * 2
         for each in ranks:
             each.join()
+    with service.PreemptionHandler(exit_code=None) as preemption:  # a worker alone is told to stop
+        batches = iter(DataLoader(ServiceDataset(target, ids[0]), batch_size=None, num_workers=1))
+        next(batches)
+        os.kill(batches._workers[0].pid, signal.SIGTERM)
+        try:
+            for _ in batches:
+                time.sleep(0.01)
+        except RuntimeError as error:
+            assert "is killed by signal: Terminated" in str(error), error
+        else:
+            raise AssertionError("an epoch that lacks elements looks like a whole one")
+        assert not preemption.preempted
 """
 
 
+@pytest.mark.timeout(300)
 def test_each_epoch_is_whole_in_any_loader(frameworks: pathlib.Path, target: str) -> None:
     """However its workers are started, and whatever happened to the epoch before."""
     dataset_id = service.register_dataset(target, tf.data.Dataset.range(1000))
-    assert said_by(frameworks, BEGINS + LOADERS, target, dataset_id) == []
+    assert said_by(frameworks, BEGINS + LOADERS, target, dataset_id, timeout_s=250) == []
 
 
 ERRORS = """
@@ -303,6 +328,17 @@ del os.environ["RANK"], os.environ["WORLD_SIZE"]
 again = pickle.loads(pickle.dumps(dataset))
 say([len([*again]), len([*dataset])])
 say(error(ids[0], job_name="ranks"))
+cluster = {"worker": ["w:1", "w:2"]}
+os.environ["TF_CONFIG"] = json.dumps(
+    {"cluster": cluster, "task": {"type": "evaluator", "index": 0}}
+)
+evaluator = ServiceDataset(target, ids[0], job_name="ranks", initial_epoch=1)
+read = [len([*DataLoader(evaluator, batch_size=None, num_workers=n)]) for n in (0, 2)]
+os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
+trains = ServiceDataset(target, ids[0], job_name="ranks", initial_epoch=1)
+say([[evaluator.rank, evaluator.world_size, len(evaluator)], read, trains.world_size])
+say(len([*trains]))
+del os.environ["TF_CONFIG"]
 try:
     [*ServiceDataset(target, ids[1])]
 except ValueError as lacking:
@@ -332,11 +368,13 @@ def test_errors_say_what_to_do(frameworks: pathlib.Path, target: str) -> None:
     assert "`job_name` must not be empty" in empty
     assert "initial_epoch=1 needs a job_name" in nothing_over
     assert "pad_value='x' is no value of element, which is of int64" in pad
-    place, length, counts, over, lacking = said[13:]
+    place, length, counts, over, evaluator, left_to_train, lacking = said[13:]
     assert place == [1, 3]
     assert "has no len() here" in length and "DYNAMIC, 3 processes, cardinality 8" in length
     assert sorted(counts) == [0, 8], "a copy that was pickled reads the same job"
     assert over.startswith("FailedPrecondition: the job 'ranks' has read 1 epochs, and")
+    assert evaluator == [[0, 1, 8], [8, 8], 2], "an evaluator reads everything, alone"
+    assert left_to_train == 8, "and takes nothing from those that train"
     assert "PyTorch has no int4" in lacking
 
 
@@ -351,6 +389,7 @@ rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_CO
 torch.distributed.init_process_group(  # torchrun's own store still has dead processes' addresses
     "gloo", init_method=f"file://{checkpoint}.{attempt}", rank=rank, world_size=2
 )
+os.environ.update(RANK="4", WORLD_SIZE="5")  # the process group knows better
 torch.manual_seed(rank)  # DDP has all begin with the first one's
 model = DistributedDataParallel(torch.nn.Linear(64, 10))
 optimizer = torch.optim.Adam(model.parameters(), 0.02)

@@ -1,0 +1,248 @@
+"""What a process and the workers of its DataLoaders have in common: which epoch they read, and that
+the process is to stop. PyTorch tells a dataset in a worker neither, so it lies in shared memory.
+
+A worker looks there whether it is to stop (`heed`), and then does what a process does that is told
+by SIGTERM itself: what it had received and not given is handed back, and its iteration ends. The
+DataLoader gives the loop what the worker had made until then, and ends as well.
+
+SIGTERM may be sent to all processes of a group: PyTorch has a worker die of it, and the trainer
+raise an error. Where the trainer catches SIGTERM, a worker waits for what the trainer says.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Generator
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import get_worker_info
+
+from ..blocks import Block
+from ..client.leaving import Taker, open_consumers, stopping
+from ..client.reader import Reader
+from ..client.taking import Taking
+from ..errors import InvalidArgument
+
+MOST_LOADERS = 1023
+PLACES = 1 + MOST_LOADERS  # the process itself is the first
+MARK = (1 << 31) - 1
+
+CAUGHT, STOPS = 1, 2  # of the last word
+
+LOOK_S = 0.05
+"""How often a worker looks whether it is to stop."""
+
+SAID_S = 5.0
+"""How long a worker that was sent SIGTERM waits for its trainer to be told as well."""
+
+
+class Common:
+    """Words in memory that a process shares with the workers of its DataLoaders.
+
+    A word for each says its epoch, another whether it is reading. The epoch is one more than any
+    has begun, unless that is one of the DataLoader's same iteration, which is known by the seed
+    that its workers have in common. There is no lock, which could not be pickled: each process
+    writes only its own words, epoch << 32 | mark of the seed. If two find at the same time that
+    nobody has begun the iteration yet, they come to the same number. The last word is for all
+    workers to read: CAUGHT, while SIGTERM is not the trainer's end, and STOPS.
+
+    Any other process that the object was handed to, as a rank is by who starts it, has an epoch of
+    its own: it takes a copy before it reads, and before it hands the object on.
+    """
+
+    def __init__(self, epochs_over: int) -> None:
+        self._words = torch.zeros(2 * PLACES + 1, dtype=torch.int64).share_memory_()
+        self._owner = os.getpid()
+        self._heeding: tuple[int, _Heeding] | None = None  # by the worker of this process id
+        self.set(epochs_over)
+        self._begin()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.own()
+        return self.__dict__ | {"_heeding": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._words.share_memory_()  # it is, if this process was started by who has the object
+        self._begin()
+
+    def _begin(self) -> None:
+        _all.append(weakref.ref(self, _all.remove))
+        self.tell()
+
+    def own(self) -> None:
+        """Share no more with who started this process, unless it is a DataLoader's worker."""
+        if self._owner != os.getpid() and get_worker_info() is None:
+            self._words = self._words.clone().share_memory_()
+            self._words.numpy()[PLACES:] = 0
+            self._owner = os.getpid()
+            self.tell()
+
+    # -- epochs -------------------------------------------------------------------------------
+
+    def set(self, epochs_over: int) -> None:
+        self.own()
+        epochs = self._words.numpy()[:PLACES]
+        epochs[:] = 0
+        epochs[0] = epochs_over << 32
+
+    def next(self) -> int:
+        """The epoch that this process is to read now; from 1."""
+        self.own()
+        place = mark = 0
+        loader = get_worker_info()
+        if loader is not None:
+            place, mark = 1 + loader.id, 1 + (loader.seed - loader.id) % MARK
+        if place > MOST_LOADERS:
+            raise InvalidArgument(f"num_workers={loader.num_workers} is above {MOST_LOADERS}")
+        words = self._words.numpy()
+        seen = words[:PLACES].copy()
+        epochs, marks = seen >> 32, seen & 0xFFFFFFFF
+        begun = int(epochs[marks == mark].max(initial=0)) if mark else 0
+        epoch = begun if begun > epochs[place] else int(epochs.max()) + 1
+        words[place] = epoch << 32 | mark
+        return epoch
+
+    # -- stopping -----------------------------------------------------------------------------
+
+    def tell(self) -> None:
+        """The workers what `stopping` says; as it may say something else meanwhile, until it has
+        not. Nothing, unless they are this process's."""
+        if self._owner == os.getpid():
+            words = self._words.numpy()
+            while words[-1] != (now := CAUGHT * stopping.is_caught() | STOPS * stopping.is_set()):
+                words[-1] = now
+
+    def readers(self) -> int:
+        """How many workers of this process are reading."""
+        return int(self._words.numpy()[PLACES:-1].sum()) if self._owner == os.getpid() else 0
+
+    def read(self, reader: Reader, give: Any) -> Taking:
+        """The reader's next epoch, as `Taking` gives it; which is left when this worker is to stop,
+        if this process is one."""
+        loader = get_worker_info()
+        if loader is None or self._owner == os.getpid():
+            return Taking(lambda taker: reader.iterate(taker=taker), give)
+        words = self._words.numpy()
+        if self._heeding is None or self._heeding[0] != os.getpid():
+            self._heeding = os.getpid(), _Heeding(words)
+        self._heeding[1].heed()
+        self._heeding[1].catch()
+
+        def iterate(taker: Taker) -> Generator[Block, None, None]:
+            words[PLACES + 1 + loader.id] = 1
+            try:
+                yield from reader.iterate(taker=taker)
+            finally:
+                words[PLACES + 1 + loader.id] = 0
+
+        return _TakingBetween(iterate, give)
+
+
+class _TakingBetween(Taking):
+    """Left by another thread while nothing is asked for: the loop may be in a long step, and ask
+    the worker for nothing."""
+
+    def __init__(self, iterate: Any, give: Any) -> None:
+        self._asked = threading.Lock()
+        super().__init__(iterate, give)
+
+    def __next__(self) -> Any:
+        with self._asked:
+            return next(self._items)
+
+    def leave(self) -> None:
+        super().leave()
+        threading.Thread(target=self._close_between, name="forebay-leaving", daemon=True).start()
+
+    def _close_between(self) -> None:
+        with self._asked:
+            self.close()
+
+
+class _Heeding:
+    """In a worker: what its trainer says is looked at, until the process ends."""
+
+    def __init__(self, words: npt.NDArray[np.int64]) -> None:
+        self._words = words
+        self._stops = False
+        self._lock = threading.Lock()
+        self._die_s: float | None = None  # of the monotonic clock, once SIGTERM has come
+        threading.Thread(target=self._look, name="forebay-heeding", daemon=True).start()
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(LOOK_S)
+            self.heed()
+            if self._dies():
+                os.kill(os.getpid(), signal.SIGTERM)  # the main thread's, which is asked again
+
+    def heed(self) -> None:
+        """Do what the trainer says."""
+        with self._lock:
+            stops = bool(self._words[-1] & STOPS)
+            if stops == self._stops:
+                return
+            self._stops = stops
+            (stopping.begin if stops else stopping.end)(self)
+        if stops:
+            for consumer in open_consumers():
+                consumer.leave()
+
+    def catch(self) -> None:
+        """SIGTERM, if the trainer does. Else it is PyTorch's, whose handler is not Python's."""
+        if self._words[-1] & CAUGHT and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._die_s is None:
+            self._die_s = time.monotonic() + SAID_S
+        if self._dies():
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def _dies(self) -> bool:
+        """Of a SIGTERM: if that was for this worker alone, or the trainer has come to its end."""
+        if self._words[-1] & CAUGHT and self._words[-1] & STOPS:
+            self._die_s = None
+        if self._die_s is None:
+            return False
+        return not self._words[-1] & CAUGHT or time.monotonic() > self._die_s
+
+
+_all: list[weakref.ref[Common]] = []
+
+
+class _Loaders:
+    """The workers of all DataLoaders of this process."""
+
+    def tell(self) -> None:
+        for common in _alive():
+            common.tell()
+
+    def readers(self) -> int:
+        return sum(common.readers() for common in _alive())
+
+
+def _alive() -> list[Common]:
+    return [common for each in [*_all] if (common := each()) is not None]
+
+
+stopping.send(_Loaders())
+
+
+def _own_all() -> None:
+    """What this process forks may be a DataLoader's worker."""
+    for common in _alive():
+        common.own()
+
+
+os.register_at_fork(before=_own_all)
