@@ -159,11 +159,7 @@ def test_skipped_splits_are_counted_over_all_workers_and_journaled(
 
 def by_python(function: Callable[[int], int], dataset: Any) -> Any:
     """Mapped by a function of integers, as Python."""
-
-    def mapped(x: Any) -> Any:
-        return tf.ensure_shape(tf.numpy_function(function, [x], tf.int64), [])
-
-    return dataset.map(mapped)
+    return dataset.map(lambda x: tf.ensure_shape(tf.numpy_function(function, [x], tf.int64), []))
 
 
 def test_a_dataset_that_a_function_builds_may_call_python_and_is_divided(
@@ -202,7 +198,7 @@ def test_a_dataset_that_a_function_builds_may_call_python_and_is_divided(
             time.sleep(0.002)
             return x
 
-        return by_python(waits, tf.data.Dataset.range(600)).repeat(2)
+        return by_python(waits, tf.data.Dataset.range(300)).repeat(2)
 
     def failing(how: Callable[[], object]) -> Callable[[], Any]:
         def fails(x: int) -> int:
@@ -231,7 +227,6 @@ def test_a_dataset_that_a_function_builds_may_call_python_and_is_divided(
             numbers = collections.Counter(int(e["x"]) for e in found)
             assert numbers == dict.fromkeys(range(1, 600, 2), times)
             assert all(e["text"] == str(int(e["x"])).encode() for e in found)
-        assert sorted(map(int, read(generate))) == [*range(300)]  # on one of them
         with pytest.raises(Unimplemented, match=r"cannot be split among .* zips a dataset that"):
             read(zipped)
 
@@ -245,7 +240,7 @@ def test_a_dataset_that_a_function_builds_may_call_python_and_is_divided(
             with pytest.raises(PipelineError, match=wanted):
                 list(read(failing(how)))
         reached += map(int, others)
-        assert collections.Counter(reached) == dict.fromkeys(range(600), 2)
+        assert collections.Counter(reached) == dict.fromkeys(range(300), 2)
 
         sharing = [pool.submit(lambda: list(map(int, read(gated, name="shared")))) for _ in "ab"]
         while len([*waiting.iterdir()]) < 2:  # a process of each worker
@@ -264,8 +259,7 @@ def test_a_dataset_that_a_function_builds_may_call_python_and_is_divided(
             found.append(int(element))
             if len(found) == 100:
                 two.kill()
-        counted = collections.Counter(found)
-        assert max(counted.values()) <= 2
+        assert max(collections.Counter(found).values()) <= 2
         assert sorted(map(int, read(generate))) == [*range(300)]
     with pytest.raises(InvalidArgument, match=r"returned 7, which is no tf\.data.Dataset"):
         service.register_dataset(dispatcher.target, lambda: 7)

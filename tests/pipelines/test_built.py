@@ -50,11 +50,7 @@ def pipeline_built_by(build: Callable[[], Any]) -> PythonPipeline:
 
 def by_python(function: Callable[[int], int], dataset: Dataset) -> Dataset:
     """Mapped by a function of integers, as Python."""
-
-    def mapped(x: Any) -> Any:
-        return tf.ensure_shape(tf.numpy_function(function, [x], tf.int64), [])
-
-    return dataset.map(mapped)
+    return dataset.map(lambda x: tf.ensure_shape(tf.numpy_function(function, [x], tf.int64), []))
 
 
 class TestContract(RunContract):

@@ -144,7 +144,10 @@ class Sender:
             os._exit(0)  # the user's function has forked, and this is the other one
 
     def _receive(self, flags: int = 0) -> list[Any]:
-        data = self._connection.recv(MESSAGE_BYTES, flags)
+        try:
+            data = self._connection.recv(MESSAGE_BYTES, flags)
+        except ConnectionResetError:  # with what it has not read
+            data = b""
         if not data:
             os._exit(0)  # the worker has gone
         message: list[Any] = msgspec.msgpack.decode(data)
