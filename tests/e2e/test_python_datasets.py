@@ -169,6 +169,7 @@ def test_a_dataset_that_a_function_builds_may_call_python_and_is_divided(
     costs its trainer alone. They import TensorFlow once more each, so all is in one test."""
     journal, gate, waiting = (tmp_path / name for name in ("journal", "gate", "waiting"))
     waiting.mkdir()
+    dispatcher = DispatcherProcess(journal)
 
     def build() -> Any:
         dataset = by_python(lambda x: 2 * x, tf.data.Dataset.range(300))
@@ -220,7 +221,7 @@ def test_a_dataset_that_a_function_builds_may_call_python_and_is_divided(
         return any(event.HasField("lease_returned") for event in events)
 
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(3) as pool:
-        dispatcher = stack.enter_context(DispatcherProcess(journal))
+        stack.enter_context(dispatcher)
         one, two = (stack.enter_context(WorkerProcess(dispatcher.address)) for _ in range(2))
         for mode, times in ((DYNAMIC, 1), (OFF, 2)):
             found = list(read(build, mode))

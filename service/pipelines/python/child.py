@@ -45,6 +45,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import msgspec
@@ -142,10 +143,20 @@ class Child:
         feed = AskedFeed(self._dataset.sources, self._asker)
         made = blocks(self._function, self._structure, feed if asks else None)
         try:
-            with contextlib.closing(made), contextlib.closing(feed):
+            with (
+                ThreadPoolExecutor(1, "forebay-sending") as pool,
+                contextlib.closing(made),
+                contextlib.closing(feed),
+            ):
+                sent: Future[None] | None = None
                 for block in made:
+                    if sent is not None:
+                        sent.result()
                     self._at[1] += block.count
-                    self._sender.send_columns(block.count, columns_of(block), (0, self._at[1]))
+                    send = self._sender.send_columns  # a copy, while the next one is being made
+                    sent = pool.submit(send, block.count, columns_of(block), (0, self._at[1]))
+                if sent is not None:
+                    sent.result()
         except Failed as failed:
             raise failed.placed(0, self._at[1]) from None
         except PipelineError as error:
