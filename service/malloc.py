@@ -26,12 +26,18 @@ _libc = ctypes.CDLL(None)
 
 @functools.cache
 def keep_large_buffers() -> None:
-    """Have malloc use freed buffers of up to MMAP_THRESHOLD_BYTES again, once and for all.
+    """`keep_large_buffers_now`, once and for all.
 
     To be called after the first `from_generator` of a process has been opened: with that one,
     and no other, TensorFlow (2.21) has malloc take every buffer of 128 KB or more from the system
     and give it back at once. From then on *any* step of a trainer that makes a large tensor has
     the kernel zero its pages first.
+    """
+    keep_large_buffers_now()
+
+
+def keep_large_buffers_now() -> None:
+    """Have malloc use freed buffers of up to MMAP_THRESHOLD_BYTES again, until it is told other.
 
     Where the environment says something of malloc's, that stays.
     """

@@ -72,11 +72,11 @@ def register_dataset(
       dataset: a `tf.data.Dataset`. Its graph is what is registered: Python functions in it
         (`py_function`, `from_generator`) do not work on workers. Or a Python dataset: a function
         that `splits` are given for, or one that `python_dataset` decorates; or a function without
-        arguments that returns a `tf.data.Dataset`, which each worker builds for itself, and in
-        which Python functions do work. Or a PCollection of a Beam pipeline that was built and not
-        run: bounded reads, and ParDos behind them, whose `setup` is called once in each process of
-        a worker, and for which each split is a bundle. Or the directory that `materialize` or
-        `materialize_pcollection` wrote, as all workers see it.
+        arguments that returns a `tf.data.Dataset`, which each worker builds for itself, the same
+        one everywhere, and in which Python functions do work. Or a PCollection of a Beam pipeline
+        that was built and not run: bounded reads, and ParDos behind them, whose `setup` is called
+        once in each process of a worker, and for which each split is a bundle. Or the directory
+        that `materialize` or `materialize_pcollection` wrote, as all workers see it.
       compression: "AUTO" compresses blocks of elements between hosts where that makes them
         arrive sooner, None never does; "ZSTD" and "LZ4" do it on every connection over TCP or
         gRPC. "SNAPPY" compresses each element, which is for tf.data service's own clients.
@@ -221,11 +221,12 @@ def _register_python(
     if splits is None:
         with functions.unpickled(request) as (function, _):
             built = function()
-        if not isinstance(built, tf.data.Dataset):
-            raise InvalidArgument(
-                f"the function returned {built!r:.100}, which is no tf.data.Dataset; if it is a "
-                "function of splits, give `splits`"
-            )
+            if not isinstance(built, tf.data.Dataset):
+                raise InvalidArgument(
+                    f"the function returned {built!r:.100}, which is no tf.data.Dataset; if it is "
+                    "a function of splits, give `splits`"
+                )
+            _add_sources(request, built)
         spec, cardinality = built.element_spec, int(built.cardinality().numpy())
         if has_extension_types(spec):
             raise InvalidArgument(
@@ -243,6 +244,17 @@ def _register_python(
         service, request, structure, element_spec,
         compression=compression, dataset_id=dataset_id, cardinality=cardinality, send=send,
     )  # fmt: skip
+
+
+def _add_sources(request: pb.RegisterDatasetRequest, built: Dataset) -> None:
+    """Those of a dataset that the function has built; why there are none, if it cannot be split."""
+    graph = graph_of(built, tf.data.experimental.ExternalStatePolicy.IGNORE)
+    try:
+        found = split_sources(graph, evaluate)
+    except (NotSplittable, graphs.InvalidGraph) as error:
+        request.unsplittable = str(error)
+    else:
+        functions.add_sources(request, [source.splits for source in found])
 
 
 @plain

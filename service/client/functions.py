@@ -18,6 +18,7 @@ from typing import Any
 
 import cloudpickle
 
+from ...journal.proto import events_pb2 as ev
 from .. import pickles
 from ..errors import InvalidArgument
 from ..pipelines.python.columns import Misfit, iterated
@@ -250,15 +251,17 @@ def request_of(
     request = pb.RegisterDatasetRequest(
         python=stored.SerializeToString(deterministic=True), structure=structure
     )
-    if splits is None:
-        request.unsplittable = (
-            "it is built by a function on each worker, so that its splits are not known: read it "
-            "with ShardingPolicy.OFF, register the dataset itself, if its graph calls no Python "
-            "function, or register a function of splits"
-        )
-    else:
+    if splits is not None:
         request.sources.add(count=len(splits))
     return request
+
+
+def add_sources(request: pb.RegisterDatasetRequest, sources: Iterable[ev.SplitSource]) -> None:
+    """Of a dataset that the function builds: its processes compare them with what they build."""
+    request.sources.extend(sources)
+    stored = python_pb2.PythonDataset.FromString(request.python)
+    stored.sources.extend(request.sources)
+    request.python = stored.SerializeToString(deterministic=True)
 
 
 def _pickled(value: Any) -> bytes:

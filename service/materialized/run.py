@@ -31,6 +31,7 @@ from ..pipelines.definitions import (
     require_bundles,
 )
 from ..pipelines.python.columns import fields_of
+from ..pipelines.python.pipeline import is_built
 from ..pipelines.splits import SplitRange
 from ..proto import forebay_pb2 as pb
 from . import files
@@ -238,6 +239,8 @@ def _shape_of(spec: Any) -> list[int | None] | None:
 def _splits_of(dataset_id: str, dataset: pb.GetDatasetResponse) -> int:
     definition = dataset.definition
     why = definition.unsplittable
+    if definition.HasField("python_function") and is_built(dataset.graph):
+        why = "it is built by a function, in each process anew. Register a function of splits"
     try:
         if not why and definition.HasField("tf_data_graph"):
             require_bundles(dataset.graph, definition.sources, as_parts=True)

@@ -1,8 +1,9 @@
+from forebay.journal.proto import events_pb2 as _events_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -17,7 +18,7 @@ SKIP: OnError
 RETRY: OnError
 
 class PythonDataset(_message.Message):
-    __slots__ = ("function", "splits", "python", "packages", "on_error", "limit", "timeout_s")
+    __slots__ = ("function", "splits", "python", "packages", "on_error", "limit", "timeout_s", "sources")
     class PackagesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +33,7 @@ class PythonDataset(_message.Message):
     ON_ERROR_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     function: bytes
     splits: bytes
     python: str
@@ -39,4 +41,5 @@ class PythonDataset(_message.Message):
     on_error: OnError
     limit: int
     timeout_s: float
-    def __init__(self, function: _Optional[bytes] = ..., splits: _Optional[bytes] = ..., python: _Optional[str] = ..., packages: _Optional[_Mapping[str, str]] = ..., on_error: _Optional[_Union[OnError, str]] = ..., limit: _Optional[int] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+    sources: _containers.RepeatedCompositeFieldContainer[_events_pb2.SplitSource]
+    def __init__(self, function: _Optional[bytes] = ..., splits: _Optional[bytes] = ..., python: _Optional[str] = ..., packages: _Optional[_Mapping[str, str]] = ..., on_error: _Optional[_Union[OnError, str]] = ..., limit: _Optional[int] = ..., timeout_s: _Optional[float] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ...) -> None: ...

@@ -450,43 +450,111 @@ def test_skipped_splits_are_counted_over_all_workers_and_journaled(
             assert skip["worker_address"].startswith("127.0.0.1:")
 
 
-@pytest.fixture
-def single(tmp_path: pathlib.Path) -> Iterator[DispatcherProcess]:
-    """With one worker: it imports TensorFlow once more."""
-    with DispatcherProcess(tmp_path / "journal") as running, WorkerProcess(running.address):
-        yield running
+def by_python(function: Callable[[int], int], dataset: Any) -> Any:
+    """Mapped by a function of integers, as Python."""
+    return dataset.map(lambda x: tf.ensure_shape(tf.numpy_function(function, [x], tf.int64), []))
 
 
-def test_a_dataset_that_a_function_builds_on_the_workers_may_call_python(
-    single: DispatcherProcess,
+def test_a_dataset_that_a_function_builds_may_call_python_and_is_divided(
+    tmp_path: pathlib.Path,
 ) -> None:
-    dispatcher = single
+    """Among workers, one of which drains, and one is killed; what its Python does to its process
+    costs its trainer alone. They import TensorFlow once more each, so all is in one test."""
+    journal, gate, waiting = (tmp_path / name for name in ("journal", "gate", "waiting"))
+    waiting.mkdir()
+    dispatcher = DispatcherProcess(journal)
 
     def build() -> Any:
-        dataset = tf.data.Dataset.from_generator(
-            lambda: iter(range(300)), output_signature=tf.TensorSpec([], tf.int64)
-        )
-        dataset = dataset.map(lambda x: tf.numpy_function(lambda x: 2 * x, [x], tf.int64))
+        dataset = by_python(lambda x: 2 * x, tf.data.Dataset.range(300))
         dataset = dataset.map(lambda x: tf.py_function(lambda x: x + 1, [x], tf.int64))
         return dataset.map(lambda x: {"x": tf.ensure_shape(x, []), "text": tf.strings.as_string(x)})
 
-    dataset_id = service.register_dataset(dispatcher.target, build)
-    found = list(service.read(dispatcher.target, dataset_id))
-    assert collections.Counter(int(e["x"]) for e in found) == dict.fromkeys(range(1, 600, 2), 1)
-    assert all(e["text"] == str(int(e["x"])).encode() for e in found)
-    with pytest.raises(Unimplemented, match=r"is built by .* register the dataset itself, if it"):
-        service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC)
+    def generate() -> Any:
+        return tf.data.Dataset.from_generator(
+            lambda: iter(range(300)), output_signature=tf.TensorSpec([], tf.int64)
+        )
 
-    def failing() -> Any:
-        def fail(x: int) -> int:
-            raise KeyError("why")
+    def gated() -> Any:
+        def waits(x: int) -> int:
+            while x >= 60 and not gate.exists():
+                (waiting / str(os.getpid())).touch()
+                time.sleep(0.01)
+            return x
 
-        fails = lambda x: tf.numpy_function(fail, [x], tf.int64)  # noqa: E731
-        return tf.data.Dataset.range(3).map(fails)
+        return by_python(waits, tf.data.Dataset.range(400))
 
-    dataset_id = service.register_dataset(dispatcher.target, failing)
-    with pytest.raises(PipelineError, match=r"worker 127(.|\n)*KeyError: 'why'"):
-        list(service.read(dispatcher.target, dataset_id))
+    def zipped() -> Any:
+        numbers = tf.data.Dataset.range(9)
+        return tf.data.Dataset.zip((numbers, numbers.filter(lambda x: x > 2)))
+
+    def slow() -> Any:
+        def waits(x: int) -> int:
+            time.sleep(0.002)
+            return x
+
+        return by_python(waits, tf.data.Dataset.range(300)).repeat(2)
+
+    def failing(how: Callable[[], object]) -> Callable[[], Any]:
+        def fails(x: int) -> int:
+            if x == 2:
+                how()
+            return x
+
+        return lambda: by_python(fails, tf.data.Dataset.range(3))
+
+    def fails() -> None:
+        raise KeyError("why")
+
+    def read(built: Callable[[], Any], mode: Any = DYNAMIC, name: str | None = None) -> Any:
+        dataset_id = service.register_dataset(dispatcher.target, built)
+        return service.read(dispatcher.target, dataset_id, processing_mode=mode, job_name=name)
+
+    def has_handed_back() -> bool:
+        events = (ev.Event.FromString(record.data) for record in FileStorage(journal).read())
+        return any(event.HasField("lease_returned") for event in events)
+
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(3) as pool:
+        stack.enter_context(dispatcher)
+        one, two = (stack.enter_context(WorkerProcess(dispatcher.address)) for _ in range(2))
+        for mode, times in ((DYNAMIC, 1), (OFF, 2)):
+            found = list(read(build, mode))
+            numbers = collections.Counter(int(e["x"]) for e in found)
+            assert numbers == dict.fromkeys(range(1, 600, 2), times)
+            assert all(e["text"] == str(int(e["x"])).encode() for e in found)
+        with pytest.raises(Unimplemented, match=r"cannot be split among .* zips a dataset that"):
+            read(zipped)
+
+        others = read(slow)
+        reached = [int(next(others))]
+        for how, wanted in (
+            (fails, r"worker 127(.|\n)*KeyError: 'why'"),
+            (lambda: os._exit(3), r"worker 127.*: element \d: the process .* exit code 3"),
+            (lambda: os.kill(os.getpid(), signal.SIGSEGV), "worker 127.*killed by SIGSEGV"),
+        ):
+            with pytest.raises(PipelineError, match=wanted):
+                list(read(failing(how)))
+        reached += map(int, others)
+        assert collections.Counter(reached) == dict.fromkeys(range(300), 2)
+
+        sharing = [pool.submit(lambda: list(map(int, read(gated, name="shared")))) for _ in "ab"]
+        while len([*waiting.iterdir()]) < 2:  # a process of each worker
+            time.sleep(0.01)
+        stopped = pool.submit(one.stop)
+        while not has_handed_back():  # its function waits yet
+            assert not stopped.done()
+            time.sleep(0.05)
+        gate.touch()
+        assert stopped.result() == 0
+        assert sorted(itertools.chain(*(each.result() for each in sharing))) == [*range(400)]
+
+        stack.enter_context(WorkerProcess(dispatcher.address))
+        found = []
+        for element in read(slow):
+            found.append(int(element))
+            if len(found) == 100:
+                two.kill()
+        assert max(collections.Counter(found).values()) <= 2
+        assert sorted(map(int, read(generate))) == [*range(300)]
     with pytest.raises(InvalidArgument, match=r"returned 7, which is no tf\.data.Dataset"):
         service.register_dataset(dispatcher.target, lambda: 7)
 

@@ -1,8 +1,8 @@
 """What every kind of pipeline keeps, through both of its ways to run.
 
-A kind subclasses PipelineContract and says how it makes a dataset of these steps. The source has
-an element for each split, the split's number; elements are int64, or batches of them. What a step
-mixes are elements of a bundle, or, of functions, of a split.
+A kind subclasses PipelineContract and says how it makes a dataset of these steps; one that has no
+bundles, RunContract. The source has an element for each split, the split's number; elements are
+int64, or batches of them. What a step mixes are elements of a bundle, or, of functions, of a split.
 """
 
 from __future__ import annotations
@@ -143,10 +143,17 @@ def numbers_of(splits: SplitRange) -> range:
 FIRST, SECOND = SplitRange(0, 20, 0), SplitRange(100, 30, 0)
 
 
-class PipelineContract(ABC):
+class RunContract(ABC):
+    at_once = 20
+    """So many runs are tried at the same time."""
+
     @abstractmethod
     def make(self, steps: Sequence[Step]) -> Pipeline:
         """The pipeline of these steps, over a source of SPLITS splits."""
+
+    def runs(self, pipeline: Pipeline, splits: SplitRange, number: int = 0) -> list[Run]:
+        """One of each way to run these."""
+        return [pipeline.run(Ranges([splits]))]
 
     @contextlib.contextmanager
     def opened(self, *steps: Step) -> Iterator[Pipeline]:
@@ -160,6 +167,100 @@ class PipelineContract(ABC):
         for thread in set(threading.enumerate()) - before:
             thread.join(timeout=90)  # of TensorFlow's minute: drivers.py
         assert set(threading.enumerate()) <= before
+
+    @FEW
+    @given(st.lists(PLAIN, max_size=3), st.lists(RANGES, max_size=3))
+    def test_a_run_has_all_elements_in_order(
+        self, steps: list[Step], ranges: list[SplitRange]
+    ) -> None:
+        self.check_a_run(steps, ranges)
+
+    def check_a_run(self, steps: Sequence[Step], ranges: Sequence[SplitRange]) -> None:
+        ranges = [splits for splits in ranges if splits.count]
+        with self.opened(*steps) as pipeline:
+            blocks = list(pipeline.run(Ranges(ranges)).blocks())
+            assert all((block.bundle, block.index) == (None, 0) for block in blocks)
+            wanted = [x for splits in ranges for x in numbers_of(splits)]
+            assert elements_of(blocks) == reference(steps, wanted)
+
+    def test_blocks_are_bounded(self) -> None:
+        """An element that is larger travels alone."""
+        with self.opened(wide(1 << 15)) as pipeline:  # of 256 KB each
+            for run in self.runs(pipeline, FIRST):
+                blocks = list(run.blocks())
+                assert sum(block.count for block in blocks) == 20
+                assert all(0 < block.payload_bytes <= BLOCK_BYTES for block in blocks)
+        with self.opened(wide(1 << 21)) as pipeline:
+            for run in self.runs(pipeline, SplitRange(3, 2, 0)):
+                assert [block.count for block in run.blocks()] == [1, 1]
+
+    def test_errors_are_the_users_and_end_only_their_run(self) -> None:
+        with self.opened(failing(10)) as pipeline:
+            for splits in (FIRST, SplitRange(10, 1, 0)):
+                for run in self.runs(pipeline, splits):
+                    with pytest.raises(PipelineError, match="no such element"):
+                        list(run.blocks())
+            for run in self.runs(pipeline, SplitRange(11, 5, 0), 2):
+                assert elements_of(run.blocks()) == [(i,) for i in range(11, 16)]
+
+    def test_a_run_that_is_cancelled_or_closed_ends(self) -> None:
+        """Before, between and after its blocks; and twice."""
+        with self.opened(wide(1 << 17)) as pipeline:
+            for run in self.runs(pipeline, SECOND):
+                run.cancel()
+                assert list(run.blocks()) == []
+                run.cancel()
+            for run in self.runs(pipeline, SECOND):
+                blocks = run.blocks()
+                next(blocks)
+                run.cancel()
+                list(blocks)
+            for run in self.runs(pipeline, SECOND):
+                blocks = run.blocks()
+                next(blocks)
+                blocks.close()  # type: ignore[attr-defined]
+                run.cancel()
+            for run in self.runs(pipeline, SECOND):
+                with ThreadPoolExecutor(1) as pool:
+                    reading = pool.submit(lambda blocks: sum(b.count for b in blocks), run.blocks())
+                    run.cancel()
+                    reading.result(timeout=60)
+
+    def test_runs_at_the_same_time_do_not_mix(self) -> None:
+        with self.opened(times(10)) as pipeline, ThreadPoolExecutor(4) as pool:
+            runs = [
+                (number, pool.submit(lambda run: elements_of(run.blocks()), run))
+                for number in range(self.at_once)
+                for run in self.runs(pipeline, SplitRange(10 * number, 10, 0), number)
+            ]
+            long = pool.submit(lambda: elements_of(pipeline.run(Ranges([FIRST, SECOND])).blocks()))
+            for number, run in runs:
+                wanted = range(100 * number, 100 * (number + 1), 10)
+                assert run.result(timeout=60) == [(x,) for x in wanted]
+            wanted_of_run = [*numbers_of(FIRST), *numbers_of(SECOND)]
+            assert long.result(timeout=60) == [(10 * x,) for x in wanted_of_run]
+
+    def test_a_run_that_nobody_reads_holds_up_no_other(self) -> None:
+        with self.opened(wide(1 << 17)) as pipeline:
+            unread = [
+                run.blocks()
+                for number in range(min(self.at_once, 4))
+                for run in self.runs(pipeline, SECOND, number)
+            ]
+            for blocks in unread:
+                next(blocks)
+            with ThreadPoolExecutor(1) as pool:
+                for run in self.runs(pipeline, SplitRange(5, 1, 0), 9):
+                    read = pool.submit(lambda run: elements_of(run.blocks()), run)
+                    assert len(read.result(timeout=60)) == 1
+            for blocks in unread:
+                blocks.close()  # type: ignore[attr-defined]
+
+
+class PipelineContract(RunContract):
+    def runs(self, pipeline: Pipeline, splits: SplitRange, number: int = 0) -> list[Run]:
+        bundle = pipeline.bundle(splits, number=number, seed=SEED)
+        return [*super().runs(pipeline, splits), bundle]
 
     def bundle(
         self,
@@ -176,18 +277,6 @@ class PipelineContract(ABC):
             assert (block.bundle, block.index) == (number, start + len(read))
             read += elements_of([block])
         return read
-
-    @FEW
-    @given(st.lists(PLAIN, max_size=3), st.lists(RANGES, max_size=3))
-    def test_a_run_has_all_elements_in_order(
-        self, steps: list[Step], ranges: list[SplitRange]
-    ) -> None:
-        ranges = [splits for splits in ranges if splits.count]
-        with self.opened(*steps) as pipeline:
-            blocks = list(pipeline.run(Ranges(ranges)).blocks())
-            assert all((block.bundle, block.index) == (None, 0) for block in blocks)
-            wanted = [x for splits in ranges for x in numbers_of(splits)]
-            assert elements_of(blocks) == reference(steps, wanted)
 
     @FEW
     @given(st.lists(PLAIN, max_size=3), RANGES)
@@ -240,64 +329,10 @@ class PipelineContract(ABC):
             assert [x % 1_000_000 for (x,) in read] == [*numbers_of(SECOND)]
             assert len({x // 1_000_000 for (x,) in read}) > 20
 
-    def test_blocks_are_bounded(self) -> None:
-        """An element that is larger travels alone."""
-        with self.opened(wide(1 << 15)) as pipeline:  # of 256 KB each
-            runs = pipeline.run(Ranges([FIRST])), pipeline.bundle(FIRST, number=0, seed=0)
-            for run in runs:
-                blocks = list(run.blocks())
-                assert sum(block.count for block in blocks) == 20
-                assert all(0 < block.payload_bytes <= BLOCK_BYTES for block in blocks)
-        with self.opened(wide(1 << 21)) as pipeline:
-            run = pipeline.bundle(SplitRange(3, 2, 0), number=0, seed=0)
-            assert [block.count for block in run.blocks()] == [1, 1]
-
     def test_an_empty_bundle_ends(self) -> None:
         with self.opened(times(3)) as pipeline:
             assert self.bundle(pipeline, SplitRange(0, 0, 0)) == []
             assert self.bundle(pipeline, FIRST, 1) == [(3 * i,) for i in range(20)]
-
-    def test_errors_are_the_users_and_end_only_their_run(self) -> None:
-        with self.opened(failing(10)) as pipeline:
-            for run in (
-                pipeline.run(Ranges([FIRST])),
-                pipeline.bundle(FIRST, number=0, seed=0),
-                pipeline.bundle(SplitRange(10, 1, 0), number=1, seed=0),
-            ):
-                with pytest.raises(PipelineError, match="no such element"):
-                    list(run.blocks())
-            after = self.bundle(pipeline, SplitRange(11, 5, 0), 2)
-            assert after == [(i,) for i in range(11, 16)]
-
-    def test_a_run_that_is_cancelled_or_closed_ends(self) -> None:
-        """Before, between and after its blocks; and twice."""
-        with self.opened(wide(1 << 17)) as pipeline:
-
-            def both() -> list[Run]:
-                return [
-                    pipeline.run(Ranges([SECOND])),
-                    pipeline.bundle(SECOND, number=4, seed=0),
-                ]
-
-            for run in both():
-                run.cancel()
-                assert list(run.blocks()) == []
-                run.cancel()
-            for run in both():
-                blocks = run.blocks()
-                next(blocks)
-                run.cancel()
-                list(blocks)
-            for run in both():
-                blocks = run.blocks()
-                next(blocks)
-                blocks.close()  # type: ignore[attr-defined]
-                run.cancel()
-            for run in both():
-                with ThreadPoolExecutor(1) as pool:
-                    reading = pool.submit(lambda blocks: sum(b.count for b in blocks), run.blocks())
-                    run.cancel()
-                    reading.result(timeout=60)
 
     def test_a_pipeline_is_closed_while_its_bundles_run(self) -> None:
         with self.opened(times(2)) as pipeline:
@@ -306,33 +341,3 @@ class PipelineContract(ABC):
             pipeline.close()
             assert elements_of([first, *blocks]) == [(2 * i,) for i in range(20)]
             assert self.bundle(pipeline, FIRST, 1) == [(2 * i,) for i in range(20)]
-
-    def test_runs_at_the_same_time_do_not_mix(self) -> None:
-        with self.opened(times(10)) as pipeline, ThreadPoolExecutor(4) as pool:
-            bundles = [
-                pool.submit(self.bundle, pipeline, SplitRange(10 * n, 10, 0), n) for n in range(40)
-            ]
-            run = pool.submit(lambda: elements_of(pipeline.run(Ranges([FIRST, SECOND])).blocks()))
-            for number, bundle in enumerate(bundles):
-                wanted = range(100 * number, 100 * (number + 1), 10)
-                assert bundle.result(timeout=60) == [(x,) for x in wanted]
-            wanted_of_run = [*numbers_of(FIRST), *numbers_of(SECOND)]
-            assert run.result(timeout=60) == [(10 * x,) for x in wanted_of_run]
-
-    def test_a_run_that_nobody_reads_holds_up_no_other(self) -> None:
-        with self.opened(wide(1 << 17)) as pipeline:
-            unread = [
-                pipeline.run(Ranges([SECOND])).blocks(),
-                *(pipeline.bundle(SECOND, number=n, seed=0).blocks() for n in range(6)),
-            ]
-            for blocks in unread:
-                next(blocks)
-            with ThreadPoolExecutor(1) as pool:
-                one = SplitRange(5, 1, 0)
-                for read in (
-                    lambda: self.bundle(pipeline, one, 9),
-                    lambda: elements_of(pipeline.run(Ranges([one])).blocks()),
-                ):
-                    assert len(pool.submit(read).result(timeout=60)) == 1
-            for blocks in unread:
-                blocks.close()  # type: ignore[attr-defined]

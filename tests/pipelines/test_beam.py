@@ -54,9 +54,9 @@ from forebay.service.pipelines import Pipeline
 from forebay.service.pipelines.beam import internals, tfrecords, translation
 from forebay.service.pipelines.beam.chain import Chain
 from forebay.service.pipelines.beam.translation import Translated, translate, values
-from forebay.service.pipelines.python.child import FunctionProcess
 from forebay.service.pipelines.python.columns import column_of, fields_of
 from forebay.service.pipelines.python.pipeline import PythonPipeline
+from forebay.service.pipelines.python.sending import Sender
 from forebay.service.proto import metrics_pb2 as pb
 from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.service.shared import Lender
@@ -666,11 +666,10 @@ def test_what_was_counted_comes_apart_from_an_element_that_fills_its_message() -
     names = [f"{number:03}{'é' * MAX_NAME}" for number in range(MAX_METRICS)]
     counted = pb.Metrics(metrics=[counter("é" * MAX_NAME, name, 1) for name in names], splits=1)
     mine, workers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    child = FunctionProcess.__new__(FunctionProcess)
-    child._connection, child._process, child._fields = mine, os.getpid(), fields
-    child._lender, child._credit, child._at = Lender(0), 1, memoryview(bytearray(24)).cast("q")
+    sender = Sender(mine)
+    sender._lender = Lender(0)
     with mine, workers, concurrent.futures.ThreadPoolExecutor(1) as thread:
-        send = functools.partial(child._send_columns, 1, columns, (1, 0), [(0, counted)])
+        send = functools.partial(sender.send_columns, 1, columns, (1, 0), [(0, counted)])
         sent = thread.submit(send)
         sent.add_done_callback(lambda _: mine.shutdown(socket.SHUT_WR))
         messages = []

@@ -31,8 +31,8 @@ import pytest
 from forebay.service.client.functions import python_dataset, request_of
 from forebay.service.errors import PipelineError, Unavailable
 from forebay.service.pipelines import Run, SplitRange
-from forebay.service.pipelines.python import child, run_states
-from forebay.service.pipelines.python.child import LINGER_S, MESSAGE_BYTES, SLABS
+from forebay.service.pipelines.python import child, run_states, sending
+from forebay.service.pipelines.python.sending import LINGER_S, MESSAGE_BYTES, SLABS, Failed
 from forebay.service.proto import metrics_pb2 as pb
 from forebay.service.shared import new_slab
 
@@ -512,14 +512,14 @@ def test_a_split_whose_last_element_could_not_be_sent_in_a_pause_has_not_ended()
         def run_bundle(self, split: int, take: Callable[[object], None]) -> pb.Metrics:
             take(1)
             take("two")
-            with pytest.raises(child.Failed) as failed:
-                made._flush_block()
-            made._broken = failed.value  # as the thread leaves it
+            with pytest.raises(Failed) as failed:
+                made._blocks.flush_block()
+            made._blocks.broken = failed.value  # as the thread leaves it
             return pb.Metrics()
 
     with child_here(lambda split: [], 1) as (made, said):
         made._function = Counting()  # type: ignore[assignment]
-        with pytest.raises(child.Failed, match="split 0, element 1: element is 'two'"):
+        with pytest.raises(Failed, match="split 0, element 1: element is 'two'"):
             made._run(0, 1, 0, None, True)
         assert [kind for kind, *_ in said()] == ["block"]
         assert made._at[2] == 0
@@ -538,16 +538,19 @@ def test_what_was_waited_for_is_no_time_that_a_block_was_made(
 
     class Lock:
         def __enter__(self) -> None:
-            if what != "credit" and not made._rows:
+            if what != "credit" and not made._blocks.rows:
                 waits()
 
         def __exit__(self, *_: object) -> None: ...
 
     with child_here(lambda split: range(60), 1) as (made, said):
-        monkeypatch.setattr(child, "time", types.SimpleNamespace(monotonic=lambda: now_s))
-        monkeypatch.setattr(child, "BLOCK_BYTES", 80)
-        monkeypatch.setattr(made, "_wait_for_credit", waits if what == "credit" else lambda: None)
-        monkeypatch.setattr(made, "_lock", Lock())
+        clock = types.SimpleNamespace(monotonic=lambda: now_s)
+        monkeypatch.setattr(child, "time", clock)
+        monkeypatch.setattr(sending, "time", clock)
+        monkeypatch.setattr(sending, "BLOCK_BYTES", 80)
+        wait = waits if what == "credit" else lambda: None
+        monkeypatch.setattr(made._sender, "_wait_for_credit", wait)
+        monkeypatch.setattr(made._blocks, "lock", Lock())
         made._run(0, 1, 0, None, True)
         assert [count for _, count, *_ in said()] == [1, 10, 10, 10, 10, 10, 9]
 
@@ -557,7 +560,7 @@ def test_a_block_that_cannot_be_sent_fails_at_its_first_element_and_costs_no_cre
 ) -> None:
     """So that nothing of it is lost, nor waited for."""
     errors: list[Exception] = [OSError(errno.EMFILE, "too many"), MemoryError(), OSError("no"), *[
-        child.Failed("RESOURCE_EXHAUSTED", "it cannot be described", 2, 1)
+        Failed("RESOURCE_EXHAUSTED", "it cannot be described", 2, 1)
     ]]  # fmt: skip
 
     def refused(size: int) -> NoReturn:
@@ -567,15 +570,15 @@ def test_a_block_that_cannot_be_sent_fails_at_its_first_element_and_costs_no_cre
         made._run(0, 1, 0, None, True)
         assert [count for _, count, *_ in said()] == [1, 1]
         monkeypatch.setattr(made, "_ended_s", 2 * time.monotonic())  # that has just come
-        monkeypatch.setattr(made._lender, "reserve", refused)
-        credit = made._credit
+        monkeypatch.setattr(made._sender._lender, "reserve", refused)
+        credit = made._sender._credit
         while errors:
-            with pytest.raises(child.Failed) as failed:
+            with pytest.raises(Failed) as failed:
                 made._run(0, 3, 1, None, False)
             assert failed.value.args[0] == "RESOURCE_EXHAUSTED"
             assert failed.value.args[2:] == (0, 1)
         assert not said()
-        assert made._credit == credit
+        assert made._sender._credit == credit
 
 
 @contextlib.contextmanager
@@ -604,7 +607,6 @@ def child_here(
     with ours, theirs:
         made = child.FunctionProcess(theirs)
         made._load()
-        made._begin_block()
         yield made, said
 
 

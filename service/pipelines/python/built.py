@@ -6,33 +6,58 @@ process that they were made in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from ... import structure
+from ....journal.proto import events_pb2 as ev
+from ... import malloc, structure
 from ...blocks import Block
-from ...errors import PipelineError
+from ...errors import FailedPrecondition
+from ..splits import SplitFeed
+from ..tf_data.evaluate import evaluate
 from ..tf_data.pipeline import TfDataPipeline
+from ..tf_data.split_sources import described, split_sources
 
 
-def blocks(function: Callable[[], Any], registered: str) -> Iterator[Block]:
-    """Raises PipelineError, and what the function does."""
+def blocks(
+    function: Callable[[], Any], registered: str, feed: SplitFeed | None
+) -> Generator[Block, None, None]:
+    """Of the splits of `feed`, or all. Raises ForebayError, and what the function does."""
     dataset = function()
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(f"the function returned {dataset!r:.100}, which is no tf.data.Dataset")
     spec = dataset.element_spec
     if (here := structure.encode(spec)) != registered:
-        raise PipelineError(
-            "FAILED_PRECONDITION",
-            f"the function builds a dataset of {structure.describe(here)} here, and of "
-            f"{structure.describe(registered)} where it was registered",
-        )
-    policy = tf.data.experimental.ExternalStatePolicy.IGNORE  # it stays in this process
-    graph = bytes(dataset._as_serialized_graph(external_state_policy=policy).numpy())
+        raise _differs(structure.describe(here), structure.describe(registered))
+    graph = graph_of(dataset)
+    if feed is not None:
+        _require_same([source.splits for source in split_sources(graph, evaluate)], feed.sources)
     pipeline = TfDataPipeline(graph, element_spec=spec)
     try:
-        yield from pipeline.run(None).blocks()
+        with contextlib.closing(pipeline.run(feed).blocks()) as made:
+            for block in made:
+                malloc.keep_large_buffers_now()  # as a `from_generator` may have undone it
+                yield block
     finally:
         pipeline.close()
+
+
+def graph_of(dataset: Any) -> bytes:
+    """A dataset's serialized graph; its state stays in this process."""
+    policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    return bytes(dataset._as_serialized_graph(external_state_policy=policy).numpy())
+
+
+def _require_same(here: Sequence[ev.SplitSource], registered: Sequence[ev.SplitSource]) -> None:
+    if list(here) != list(registered):
+        raise _differs(described(here), described(registered))
+
+
+def _differs(here: str, registered: str) -> FailedPrecondition:
+    return FailedPrecondition(
+        f"the function builds a dataset of {here} here, and of {registered} where it was "
+        "registered: let it build the same one everywhere, or register it anew"
+    )

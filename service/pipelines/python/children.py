@@ -20,9 +20,11 @@ from ...blocks import Array, Block
 from ...errors import PipelineError
 from ...proto import metrics_pb2 as pb
 from ...shared import Borrower, new_slab
-from .child import MESSAGE_BYTES, PROGRESS_BYTES
+from ..splits import SplitRange
+from .child import PROGRESS_BYTES
 from .columns import read
 from .nursery import Nursery, ended
+from .sending import MESSAGE_BYTES
 
 TEARDOWN_MS = 5_000
 
@@ -49,6 +51,22 @@ class Counted(NamedTuple):
     metrics: pb.Metrics
 
 
+class Asked(NamedTuple):
+    """For the next splits of a source, as SplitFeed.next_range; to be answered."""
+
+    number: int
+    source: int
+    opening: int
+    endless: bool
+
+
+class AskedIfOver(NamedTuple):
+    """As SplitFeed.is_over; to be answered."""
+
+    number: int
+    sources: list[int]
+
+
 class Ended(NamedTuple):
     """What was to be run is."""
 
@@ -70,7 +88,7 @@ class Died(NamedTuple):
     sent: Place
 
 
-Event = Received | Counted | Ended | Failed | Died
+Event = Received | Counted | Asked | AskedIfOver | Ended | Failed | Died
 
 
 class PythonChild:
@@ -124,6 +142,20 @@ class PythonChild:
         self._at[:] = -1
         self._send(["run", first, count, start, seed, awaited])
 
+    def build(self, *, asks: bool) -> None:
+        """Begin the dataset that its function builds, likewise: of the splits that it asks for, or
+        all of it."""
+        self._at[:] = -1
+        self._send(["build", asks])
+
+    def answer(self, number: int, answer: SplitRange | bool | None) -> None:
+        """What it has asked under this number."""
+        if isinstance(answer, SplitRange):
+            told = [answer.first, answer.count, answer.pass_number, answer.names]
+            self._send(["answer", number, told])
+        else:
+            self._send(["answer", number, answer])
+
     def take(self, blocks: int = 1) -> None:
         """So many blocks that were received are with whoever wanted them."""
         self._send(["free", *self._borrower.released(), blocks])
@@ -146,6 +178,10 @@ class PythonChild:
                 return Received(block, Place(*behind), pb.Metrics.FromString(metrics))
             case ["counted", behind, metrics]:
                 return Counted(Place(*behind), pb.Metrics.FromString(metrics))
+            case ["ask", number, "range", source, opening, endless]:
+                return Asked(number, source, opening, endless)
+            case ["ask", number, "over", sources]:
+                return AskedIfOver(number, sources)
             case ["end"]:
                 return Ended()
             case ["failed", code, text, split, element]:

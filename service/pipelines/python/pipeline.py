@@ -16,7 +16,7 @@ from ..splits import PARTS, MaySkip, SplitFeed, SplitRange
 from .children import Children
 from .nursery import HERE, Nurseries
 from .run_states import Policy
-from .runs import PythonRun
+from .runs import BuiltRun, PythonRun
 
 
 def python_version() -> str:
@@ -47,6 +47,11 @@ def require_versions(dataset: PythonDataset) -> None:
             )
 
 
+def is_built(stored: bytes) -> bool:
+    """Whether what is stored of a Python dataset is a function that builds it."""
+    return not PythonDataset.FromString(stored).splits
+
+
 class PythonPipeline:
     """A registered function and its splits, as `pipelines.Pipeline`.
 
@@ -74,18 +79,23 @@ class PythonPipeline:
         self._processes = 1 if self._is_built else processes
         self._may_skip = may_skip
         self._totals = totals
-        self._policy = Policy(dataset.on_error, dataset.limit, dataset.timeout_s, where)
+        self._policy = Policy(
+            dataset.on_error, dataset.limit, dataset.timeout_s, where, self._is_built
+        )
         nursery = nurseries.of(dataset.packages, self._is_built)
         self._children = Children(nursery, stored, structure, self._processes)
 
     def run(self, feed: SplitFeed | None) -> PythonRun:
-        """Each split is run in one of the children, as many at a time as the feed gives at once."""
+        """Each split is run in one of the children, as many at a time as the feed gives at once;
+        a dataset that the function builds in one, which asks the feed for splits of its sources."""
+        may_skip = self._may_skip or _counted()
+        if self._is_built:
+            return BuiltRun(self._children, self._policy, feed, may_skip, self._totals)
         ranges = _parts(self._size, PARTS * self._processes)
 
         def next_range() -> SplitRange | None:
             return next(ranges, None) if feed is None else feed.next_range(0, 0, False)
 
-        may_skip = self._may_skip or _counted()
         return PythonRun(
             self._children, self._policy, next_range, may_skip, self._processes,
             totals=self._totals,
@@ -99,8 +109,8 @@ class PythonPipeline:
         """
         if self._is_built:
             raise Unimplemented(
-                "a dataset that a function builds has no splits, and so no bundles: register a "
-                "function of splits"
+                "a dataset that a function builds is not run in bundles, as what Python draws in "
+                "it follows from no seed: register a function of splits"
             )
         if start < 0:
             raise ValueError(f"a bundle starts at an index from 0, not at {start}")

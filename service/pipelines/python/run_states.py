@@ -35,6 +35,14 @@ class Policy:
     limit: int
     timeout_s: float  # for an element; 0: none
     where: str  # the worker, for people
+    is_built: bool = False  # all elements are of one split, which is nothing to anybody
+
+    def said(self, at: Place) -> str:
+        """For people."""
+        if at.split < 0:
+            return "its start"
+        element = f"element {at.element}"
+        return element if self.is_built else f"split {at.split}, {element}"
 
 
 class Begun(NamedTuple):
@@ -208,7 +216,8 @@ class RunStates:
         work = self._working[slot]
         if place != work.seen:
             work.seen, work.since_s, work.warned = place, now_s, False
-        silent_s, where, limit_s = now_s - work.since_s, _said(place), self._policy.timeout_s
+        silent_s, limit_s = now_s - work.since_s, self._policy.timeout_s
+        where = self._policy.said(place)
         if place.split < 0 and limit_s:
             limit_s = max(limit_s, SILENT_S)  # imports and models take longer than an element
         out: list[Instruction] = []
@@ -226,7 +235,8 @@ class RunStates:
         at, policy = failure.at, self._policy
         if isinstance(failure, Died):
             behind = max(work.behind, failure.sent)
-            code, text = "ABORTED", f"{_said(at)}: the process that ran it ended: {failure.how}"
+            code = "ABORTED"
+            text = f"{policy.said(at)}: the process that ran it ended: {failure.how}"
             if work.late:
                 code, text = "DEADLINE_EXCEEDED", work.late
         else:
@@ -261,7 +271,3 @@ class RunStates:
     def _again(self, first: int, stop: int, start: int = 0) -> None:
         if first < stop:
             self._waiting.appendleft(_Work(first, stop, start))
-
-
-def _said(at: Place) -> str:
-    return f"split {at.split}, element {at.element}" if at.split >= 0 else "its start"

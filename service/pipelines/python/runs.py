@@ -2,7 +2,8 @@
 
 Whoever reads `blocks` does all of it: tells the children what to run, as run_states.py decides,
 waits for their sockets, and takes their blocks as they come. A thread asks for splits, and whether
-one may be skipped, as both may wait for a dispatcher.
+one may be skipped, as both may wait for a dispatcher; and one for each source that a child asks
+for splits of, whose function builds a dataset.
 """
 
 from __future__ import annotations
@@ -13,13 +14,26 @@ import queue
 import select
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 from ...blocks import Block
+from ...errors import ProtocolError
 from ...metrics import Totals
-from ..splits import MaySkip, SkipReport, SplitRange
-from .children import Children, Counted, Died, Ended, Failed, PythonChild, Received
+from ..splits import MaySkip, SkipReport, SplitFeed, SplitRange
+from .children import (
+    Asked,
+    AskedIfOver,
+    Children,
+    Counted,
+    Died,
+    Ended,
+    Failed,
+    PythonChild,
+    Received,
+)
 from .run_states import (
     Answered,
     Ask,
@@ -41,6 +55,17 @@ from .run_states import (
 log = logging.getLogger(__name__)
 
 NextRange = Callable[[], SplitRange | None]
+
+MAX_NAMES = 500
+"""Of splits, in a message: some are names of files."""
+
+
+class Given(NamedTuple):
+    """To the process in a slot, what it has Asked."""
+
+    slot: int
+    number: int
+    splits: SplitRange | None
 
 
 class PythonRun:
@@ -68,7 +93,9 @@ class PythonRun:
         self._is_awaited = True  # until something has come
         self._cancelled = threading.Event()
         self._bell = _Bell()
-        self._feeder = _Feeder(next_range, may_skip, self._bell)
+        self._next_range = next_range
+        self._may_skip = may_skip
+        self._questions = _Questions(self._bell)
         self._looked_s = 0.0
         self._states = RunStates(policy, width, None if bundle is None else start)
         self._busy: dict[int, PythonChild] = {}  # by slot
@@ -85,7 +112,7 @@ class PythonRun:
         try:
             yield from self._blocks()
         finally:
-            self._feeder.stop()  # which the error, if there is one, does not wait for
+            self._questions.stop()  # which the error, if there is one, does not wait for
             for child in self._busy.values():
                 child.end()  # all of them, before one is waited for
             while self._busy:
@@ -112,6 +139,8 @@ class PythonRun:
                     case Counted(behind, metrics):
                         self._totals.add(metrics)
                         self._handle(Came(slot, 0, behind))
+                    case Asked() | AskedIfOver() as asked:
+                        self._be_asked(slot, asked)
                     case Ended():
                         self._idle.append(self._busy.pop(slot))
                         self._handle(Done(slot))
@@ -121,8 +150,18 @@ class PythonRun:
                     case Died() as failure:
                         self._busy.pop(slot).kill()
                         self._handle(Broke(slot, failure))
-            for answer in self._feeder.answers():
-                self._handle(answer)
+            for answer in self._questions.answers():
+                if isinstance(answer, Given):
+                    self._give(answer)
+                else:
+                    self._handle(answer)
+
+    def _be_asked(self, slot: int, asked: Asked | AskedIfOver) -> None:
+        raise ProtocolError(f"a function of splits has asked for splits: {asked}")
+
+    def _give(self, given: Given) -> None:
+        if given.slot in self._busy:
+            self._busy[given.slot].answer(given.number, given.splits)
 
     def _placed(self, block: Block) -> Block:
         self._is_awaited = False
@@ -137,13 +176,21 @@ class PythonRun:
             match instruction:
                 case Run(slot, first, count, start):
                     child = self._busy[slot] = self._free_child()
-                    child.run(first, count, start, self._seed, awaited=self._is_awaited)
+                    self._begin(child, first, count, start)
                 case EndLate(slot):
                     self._busy[slot].end()
-                case Ask() | SkipReport():
-                    self._feeder.ask(instruction)
+                case Ask():
+                    self._questions.ask(None, lambda: Granted(self._next_range()))
+                case SkipReport():
+                    self._questions.ask(None, partial(self._ask_to_skip, instruction))
                 case Warn(text):
                     log.warning("%s", text)
+
+    def _ask_to_skip(self, report: SkipReport) -> Answered:
+        return Answered(self._may_skip(report))
+
+    def _begin(self, child: PythonChild, first: int, count: int, start: int) -> None:
+        child.run(first, count, start, self._seed, awaited=self._is_awaited)
 
     def _free_child(self) -> PythonChild:
         while self._idle:
@@ -167,8 +214,76 @@ class PythonRun:
         found = [s for s, child in self._busy.items() if not ready.isdisjoint(child.filenos())]
         if (now_s := time.monotonic()) - self._looked_s >= patience_s / 4 or not found:
             self._looked_s = now_s
-            self._handle(Looked({s: self._busy[s].at for s in self._busy.keys() - found}))
+            self._handle(Looked({s: self._busy[s].at for s in self._working() - set(found)}))
         return found
+
+    def _working(self) -> set[int]:
+        """The slots whose processes may be waiting for nobody but themselves."""
+        return set(self._busy)
+
+
+class BuiltRun(PythonRun):
+    """A run of a dataset that the function builds, in one process."""
+
+    def __init__(
+        self,
+        children: Children,
+        policy: Policy,
+        feed: SplitFeed | None,
+        may_skip: MaySkip,
+        totals: Totals | None,
+    ) -> None:
+        """The process asks for splits of the `feed`, if there is one."""
+        whole = iter([SplitRange(0, 1, 0)])  # to which the process is told to begin
+        super().__init__(children, policy, lambda: next(whole, None), may_skip, 1, totals=totals)
+        self._feed = feed
+        self._rests: dict[int, tuple[int, SplitRange]] = {}  # by source: opening, what is left
+        self._unanswered = 0
+        self._waits_since_s = 0.0  # while there are some
+
+    def _begin(self, child: PythonChild, first: int, count: int, start: int) -> None:
+        child.build(asks=self._feed is not None)
+
+    def _be_asked(self, slot: int, asked: Asked | AskedIfOver) -> None:
+        assert self._feed is not None
+        if isinstance(asked, AskedIfOver):
+            self._busy[slot].answer(asked.number, self._feed.is_over(asked.sources))
+            return
+        if not self._unanswered:
+            self._waits_since_s = time.monotonic()
+        self._unanswered += 1
+        self._questions.ask(
+            asked.source, lambda: Given(slot, asked.number, self._next_splits(asked))
+        )
+
+    def _next_splits(self, asked: Asked) -> SplitRange | None:
+        """Called by one thread a source."""
+        assert self._feed is not None
+        opening, splits = self._rests.pop(asked.source, (asked.opening, None))
+        if splits is None or opening != asked.opening:  # it left the opening early
+            splits = self._feed.next_range(asked.source, asked.opening, asked.endless)
+        if splits is None or len(splits.names) <= MAX_NAMES:
+            return splits
+        first, names = splits.first, splits.names
+        self._rests[asked.source] = (
+            asked.opening,
+            replace(
+                splits,
+                first=first + MAX_NAMES,
+                count=splits.count - MAX_NAMES,
+                names=names[MAX_NAMES:],
+            ),
+        )
+        return replace(splits, count=MAX_NAMES, names=names[:MAX_NAMES])
+
+    def _give(self, given: Given) -> None:
+        self._unanswered -= 1
+        if not self._unanswered:
+            self._handle(Waited(time.monotonic() - self._waits_since_s))
+        super()._give(given)
+
+    def _working(self) -> set[int]:
+        return set() if self._unanswered else super()._working()
 
 
 class _Bell:
@@ -200,27 +315,30 @@ class _Bell:
             self._descriptor = None
 
 
-class _Feeder:
-    """Asks for ranges, and whether splits may be skipped, in a thread of its own, one after the
-    other; it starts with the first."""
+Answer = Granted | Answered | Given
 
-    def __init__(self, next_range: NextRange, may_skip: MaySkip, bell: _Bell) -> None:
-        self._next_range = next_range
-        self._may_skip = may_skip
+
+class _Questions:
+    """What may wait for a dispatcher is asked in threads: one for each who is asked for, which does
+    so one after the other, and starts with the first."""
+
+    def __init__(self, bell: _Bell) -> None:
         self._bell = bell
-        self._asks: queue.SimpleQueue[Ask | SkipReport | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[Granted | Answered | BaseException] = queue.SimpleQueue()
+        self._asked: dict[Hashable, queue.SimpleQueue[Callable[[], Answer] | None]] = {}
+        self._answers: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="forebay-python-feed", daemon=True)
 
-    def ask(self, what: Ask | SkipReport) -> None:
-        """`answers` has what is said to it, once the bell has rung."""
-        if self._thread.ident is None:
-            self._thread.start()
-        self._asks.put(what)
+    def ask(self, who: Hashable, question: Callable[[], Answer]) -> None:
+        """`answers` has what it returns, once the bell has rung."""
+        if who not in self._asked:
+            questions = self._asked[who] = queue.SimpleQueue()
+            threading.Thread(
+                target=self._run, args=[questions], name="forebay-python-feed", daemon=True
+            ).start()
+        self._asked[who].put(question)
 
-    def answers(self) -> Iterator[Granted | Answered]:
-        """Those that are there. Raises what the feed does."""
+    def answers(self) -> Iterator[Answer]:
+        """Those that are there. Raises what the questions do."""
         while not self._answers.empty():
             answer = self._answers.get()
             if isinstance(answer, BaseException):
@@ -228,19 +346,17 @@ class _Feeder:
             yield answer
 
     def stop(self) -> None:
-        """Ask no more. Its thread ends once what it is asking for is answered, or the feed is
+        """Ask no more. Each thread ends once what it is asking for is answered, or the feed is
         closed."""
         self._stopped.set()
-        self._asks.put(None)
+        for questions in self._asked.values():
+            questions.put(None)
 
-    def _run(self) -> None:
-        answer: Granted | Answered | BaseException
-        while (what := self._asks.get()) is not None and not self._stopped.is_set():
+    def _run(self, questions: queue.SimpleQueue[Callable[[], Answer] | None]) -> None:
+        answer: Answer | BaseException
+        while (question := questions.get()) is not None and not self._stopped.is_set():
             try:
-                if isinstance(what, SkipReport):
-                    answer = Answered(self._may_skip(what))
-                else:
-                    answer = Granted(self._next_range())
+                answer = question()
             except BaseException as error:  # noqa: BLE001 - for who reads the run
                 answer = error
             self._answers.put(answer)

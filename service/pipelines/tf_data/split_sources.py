@@ -74,6 +74,26 @@ def split_sources(graph: bytes, evaluate: Evaluate | None = None) -> list[Source
     return sources
 
 
+def described(sources: Iterable[ev.SplitSource]) -> str:
+    """In short, for people: `sources of range(0, 9, 1) and 3 splits`."""
+    return f"sources of {' and '.join(map(_described, sources)) or 'nothing'}"
+
+
+def _described(source: ev.SplitSource) -> str:
+    said = f"{source_size(source)} splits"
+    match source.WhichOneof("source"):
+        case "arithmetic":
+            numbers = source.arithmetic
+            said = f"range({numbers.start}, {numbers.stop}, {numbers.step})"
+        case "endless":
+            said = "splits without an end"
+        case "saved_chunks":
+            said = f"the save at {source.saved_chunks.path}"
+    if source.HasField("leased_with"):
+        said += f" zipped with the one before ({source.leased_with})"
+    return said
+
+
 def require_splittable(sources: Iterable[ev.SplitSource], unsplittable: str = "") -> None:
     """Raises NotSplittable if Forebay's workers cannot divide what was registered so."""
     reasons = filter(None, [unsplittable, *(source.unleasable for source in sources)])

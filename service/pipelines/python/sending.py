@@ -1,0 +1,372 @@
+"""What a child sends its worker: blocks of what the user's function yields, and how that went.
+
+child.py says which messages there are.
+"""
+
+from __future__ import annotations
+
+import bisect
+import copy
+import os
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ...blocks import BLOCK_BYTES
+from ...metrics import Totals
+from ...proto import metrics_pb2 as pb
+from ...shared import Lender, new_slab
+from .columns import Column, Field, Misfit, column_of, fields_of, write
+
+CREDIT = 3
+"""Blocks that have not been taken, before it waits."""
+
+SLABS = 8
+"""Each costs the worker a descriptor or two, for as long as there is this process. What comes while
+all of them are held by somebody is copied there."""
+
+LINGER_S = 0.025
+"""How long a block is made, about, and twice that at most; an element that took so long to make
+waits for no company. For the worker and its consumer a block costs some 0.3 ms, whatever is in it:
+what is sent more often keeps other processes from their work."""
+
+IMMUTABLE = (int, float, complex, bytes, str, np.generic)
+"""What a function cannot change once it has yielded it; anything else is copied at once."""
+
+_UNCHANGING = {int, float, bytes, str, bool}
+"""Of these, those that most elements are of."""
+
+MAX_ROWS = 1 << 16
+MAX_TEXT = 20_000
+MESSAGE_BYTES = 192 << 10
+PLACE_BYTES = 128  # at most, of all in a block's message but its header and metrics
+
+_CODES: dict[type[BaseException], str] = {
+    NotImplementedError: "UNIMPLEMENTED",
+    MemoryError: "RESOURCE_EXHAUSTED",
+    StopIteration: "OUT_OF_RANGE",
+    TypeError: "INVALID_ARGUMENT",
+    ValueError: "INVALID_ARGUMENT",
+}
+"""As TensorFlow calls what a py_function raises; anything else is UNKNOWN."""
+
+_OURS = {__name__, *(f"{__package__}.{name}" for name in ("child", "built"))}
+"""Modules that call users' functions."""
+
+Counted = Sequence[tuple[int, pb.Metrics]]
+"""By split."""
+
+
+class Failed(Exception):
+    """The user's function has; ends the request."""
+
+    def __init__(self, code: str, text: str, split: int = -1, element: int = -1) -> None:
+        text = text.encode(errors="backslashreplace").decode()  # names of files may be anything
+        super().__init__(code, text[: 2 * MAX_TEXT], split, element)
+
+    def placed(self, split: int, element: int) -> Failed:
+        """The same, at this place."""
+        code, text, *_ = self.args
+        return Failed(code, text, split, element)
+
+
+class Sender:
+    """The way to the worker, and the memory and credit that there are for it. For one thread at a
+    time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._process = os.getpid()
+        self._lender = Lender(SLABS)
+        self._credit = CREDIT
+
+    def told(self) -> list[Any]:
+        """What to do next; waits for it. Not within a request."""
+        while True:
+            message = self._receive()
+            if message[0] != "free":
+                return message
+            self._free(*message[1:])
+
+    def send(self, message: list[Any], descriptor: int | None = None) -> None:
+        """Raises Failed if it is too large."""
+        self.require_process()
+        given = [] if descriptor is None else [descriptor]
+        data = msgspec.msgpack.encode(message)
+        if len(data) > MESSAGE_BYTES:
+            raise Failed("RESOURCE_EXHAUSTED", f"a message of {len(data)} bytes cannot be sent")
+        try:
+            socket.send_fds(self._connection, [data], given)
+        except OSError:
+            os._exit(0)
+
+    def send_columns(
+        self, count: int, columns: list[Column], behind: tuple[int, int], counted: Counted = ()
+    ) -> None:
+        """A block of them, once there is credit. Raises Failed, and what memory does."""
+        size = max(1, sum(column.size for column in columns))
+        self.require_process()  # before it takes or writes what is the other one's
+        self._wait_for_credit()
+        slab: int | None = None
+        descriptor: int | None
+        if (reserved := self._lender.reserve(size)) is not None:
+            (slab, descriptor), payload = reserved
+        else:
+            descriptor, payload = new_slab(size)
+        try:
+            header = write(columns, payload)
+            metrics, apart = totals(counted), b""
+            told = metrics and msgspec.msgpack.encode([header, metrics])
+            if len(told) > MESSAGE_BYTES - PLACE_BYTES:
+                metrics, apart = b"", metrics
+            try:
+                self.send(["block", count, size, header, slab, behind, metrics], descriptor)
+            except Failed as failed:
+                raise Failed(
+                    failed.args[0],
+                    f"an element of {len(columns)} tensors cannot be described: stack them",
+                ) from None
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+        self._spend_credit()
+        if apart:
+            self.send(["counted", behind, apart])
+
+    def require_process(self) -> None:
+        if os.getpid() != self._process:
+            os._exit(0)  # the user's function has forked, and this is the other one
+
+    def _receive(self, flags: int = 0) -> list[Any]:
+        try:
+            data = self._connection.recv(MESSAGE_BYTES, flags)
+        except ConnectionResetError:  # with what it has not read
+            data = b""
+        if not data:
+            os._exit(0)  # the worker has gone
+        message: list[Any] = msgspec.msgpack.decode(data)
+        return message
+
+    def _free(self, slabs: list[int], abandoned: list[int], blocks: int) -> None:
+        self._lender.take_back(slabs, abandoned)
+        self._credit += blocks
+
+    def _spend_credit(self) -> None:
+        self._credit -= 1
+
+    def _wait_for_credit(self) -> None:
+        while True:
+            try:
+                message = self._receive(socket.MSG_DONTWAIT if self._credit else 0)
+            except BlockingIOError:
+                return
+            self._free(*message[1:])
+
+
+class Blocks:
+    """Made of the elements that a function yields; `lock` is held by who uses one that is being
+    made, or sends within a request."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        structure: str,
+        at: memoryview,
+        failed: Callable[..., Failed],
+    ) -> None:
+        """`at` is child.py's: three int64. `failed` makes the error of a split and an element."""
+        self.lock = threading.RLock()
+        self.at_once = False  # somebody waits for the next element
+        self.broken: BaseException | None = None  # of what was sent behind the function's back
+        self._sender = sender
+        self._at = at
+        self._failed = failed
+        self._fields, self._flatten = fields_of(structure)
+        sizes = [field.bytes for field in self._fields]
+        self._element_bytes = None if None in sizes else sum(n or 0 for n in sizes)
+        self._making = threading.Event()  # within a request
+        self._lingers = threading.Thread(target=self._linger, name="forebay-linger", daemon=True)
+        self.begin_block()
+
+    def linger(self) -> None:
+        """Have a thread send what waits while the function makes nothing. Idempotent."""
+        if not self._lingers.is_alive():
+            self._lingers.start()
+
+    def begin(self, at_once: bool) -> None:
+        """Of a request; to be ended."""
+        with self.lock:
+            self.begin_block()
+            self.broken = None
+        self.at_once = at_once
+        self._making.set()
+
+    def end(self) -> None:
+        self._making.clear()
+
+    def add(self, value: Any, split: int, element: int, took_s: float) -> None:
+        """An element, which took so long to make. Raises Failed."""
+        leaves: list[Any] = []
+        try:
+            self._flatten(value, leaves)
+            for at, leaf in enumerate(leaves):
+                if type(leaf) not in _UNCHANGING:
+                    leaves[at] = _copied(self._fields[at], leaf)
+        except Misfit as misfit:
+            self.flush()
+            raise self._failed(split, element, str(misfit)) from None
+        size = self._element_bytes
+        if size is None:
+            size = sum(map(_bytes, leaves))
+        if self.rows and self._bytes + size > BLOCK_BYTES:
+            self.flush()
+        if not self.rows:
+            self.began_s = time.monotonic() - took_s
+        if not self._places or self._places[-1][1] != split:
+            self._places.append((self.rows, split, element))
+        for at, leaf in enumerate(leaves):
+            self._columns[at].append(leaf)
+        self.rows += 1
+        self._bytes += size
+
+    def end_split(self, split: int, counted: pb.Metrics | None) -> None:
+        """All of it was added. Raises Failed."""
+        self._sender.require_process()
+        with self.lock:
+            self.raise_broken()
+            if counted is not None:
+                self._counted.append((split, counted))
+            if not self.rows:
+                if self._counted:
+                    self._sender.send(["counted", (split + 1, 0), totals(self._counted)])
+                    self._counted.clear()
+                self._at[2] = split + 1
+
+    def begin_block(self) -> None:
+        self._columns: list[list[Any]] = [[] for _ in self._fields]
+        self.rows = self._bytes = 0
+        self._places: list[tuple[int, int, int]] = []  # where a split begins: row, split, element
+        # Of splits that have ended, and of which some elements are still here.
+        self._counted: list[tuple[int, pb.Metrics]] = []
+        self.began_s = 0.0  # to be made
+
+    def flush(self) -> None:
+        """Send what is there; if one does not fit, what is before it. Raises Failed, and then, too,
+        all that is before the element that failed was sent."""
+        self._sender.require_process()
+        with self.lock:
+            self.raise_broken()
+            self.flush_block()
+
+    def raise_broken(self) -> None:
+        broken, self.broken = self.broken, None
+        if broken is not None:
+            raise broken
+
+    def flush_block(self) -> None:
+        count, columns, places = self.rows, self._columns, self._places
+        if not count:
+            return
+        counted = self._counted
+        self.begin_block()
+
+        def place(row: int) -> tuple[int, int]:
+            begins, split, element = places[bisect.bisect([r for r, _, _ in places], row) - 1]
+            return split, element + row - begins
+
+        split, element = place(count - 1)
+        behind = (split, element + 1)
+        if counted and counted[-1][0] >= split:
+            behind = (counted[-1][0] + 1, 0)  # it has ended, and counts once
+        try:
+            self._send(place(0), count, columns, behind, counted)
+            self._at[2] = self._at[0]
+        except Misfit as misfit:
+            split, element = place(misfit.row)
+            if misfit.row:
+                before = [column[: misfit.row] for column in columns]
+                counted = [each for each in counted if each[0] < split]
+                self._send(place(0), misfit.row, before, (split, element), counted)
+            raise self._failed(split, element, str(misfit)) from None
+
+    def _linger(self) -> None:
+        while self._making.wait():
+            time.sleep(LINGER_S)
+            with self.lock:
+                if self.rows and time.monotonic() - self.began_s >= LINGER_S:
+                    try:
+                        self.flush_block()
+                    except BaseException as error:  # noqa: BLE001 - for who runs the function
+                        self.broken = error
+
+    def _send(
+        self,
+        first: tuple[int, int],
+        count: int,
+        values: list[list[Any]],
+        behind: tuple[int, int],
+        counted: Counted,
+    ) -> None:
+        """Raises Misfit; and Failed at the first element, as all of them are lost then."""
+        try:
+            columns = [column_of(f, column) for f, column in zip(self._fields, values, strict=True)]
+            self._sender.send_columns(count, columns, behind, counted)
+        except Misfit:
+            raise
+        except Failed as failed:
+            raise failed.placed(*first) from None
+        except BaseException as error:  # noqa: BLE001 - descriptors or memory, mostly
+            code = "RESOURCE_EXHAUSTED" if isinstance(error, OSError) else code_of(error)
+            what = f"it could not be sent: {traceback_of(error)}"
+            raise self._failed(*first, what, code) from None
+
+
+def totals(counted: Counted) -> bytes:
+    return Totals(part for _, part in counted).told().SerializeToString()
+
+
+def _copied(field: Field, leaf: Any) -> Any:
+    """What stays as it is, whatever the function does to the leaf. Raises Misfit."""
+    if isinstance(leaf, IMMUTABLE):
+        return leaf
+    try:
+        if not isinstance(leaf, np.ndarray) and hasattr(leaf, "__array__"):
+            leaf = np.asarray(leaf)
+        return copy.deepcopy(leaf)
+    except Exception as error:
+        raise Misfit(f"{field.path} cannot be copied: {shown(error)}") from error
+
+
+def _bytes(leaf: Any) -> int:
+    size = getattr(leaf, "nbytes", None)
+    if isinstance(size, int):
+        return size
+    return len(leaf) if isinstance(leaf, bytes | str) else 8
+
+
+def code_of(error: BaseException) -> str:
+    return next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), "UNKNOWN")
+
+
+def traceback_of(error: BaseException) -> str:
+    """The user's own."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") in _OURS:
+        trace = trace.tb_next
+    text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+    return f"{shown(error)}\n{text[-MAX_TEXT:]}"
+
+
+def shown(value: object) -> str:
+    """In short; of a user's class it may raise anything."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001
+        text = object.__repr__(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"

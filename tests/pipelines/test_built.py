@@ -1,0 +1,226 @@
+"""Datasets that a function builds, in processes of the worker, which ask it for splits."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from forebay.service.client.api import register
+from forebay.service.errors import PipelineError, Unimplemented
+from forebay.service.pipelines import Pipeline, SplitRange
+from forebay.service.pipelines.python import runs
+from forebay.service.pipelines.python.pipeline import PythonPipeline
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.proto.python_pb2 import PythonDataset
+
+from .compositions import Compositions, build, write_files
+from .contract import FIRST, SPLITS, Ranges, RunContract, Step, batch, elements_of, spread, without
+from .functions import numbers
+from .pipelines import OneSource
+from .test_bundles import done
+from .test_split_compositions import SEED, Cluster, counted, in_process
+
+Dataset = Any
+
+
+def registered(build: Callable[[], Any]) -> pb.RegisterDatasetRequest:
+    """What is sent of a function that builds a dataset."""
+    sent: list[pb.RegisterDatasetRequest] = []
+
+    def send(_: object, request: pb.RegisterDatasetRequest) -> str:
+        sent.append(request)
+        return "an id"
+
+    register("nowhere", build, "AUTO", None, None, False, {}, send)
+    return sent[0]
+
+
+def pipeline_built_by(build: Callable[[], Any]) -> PythonPipeline:
+    """As a worker has it."""
+    request = registered(build)
+    return PythonPipeline(request.python, request.sources, request.structure, where="w:1")
+
+
+def by_python(function: Callable[[int], int], dataset: Dataset) -> Dataset:
+    """Mapped by a function of integers, as Python."""
+    return dataset.map(lambda x: tf.ensure_shape(tf.numpy_function(function, [x], tf.int64), []))
+
+
+class TestContract(RunContract):
+    at_once = 2
+
+    def make(self, steps: Sequence[Step]) -> Pipeline:
+        def made() -> Dataset:
+            dataset = by_python(lambda x: x, tf.data.Dataset.range(SPLITS))
+            for step in steps:
+                dataset = _done(step, dataset)
+            return dataset
+
+        return pipeline_built_by(made)
+
+    def test_a_run_has_all_elements_in_order(self) -> None:
+        """Each example is a process, so there are two."""
+        self.check_a_run([], [])
+        steps = [without(3), spread(2), without(5)]
+        self.check_a_run(steps, [SplitRange(500, 30, 0), FIRST, SplitRange(0, 1, 0)])
+
+
+def _done(step: Step, dataset: Dataset) -> Dataset:
+    if step.kind != "failing":
+        return done(step, dataset)
+
+    def checked(x: int) -> int:
+        if x == step.number:
+            raise ValueError("no such element")
+        return x
+
+    return by_python(checked, dataset)
+
+
+class BuiltCluster(Cluster):
+    """Each task has a process that builds the dataset."""
+
+    def build(self, expression: str) -> Dataset:
+        self._opened: list[Pipeline] = []
+        self._expression = expression
+        return self._build()
+
+    def _build(self) -> Dataset:
+        return by_python(lambda x: x, build(self._expression))
+
+    def open(self) -> Pipeline:
+        expression = self._expression
+        pipeline = pipeline_built_by(lambda: by_python(lambda x: x, build(expression)))
+        self._opened.append(pipeline)
+        return pipeline
+
+    def read(self, most: int | None = None) -> list[list[int]]:
+        try:
+            return super().read(most)
+        finally:
+            for pipeline in self._opened:
+                pipeline.close()
+
+
+def test_several_workers_give_each_element_once(tmp_path: pathlib.Path) -> None:
+    """As the registered graph of the same dataset does."""
+    write_files(tmp_path)
+    made_up = Compositions(SEED, tmp_path)
+    of_files = "list_files('{d}/*.txt', shuffle=False).interleave(text).map(number)"
+    for expression in (
+        "count(40).batch(3).unbatch().shuffle(7)",
+        "zipped((count(30), count(100, 130))).map(paired).repeat(2)",
+        f"{of_files}.concatenate(loaded('{{d}}/save')).take(-1)".format(d=tmp_path),
+        made_up.exact(3),
+    ):
+        here = in_process(expression)
+        assert here
+        assert counted(BuiltCluster(expression, 2).read()) == here, expression
+    got = counted(BuiltCluster("count(5).repeat()", 2).read(most=200))
+    assert set(got) == set(range(5))
+
+
+def test_one_process_takes_as_many_elements_as_there_are() -> None:
+    for expression in ("count(9).take(4)", "count(20).batch(3).map(tf.reduce_sum)"):
+        assert counted(BuiltCluster(expression, 1).read()) == in_process(expression)
+
+
+class Late(OneSource):
+    """Gives three splits, and then nothing until it is closed."""
+
+    def __init__(self) -> None:
+        self.asked, self.closed = threading.Event(), threading.Event()
+        self._left = [SplitRange(0, 3, 0)]
+
+    def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
+        if self._left:
+            return self._left.pop()
+        self.asked.set()
+        assert self.closed.wait(60)
+        return None
+
+
+def test_who_waits_for_splits_is_ended() -> None:
+    pipeline, feed = pipeline_built_by(lambda: tf.data.Dataset.range(10)), Late()
+    run = pipeline.run(feed)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(lambda: numbers(run.blocks()))
+        assert feed.asked.wait(60)
+        run.cancel()
+        assert reading.result(60) == [0, 1, 2][: len(reading.result())]
+    pipeline.close()
+    feed.closed.set()
+
+
+def test_what_is_not_what_was_registered_is_refused_with_both() -> None:
+    """But as a whole it is read as it is."""
+    here = os.getpid()
+
+    def differs() -> Dataset:
+        return tf.data.Dataset.range(5 if os.getpid() == here else 6)
+
+    pipeline = pipeline_built_by(differs)
+    with pytest.raises(PipelineError) as raised:
+        list(pipeline.run(Ranges([FIRST])).blocks())
+    assert raised.value.code == "FAILED_PRECONDITION"
+    said = r"of sources of range(0, 6, 1) here, and of sources of range(0, 5, 1) where it was"
+    assert said in raised.value.message
+    assert numbers(pipeline.run(None).blocks()) == [*range(6)]
+    pipeline.close()
+
+
+def test_what_cannot_be_divided_is_registered_with_the_reason() -> None:
+    def generated() -> Dataset:
+        return tf.data.Dataset.from_generator(
+            lambda: iter(range(9)), output_signature=tf.TensorSpec([], tf.int64)
+        )
+
+    request = registered(generated)
+    assert [source.count for source in request.sources] == [1]  # as in tf.data service
+    assert list(PythonDataset.FromString(request.python).sources) == list(request.sources)
+    request = registered(lambda: tf.data.Dataset.range(9).snapshot("nowhere"))
+    assert "Splitting is not implemented for snapshot datasets" in request.unsplittable
+    assert not request.sources
+    with pytest.raises(Unimplemented, match="is not run in bundles"):
+        pipeline_built_by(generated).bundle(FIRST, number=0, seed=0)
+
+
+def test_names_of_splits_come_in_parts(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That fit into a message each."""
+    write_files(tmp_path)
+    monkeypatch.setattr(runs, "MAX_NAMES", 1)
+    path = str(tmp_path / "save")
+    names = sorted(each.name for each in (tmp_path / "save" / "chunks").iterdir())
+    pipeline = pipeline_built_by(lambda: tf.data.Dataset.load(path))
+    given = Ranges([SplitRange(0, len(names), 0, tuple(names))])
+    assert sorted(numbers(pipeline.run(given).blocks())) == [0, 1, 2, 3]
+    pipeline.close()
+
+
+def test_a_process_that_ends_is_said_with_its_element() -> None:
+    def ends(x: int) -> int:
+        if x == 7:
+            os._exit(3)
+        return x
+
+    pipeline = pipeline_built_by(lambda: by_python(ends, tf.data.Dataset.range(SPLITS)).batch(2))
+    blocks = pipeline.run(Ranges([FIRST])).blocks()
+    with pytest.raises(PipelineError, match=r"w:1: element \d: the process .* exit code 3"):
+        elements_of(blocks)
+    pipeline.close()
+
+
+def test_batches_are_of_a_processs_own_splits() -> None:
+    pipeline = TestContract().make([batch(3)])
+    ranges = [SplitRange(0, 2, 0), SplitRange(10, 2, 0)]
+    assert elements_of(pipeline.run(Ranges(ranges)).blocks()) == [(0, 1, 10), (11,)]
+    pipeline.close()
