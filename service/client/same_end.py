@@ -107,7 +107,7 @@ class Ends:
 ends = Ends()
 
 
-class Given(Taker):
+class EqualTaker(Taker):
     """How far an iteration has come with a block."""
 
     def __init__(self, name: str) -> None:
@@ -147,7 +147,7 @@ class Given(Taker):
 def blocks_of(iterate: Callable[[Taker], Blocks], name: str) -> Blocks:
     """Those of an iteration of this name, until all processes have as many elements of it."""
     own = ends.begin(name)
-    given = Given(own)
+    given = EqualTaker(own)
     try:
         with closing(iterate(given)) as blocks:
             for block in blocks:
@@ -161,12 +161,12 @@ def blocks_of(iterate: Callable[[Taker], Blocks], name: str) -> Blocks:
 
 def stop(consumer: Consumer) -> None:
     """Where TensorFlow is given equally much, it is given nothing more from now on."""
-    if isinstance(consumer.taker, Given):
+    if isinstance(consumer.taker, EqualTaker):
         consumer.taker.leave()
 
 
 def leave(consumer: Consumer, timeout_s: float) -> None:
     """Have it end: where all have as many elements, or after that time."""
-    if isinstance(consumer.taker, Given):
+    if isinstance(consumer.taker, EqualTaker):
         consumer.taker.wait_until_over(timeout_s)
     consumer.leave()
