@@ -61,7 +61,7 @@ class PreemptionHandler:
     `LambdaCallback(on_epoch_end=preemption.check)` loses nothing.
 
     The workers of a PyTorch DataLoader, which read in processes of their own, are told by this one:
-    they hand back within a tenth of a second, and the loop gets what they had made for it and ends.
+    they hand back as well, and the loop gets what they had made for it, and ends.
     A SIGTERM to all processes of the group, as torchrun sends it, does not end them while this
     block is under way. Other child processes are not told.
 
