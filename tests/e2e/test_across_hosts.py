@@ -18,7 +18,7 @@ from ..standbys import status, wait_until
 from ..stock import DispatcherProcess
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-HERE, THERE = "192.0.2.1", ("192.0.2.2", "192.0.2.3", "192.0.2.4")
+HERE, THERE = "192.0.2.1", ("192.0.2.2", "192.0.2.3")
 
 WORKER = """
 import ctypes, os, runpy, subprocess, sys
@@ -93,17 +93,15 @@ def read(step, workers):
                 found[key] += numbers
     return {key: collections.Counter(numbers) for key, numbers in found.items()}
 
-for step, workers in (("drains", 3), ("is killed", 2), ("reads on", 1)):
+for step, workers in (("drains", 2), ("reads on", 1)):
     for (kind, mode), found in read(step, workers).items():
         known = set(range(ELEMENTS[kind]))
         if mode == "parallel_epochs":
             assert found.keys() == known, (step, kind)
-            times = {1, 2, 3} if workers == 3 else {1, 2} if workers == 2 else {1}
-            if step == "drains":
-                times -= {1}
-                assert kind == "tf.data" or 2 * len(known) < found.total()
+            times = {1, 2} if workers == 2 else {1}
+            assert step != "drains" or kind == "tf.data" or len(known) < found.total()
         else:
-            assert found.keys() <= known and (step == "is killed" or found.keys() == known), step
+            assert found.keys() == known, (step, kind)
             times = {1}
         assert {*found.values()} <= times, (step, kind, mode)
 print("all of them", flush=True)
@@ -114,7 +112,7 @@ ISOLATED = ("unshare", "--map-root-user", "--net")
 
 
 def test_datasets_of_every_kind_are_read_across_hosts(tmp_path: pathlib.Path) -> None:
-    """In each mode, while a worker drains, and while one is killed."""
+    """In each mode, while one of two workers drains."""
     require_namespaces()
     command = [*ISOLATED, sys.executable, "-m", __name__, str(tmp_path)]
     try:
@@ -174,14 +172,11 @@ def main() -> None:
             worker.wait_until_registered(number)
         trainer = Fork(["-c", TRAINER, dispatcher.target, str(folder)])
         assert trainer.line() == "drains"
-        workers[2].process.terminate()
+        workers[1].process.terminate()
         wait_until(is_draining, dispatcher)
         (folder / "drains").touch()
-        assert trainer.line() == "is killed"
-        assert workers[2].process.finish(60) == 0
-        workers[1].process.kill()
-        (folder / "is killed").touch()
         assert trainer.line() == "reads on"
+        assert workers[1].process.finish(60) == 0
         (folder / "reads on").touch()
         print(trainer.line(), flush=True)
         trainer.finish(60)

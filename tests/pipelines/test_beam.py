@@ -939,9 +939,9 @@ def test_a_file_that_is_not_there() -> None:
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_source_without_splits(count: int) -> None:
     """Has no elements, either: what they would be has to be said."""
-    translated = translate(beam.Pipeline() | beam.io.Read(Counting(count)))
-    assert len(translated.splits) == count
-    chain, splits = translated
+    dataset = beam_dataset(beam.Pipeline() | beam.io.Read(Counting(count)))
+    chain, splits = dataset.function, dataset.splits
+    assert len(splits) == count
     assert read(chain, splits, packages=["apache-beam"]) == [*range(count)]
     request = request_of(python_dataset(splits)(chain), splits)
     if not count:
@@ -962,8 +962,8 @@ def nurserys_threads_and_rows(file: str) -> Iterator[int]:
 def test_children_of_beams_nursery_can_use_arrow(files: pathlib.Path) -> None:
     """Whose allocator would start a thread in the nursery, which no fork has."""
     created = beam.Pipeline() | beam.Create([f"{files}/0.parquet"])
-    chain, splits = translate(created | beam.FlatMap(nurserys_threads_and_rows))
-    assert read(chain, splits, packages=["apache-beam"]) == [
+    dataset = beam_dataset(created | beam.FlatMap(nurserys_threads_and_rows))
+    assert read(dataset.function, dataset.splits, packages=["apache-beam"]) == [
         *([*range(15)] * len(pa.supported_memory_backends()))
     ]
 
