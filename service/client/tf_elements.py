@@ -52,6 +52,7 @@ from ..pipelines.tf_data.transformations import (
     until_stopped,
 )
 from .block_sources import BlockSource, BlockSources
+from .leaving import stopping
 
 SLICED_BYTES = 4 << 10  # elements that are worth a slice of their block instead of a copy
 
@@ -281,17 +282,26 @@ class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
         return self.prefetch(tf.data.AUTOTUNE)  # as tf.data would
 
     def repeat(self, count: Any = None, name: str | None = None) -> Any:
-        """As of any dataset; without end, it goes on after an iteration without elements, too.
+        """As of any dataset; without end, it goes on after an iteration without elements, too,
+        until this process is told to stop.
 
         TensorFlow's own ends then, unless it finds its service's dataset behind it.
         """
         times = -1 if count is None else tf.get_static_value(tf.convert_to_tensor(count))
         if times is None or times >= 0 or self._cardinality == 0:
             return super().repeat(count, name)
-        endless = tf.data.Dataset.range(tf.int64.max)
+        endless = tf.data.Dataset.range(tf.int64.max).take_while(plain(_goes_on))
         repeated = endless.flat_map(plain(lambda _: self), name=name)
         repeated = repeated.with_options(self._options_attr)  # which a function's result keeps back
         return _with_cardinality(repeated, tf.data.INFINITE_CARDINALITY)
+
+
+def _is_to_go_on() -> bool:
+    return not stopping.is_set()
+
+
+def _goes_on(_: Tensor) -> Tensor:
+    return tf.ensure_shape(tf.numpy_function(_is_to_go_on, [], tf.bool), [])
 
 
 class _ReadyElements(_Elements):

@@ -57,8 +57,10 @@ def main() -> None:
     import tensorflow as tf
 
     dataset = service.from_dataset_id(mode, TARGET, DATASET_ID, job_name="training")
+    if KIND == "repeated loop":
+        dataset = dataset.repeat()
     dataset = dataset.map(lambda numbers: numbers[0]).batch(2)
-    if KIND == "loop":
+    if "loop" in KIND:
         with service.PreemptionHandler(save, grace_period_s=float(GRACE_S)):
             wait_to_begin()
             for numbers in dataset.prefetch(2):

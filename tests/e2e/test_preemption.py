@@ -104,7 +104,7 @@ def test_who_waits_for_data_saves_and_exits(
 ) -> None:
     """No worker is there; then no dispatcher either, to begin with."""
     dataset_id = numbers(dispatcher.target)
-    kinds = ("read", "loop")
+    kinds = ("read", "loop", "repeated loop")
     trainers = [Trainer(k, dispatcher.target, dataset_id, tmp_path / k) for k in kinds]
     wait_until(lambda: len(consumers(dispatcher)) == len(kinds))
     for trainer in trainers:
