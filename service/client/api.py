@@ -18,6 +18,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import data_service_pb2
 from tensorflow.python.data.experimental.ops import compression_ops
 
+from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument
 from ..materialized.registered import MaterializedDataset, opened
 from ..pipelines.tf_data import graphs
@@ -179,10 +180,7 @@ def _register_graph(
             structure=structure,
             compression=COMPRESSIONS[compression],
         )
-        try:
-            request.sources.extend(source.splits for source in split_sources(graph, evaluate))
-        except NotSplittable as error:
-            request.unsplittable = str(error)
+        request.sources.extend(_sources(graph, request))
         return send(service, request)
 
     if tf.executing_eagerly():
@@ -226,7 +224,11 @@ def _register_python(
                     f"the function returned {built!r:.100}, which is no tf.data.Dataset; if it is "
                     "a function of splits, give `splits`"
                 )
-            _add_sources(request, built)
+            policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+            try:
+                functions.add_sources(request, _sources(graph_of(built, policy), request))
+            except graphs.InvalidGraph as error:  # of what is not in it, and in its process may be
+                request.unsplittable = str(error)
         spec, cardinality = built.element_spec, int(built.cardinality().numpy())
         if has_extension_types(spec):
             raise InvalidArgument(
@@ -246,15 +248,13 @@ def _register_python(
     )  # fmt: skip
 
 
-def _add_sources(request: pb.RegisterDatasetRequest, built: Dataset) -> None:
-    """Those of a dataset that the function has built; why there are none, if it cannot be split."""
-    graph = graph_of(built, tf.data.experimental.ExternalStatePolicy.IGNORE)
+def _sources(graph: bytes, request: pb.RegisterDatasetRequest) -> list[ev.SplitSource]:
+    """None if the dataset cannot be split, and the request says why. Raises InvalidGraph."""
     try:
-        found = split_sources(graph, evaluate)
-    except (NotSplittable, graphs.InvalidGraph) as error:
+        return [source.splits for source in split_sources(graph, evaluate)]
+    except NotSplittable as error:
         request.unsplittable = str(error)
-    else:
-        functions.add_sources(request, [source.splits for source in found])
+        return []
 
 
 @plain

@@ -23,7 +23,7 @@ from .. import pickles
 from ..errors import InvalidArgument
 from ..pipelines.python.columns import Misfit, iterated
 from ..pipelines.python.nursery import BEAM
-from ..pipelines.python.pipeline import package_version, python_version
+from ..pipelines.python.stored import package_version, python_version
 from ..proto import forebay_pb2 as pb
 from ..proto import python_pb2
 

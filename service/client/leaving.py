@@ -79,7 +79,7 @@ class Stopping:
         """Whether a SIGTERM to this process is not its end."""
         return bool(self._caught_by)
 
-    def send(self, messenger: Messenger) -> None:
+    def add_messenger(self, messenger: Messenger) -> None:
         """To say it elsewhere from now on, too."""
         self._messengers.append(messenger)
 

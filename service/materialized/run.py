@@ -31,9 +31,10 @@ from ..pipelines.definitions import (
     require_bundles,
 )
 from ..pipelines.python.columns import fields_of
-from ..pipelines.python.pipeline import is_built
+from ..pipelines.python.stored import is_built
 from ..pipelines.splits import SplitRange
 from ..proto import forebay_pb2 as pb
+from ..proto.python_pb2 import PythonDataset
 from . import files
 from .formats import WRITERS
 from .layout import (
@@ -239,7 +240,8 @@ def _shape_of(spec: Any) -> list[int | None] | None:
 def _splits_of(dataset_id: str, dataset: pb.GetDatasetResponse) -> int:
     definition = dataset.definition
     why = definition.unsplittable
-    if definition.HasField("python_function") and is_built(dataset.graph):
+    is_python = definition.HasField("python_function")
+    if is_python and is_built(PythonDataset.FromString(dataset.graph)):
         why = "it is built by a function, in each process anew. Register a function of splits"
     try:
         if not why and definition.HasField("tf_data_graph"):

@@ -40,6 +40,7 @@ __all__ = [
     "nurseries",
     "open_pipeline",
     "open_saved",
+    "processes_of",
     "response_maker",
     "warm_up",
 ]
@@ -180,6 +181,16 @@ def forget_idle() -> None:
     from .tf_data import pipeline
 
     pipeline.TRACES.forget_idle()
+
+
+def processes_of(definition: ev.DatasetDefinition, graph: bytes, python: PythonRules) -> int:
+    """How many a long run has, each of which works on a range; 0: it works on one in this one."""
+    if not definition.HasField("python_function"):
+        return 0
+    from ..proto.python_pb2 import PythonDataset
+    from .python.stored import is_built
+
+    return 1 if is_built(PythonDataset.FromString(graph)) else python.width
 
 
 def open_pipeline(

@@ -40,14 +40,15 @@ CAUGHT, STOPS = 1, 2  # of the last word
 LOOK_S = 0.05
 """How often a worker looks whether it is to stop."""
 
-SAID_S = 5.0
-"""How long a worker that was sent SIGTERM waits for its trainer to be told as well."""
+SAID_S = 2.0
+"""How long a worker that was sent SIGTERM waits for its trainer to be told as well. A DataLoader
+that is left ends its workers one by one, and gives each 5 s (torch's MP_STATUS_CHECK_INTERVAL)."""
 
 
-class Common:
+class LoaderWords:
     """Words in memory that a process shares with the workers of its DataLoaders.
 
-    A word for each says its epoch, another whether it is reading. The epoch is one more than any
+    A word for each says its epoch, another its process id while it is reading. The epoch is one more than any
     has begun, unless that is one of the DataLoader's same iteration, which is known by the seed
     that its workers have in common. There is no lock, which could not be pickled: each process
     writes only its own words, epoch << 32 | mark of the seed. If two find at the same time that
@@ -123,7 +124,10 @@ class Common:
 
     def readers(self) -> int:
         """How many workers of this process are reading."""
-        return int(self._words.numpy()[PLACES:-1].sum()) if self._owner == os.getpid() else 0
+        if self._owner != os.getpid():
+            return 0
+        reading = self._words.numpy()[PLACES:-1]
+        return sum(_lives(int(process)) for process in reading[reading != 0])
 
     def read(self, reader: Reader, give: Any) -> Taking:
         """The reader's next epoch, as `Taking` gives it; which is left when this worker is to stop,
@@ -138,7 +142,7 @@ class Common:
         self._heeding[1].catch()
 
         def iterate(taker: Taker) -> Generator[Block, None, None]:
-            words[PLACES + 1 + loader.id] = 1
+            words[PLACES + 1 + loader.id] = os.getpid()
             try:
                 yield from reader.iterate(taker=taker)
             finally:
@@ -189,6 +193,8 @@ class _Heeding:
         """Do what the trainer says."""
         with self._lock:
             stops = bool(self._words[-1] & STOPS)
+            if stops and self._words[-1] & CAUGHT:
+                self._die_s = None  # the SIGTERM was the trainer's as well
             if stops == self._stops:
                 return
             self._stops = stops
@@ -211,14 +217,12 @@ class _Heeding:
 
     def _dies(self) -> bool:
         """Of a SIGTERM: if that was for this worker alone, or the trainer has come to its end."""
-        if self._words[-1] & CAUGHT and self._words[-1] & STOPS:
-            self._die_s = None
         if self._die_s is None:
             return False
         return not self._words[-1] & CAUGHT or time.monotonic() > self._die_s
 
 
-_all: list[weakref.ref[Common]] = []
+_all: list[weakref.ref[LoaderWords]] = []
 
 
 class _Loaders:
@@ -232,11 +236,20 @@ class _Loaders:
         return sum(common.readers() for common in _alive())
 
 
-def _alive() -> list[Common]:
+def _alive() -> list[LoaderWords]:
     return [common for each in [*_all] if (common := each()) is not None]
 
 
-stopping.send(_Loaders())
+def _lives(process: int) -> bool:
+    """Not if it was killed, and has written nothing of it."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+stopping.add_messenger(_Loaders())
 
 
 def _own_all() -> None:

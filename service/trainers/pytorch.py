@@ -24,7 +24,7 @@ from ..errors import InvalidArgument
 from .batches import Layout, check_batch_size, laid_out
 from .context import TaskContext
 from .jobs import Service, bound_of, evaluates, open_job
-from .loaders import Common
+from .loaders import LoaderWords
 
 AT_ONCE = 1024
 """Elements that are made tensors of at a time: a block may have a million of them."""
@@ -110,7 +110,7 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
         self.batch_size, self.drop_remainder = batch_size, drop_remainder
         self._pad_value = pad_value
         self._layout()  # raises for a pad_value that does not fit
-        self._common = Common(job.epochs_over)
+        self._common = LoaderWords(job.epochs_over)
 
     def __iter__(self) -> Taking:
         """The next epoch's elements or batches. Raises PipelineError when the pipeline fails."""

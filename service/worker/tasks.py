@@ -284,10 +284,11 @@ class TaskRunner:
         dataset = self._datasets.of(task)
         if task.num_sources:
             sources = dataset.definition.sources
-            python = dataset.definition.HasField("python_function")
+            rules = self._pipelines.python
+            processes = pipelines.processes_of(dataset.definition, dataset.graph, rules)
             self._feed = LeaseFeed(
                 self._dispatcher, task.task_id, sources, self._observer,
-                self._pipelines.python.width if python else 0, self.output.when_opened,
+                processes, self.output.when_opened,
             )  # fmt: skip
         self.definition = dataset.definition
         self.output.compression = dataset.definition.compression

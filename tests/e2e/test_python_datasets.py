@@ -450,11 +450,6 @@ def test_skipped_splits_are_counted_over_all_workers_and_journaled(
             assert skip["worker_address"].startswith("127.0.0.1:")
 
 
-def by_python(function: Callable[[int], int], dataset: Any) -> Any:
-    """Mapped by a function of integers, as Python."""
-    return dataset.map(lambda x: tf.ensure_shape(tf.numpy_function(function, [x], tf.int64), []))
-
-
 def test_a_dataset_that_a_function_builds_may_call_python_and_is_divided(
     tmp_path: pathlib.Path,
 ) -> None:

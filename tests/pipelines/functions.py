@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from forebay.service.blocks import Block
 from forebay.service.client.functions import python_dataset, request_of
 from forebay.service.pipelines import SplitRange
@@ -36,6 +38,11 @@ def pipeline_of(
 
 def numbers(blocks: Iterator[Block]) -> list[int]:
     return [int(x) for block in blocks for x in block.components[0].elements()]
+
+
+def by_python(function: Callable[[int], int], dataset: Any) -> Any:
+    """Mapped by a function of integers, as Python."""
+    return dataset.map(lambda x: tf.ensure_shape(tf.numpy_function(function, [x], tf.int64), []))
 
 
 def read(function: Function, splits: Sequence[Any], structure: str = INT, **how: Any) -> list[Any]:

@@ -22,7 +22,7 @@ from forebay.service.proto.python_pb2 import PythonDataset
 
 from .compositions import Compositions, build, write_files
 from .contract import FIRST, SPLITS, Ranges, RunContract, Step, batch, elements_of, spread, without
-from .functions import numbers
+from .functions import by_python, numbers
 from .pipelines import OneSource
 from .test_bundles import done
 from .test_split_compositions import SEED, Cluster, counted, in_process
@@ -46,11 +46,6 @@ def pipeline_built_by(build: Callable[[], Any]) -> PythonPipeline:
     """As a worker has it."""
     request = registered(build)
     return PythonPipeline(request.python, request.sources, request.structure, where="w:1")
-
-
-def by_python(function: Callable[[int], int], dataset: Dataset) -> Dataset:
-    """Mapped by a function of integers, as Python."""
-    return dataset.map(lambda x: tf.ensure_shape(tf.numpy_function(function, [x], tf.int64), []))
 
 
 class TestContract(RunContract):
@@ -216,6 +211,25 @@ def test_a_process_that_ends_is_said_with_its_element() -> None:
     blocks = pipeline.run(Ranges([FIRST])).blocks()
     with pytest.raises(PipelineError, match=r"w:1: element \d: the process .* exit code 3"):
         elements_of(blocks)
+    pipeline.close()
+
+
+def test_the_function_is_called_once_in_a_process() -> None:
+    """Whatever its Python functions are called there, one trace serves all epochs."""
+    called: list[int] = []
+
+    def built() -> Dataset:
+        called.append(0)
+        here = tf.constant([len(called), os.getpid()], tf.int64)
+        return by_python(lambda x: x, tf.data.Dataset.from_tensor_slices(here))
+
+    pipeline = pipeline_built_by(built)
+    epochs = [numbers(pipeline.run(None).blocks()) for _ in range(3)]
+    assert epochs[0][0] == 1
+    assert epochs[1:] == epochs[:1] * 2
+    given = Ranges([SplitRange(0, 2, 0)])
+    given.sources = registered(built).sources
+    assert numbers(pipeline.run(given).blocks()) == epochs[0]
     pipeline.close()
 
 

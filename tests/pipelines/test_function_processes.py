@@ -31,8 +31,8 @@ import pytest
 from forebay.service.client.functions import python_dataset, request_of
 from forebay.service.errors import PipelineError, Unavailable
 from forebay.service.pipelines import Run, SplitRange
-from forebay.service.pipelines.python import child, run_states, sending
-from forebay.service.pipelines.python.sending import LINGER_S, MESSAGE_BYTES, SLABS, Failed
+from forebay.service.pipelines.python import child, child_blocks, run_states
+from forebay.service.pipelines.python.child_blocks import LINGER_S, MESSAGE_BYTES, SLABS, Failed
 from forebay.service.proto import metrics_pb2 as pb
 from forebay.service.shared import new_slab
 
@@ -546,8 +546,8 @@ def test_what_was_waited_for_is_no_time_that_a_block_was_made(
     with child_here(lambda split: range(60), 1) as (made, said):
         clock = types.SimpleNamespace(monotonic=lambda: now_s)
         monkeypatch.setattr(child, "time", clock)
-        monkeypatch.setattr(sending, "time", clock)
-        monkeypatch.setattr(sending, "BLOCK_BYTES", 80)
+        monkeypatch.setattr(child_blocks, "time", clock)
+        monkeypatch.setattr(child_blocks, "BLOCK_BYTES", 80)
         wait = waits if what == "credit" else lambda: None
         monkeypatch.setattr(made._sender, "_wait_for_credit", wait)
         monkeypatch.setattr(made._blocks, "lock", Lock())

@@ -17,7 +17,7 @@ from typing import Any
 
 from ....journal.proto import events_pb2 as ev
 from ..splits import SplitRange
-from .sending import Sender
+from .child_blocks import Sender
 
 
 class Asker(Sender):

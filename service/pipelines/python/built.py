@@ -22,27 +22,37 @@ from ..tf_data.pipeline import TfDataPipeline
 from ..tf_data.split_sources import described, split_sources
 
 
-def blocks(
-    function: Callable[[], Any], registered: str, feed: SplitFeed | None
-) -> Generator[Block, None, None]:
-    """Of the splits of `feed`, or all. Raises ForebayError, and what the function does."""
-    dataset = function()
-    if not isinstance(dataset, tf.data.Dataset):
-        raise TypeError(f"the function returned {dataset!r:.100}, which is no tf.data.Dataset")
-    spec = dataset.element_spec
-    if (here := structure.encode(spec)) != registered:
-        raise _differs(structure.describe(here), structure.describe(registered))
-    graph = graph_of(dataset)
-    if feed is not None:
-        _require_same([source.splits for source in split_sources(graph, evaluate)], feed.sources)
-    pipeline = TfDataPipeline(graph, element_spec=spec)
-    try:
-        with contextlib.closing(pipeline.run(feed).blocks()) as made:
-            for block in made:
-                malloc.keep_large_buffers_now()  # as a `from_generator` may have undone it
-                yield block
-    finally:
-        pipeline.close()
+class BuiltDataset:
+    """What the function has built, for all runs of this process: built again it would be another
+    graph, as its Python functions have numbers, and would be traced, and kept, each time."""
+
+    def __init__(self, function: Callable[[], Any], registered: str) -> None:
+        """`registered`: its structure. Raises ForebayError, and what the function does."""
+        self._dataset = function()  # which has the Python functions
+        if not isinstance(self._dataset, tf.data.Dataset):
+            raise TypeError(
+                f"the function returned {self._dataset!r:.100}, which is no tf.data.Dataset"
+            )
+        spec = self._dataset.element_spec
+        if (here := structure.encode(spec)) != registered:
+            raise _differs(structure.describe(here), structure.describe(registered))
+        self._graph = graph_of(self._dataset)
+        self._pipeline = TfDataPipeline(self._graph, element_spec=spec)
+        self._sources: list[ev.SplitSource] | None = None
+
+    def blocks(self, feed: SplitFeed | None) -> Generator[Block, None, None]:
+        """Of the splits of `feed`, or all. Raises ForebayError."""
+        if feed is not None:
+            if self._sources is None:
+                self._sources = [each.splits for each in split_sources(self._graph, evaluate)]
+            _require_same(self._sources, feed.sources)
+        try:
+            with contextlib.closing(self._pipeline.run(feed).blocks()) as made:
+                for block in made:
+                    malloc.keep_large_buffers_now()  # as a `from_generator` may have undone it
+                    yield block
+        finally:
+            self._pipeline.close()
 
 
 def graph_of(dataset: Any) -> bytes:

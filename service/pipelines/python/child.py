@@ -10,8 +10,8 @@ It has a socket to the worker, which sends
                                              these splits, from element `start` on: of the first
                                              one, or, if there is a seed, of all of them; and
                                              whether somebody waits for the first element
-    ["build", asks]                          the dataset that the function builds, which asks for
-                                             its splits, or reads all of them
+    ["build", asks]                          the dataset that the function builds, or has built,
+                                             which asks for its splits, or reads all of them
     ["free", slabs, abandoned, blocks]       memory that is free again, and blocks that were taken
     ["answer", number, …]                    to what was asked
     ["teardown"]                             nothing more will come
@@ -46,7 +46,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 from numpy import random as numpys_random
@@ -55,8 +55,7 @@ from ...errors import ForebayError, PipelineError, status_of
 from ...proto import metrics_pb2 as pb
 from ...proto.python_pb2 import PythonDataset
 from .asking import AskedFeed, Asker
-from .columns import Misfit, columns_of, iterated
-from .sending import (
+from .child_blocks import (
     LINGER_S,
     MAX_ROWS,
     MESSAGE_BYTES,
@@ -67,6 +66,11 @@ from .sending import (
     shown,
     traceback_of,
 )
+from .columns import Misfit, columns_of, iterated
+from .stored import is_built
+
+if TYPE_CHECKING:
+    from .built import BuiltDataset
 
 PROGRESS_BYTES = 3 * 8
 
@@ -84,10 +88,11 @@ class FunctionProcess:
         self._at = memoryview(mmap.mmap(progress, PROGRESS_BYTES)).cast("q")
         os.close(definition)
         os.close(progress)
-        self._asker = None if self._dataset.splits else Asker(connection)
+        self._asker = Asker(connection) if is_built(self._dataset) else None
         self._sender = self._asker or Sender(connection)
         self._function: Callable[..., Any]
         self._splits: Sequence[Any] = ()  # unless the function builds a dataset
+        self._built: BuiltDataset | None = None
         self._blocks: Blocks
 
     def serve(self) -> NoReturn:
@@ -136,13 +141,15 @@ class FunctionProcess:
             ) from error
 
     def _build(self, asks: bool) -> None:
-        from .built import blocks
+        from .built import BuiltDataset
 
         assert self._asker is not None
         self._at[0], self._at[1] = 0, 0
         feed = AskedFeed(self._dataset.sources, self._asker)
-        made = blocks(self._function, self._structure, feed if asks else None)
         try:
+            if self._built is None:
+                self._built = BuiltDataset(self._function, self._structure)
+            made = self._built.blocks(feed if asks else None)
             with (
                 ThreadPoolExecutor(1, "forebay-sending") as pool,
                 contextlib.closing(made),

@@ -22,9 +22,9 @@ from ...proto import metrics_pb2 as pb
 from ...shared import Borrower, new_slab
 from ..splits import SplitRange
 from .child import PROGRESS_BYTES
+from .child_blocks import MESSAGE_BYTES
 from .columns import read
 from .nursery import Nursery, ended
-from .sending import MESSAGE_BYTES
 
 TEARDOWN_MS = 5_000
 

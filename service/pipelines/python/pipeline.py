@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterator, Sequence
-from importlib import metadata
 
 from ....journal.proto import events_pb2 as ev
 from ....journal.splits import source_size
-from ...errors import FailedPrecondition, Unimplemented
+from ...errors import Unimplemented
 from ...metrics import Totals
 from ...proto.python_pb2 import SKIP, PythonDataset
 from ..splits import PARTS, MaySkip, SplitFeed, SplitRange
@@ -17,39 +15,7 @@ from .children import Children
 from .nursery import HERE, Nurseries
 from .run_states import Policy
 from .runs import BuiltRun, PythonRun
-
-
-def python_version() -> str:
-    """That pickled functions are bound to."""
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
-def package_version(name: str) -> str | None:
-    """None if it is not there."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def require_versions(dataset: PythonDataset) -> None:
-    """Raises FailedPrecondition, with both, if this process has others than it was pickled with."""
-    if dataset.python != python_version():
-        raise FailedPrecondition(
-            f"the dataset was registered by Python {dataset.python}, and this worker has Python "
-            f"{python_version()}, which cannot read its function: run both by the same one"
-        )
-    for name, version in sorted(dataset.packages.items()):
-        if (here := package_version(name)) != version:
-            raise FailedPrecondition(
-                f"the dataset was registered with {name} {version}, and this worker has "
-                f"{here or 'none'}: install the same version"
-            )
-
-
-def is_built(stored: bytes) -> bool:
-    """Whether what is stored of a Python dataset is a function that builds it."""
-    return not PythonDataset.FromString(stored).splits
+from .stored import is_built, require_versions
 
 
 class PythonPipeline:
@@ -74,7 +40,7 @@ class PythonPipeline:
         long runs is added to `totals`. Raises FailedPrecondition."""
         dataset = PythonDataset.FromString(stored)
         require_versions(dataset)
-        self._is_built = not dataset.splits
+        self._is_built = is_built(dataset)
         self._size = 1 if self._is_built else source_size(sources[0])
         self._processes = 1 if self._is_built else processes
         self._may_skip = may_skip

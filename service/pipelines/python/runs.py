@@ -91,6 +91,7 @@ class PythonRun:
         self._seed = seed
         self._index = start
         self._is_awaited = True  # until something has come
+        self._took_s = 0.0  # when a block was taken last; until then all may have waited
         self._cancelled = threading.Event()
         self._bell = _Bell()
         self._next_range = next_range
@@ -135,7 +136,8 @@ class PythonRun:
                         if self._cancelled.is_set():
                             return
                         child.take()
-                        self._handle(Waited(time.monotonic() - given_s))
+                        self._took_s = time.monotonic()
+                        self._handle(Waited(self._took_s - given_s))
                     case Counted(behind, metrics):
                         self._totals.add(metrics)
                         self._handle(Came(slot, 0, behind))
@@ -279,7 +281,8 @@ class BuiltRun(PythonRun):
     def _give(self, given: Given) -> None:
         self._unanswered -= 1
         if not self._unanswered:
-            self._handle(Waited(time.monotonic() - self._waits_since_s))
+            since_s = max(self._waits_since_s, self._took_s)  # before that it was counted
+            self._handle(Waited(time.monotonic() - since_s))
         super()._give(given)
 
     def _working(self) -> set[int]:
