@@ -32,7 +32,7 @@ from ..pipelines.tf_data.element_specs import (
 )
 from ..pipelines.tf_data.evaluate import evaluate
 from ..pipelines.tf_data.source_walk import NotSplittable
-from ..pipelines.tf_data.split_sources import split_sources
+from ..pipelines.tf_data.split_sources import contents_of, split_sources
 from ..proto import forebay_pb2 as pb
 from ..structure import encode
 from . import collective, each_for_itself, functions, parameter_servers, registration, same_end
@@ -226,7 +226,9 @@ def _register_python(
                 )
             policy = tf.data.experimental.ExternalStatePolicy.IGNORE
             try:
-                functions.add_sources(request, _sources(graph_of(built, policy), request))
+                graph = graph_of(built, policy)
+                if sources := _sources(graph, request):
+                    functions.add_sources(request, sources, contents_of(graph))
             except graphs.InvalidGraph as error:  # of what is not in it, and in its process may be
                 request.unsplittable = str(error)
         spec, cardinality = built.element_spec, int(built.cardinality().numpy())

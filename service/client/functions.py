@@ -256,11 +256,15 @@ def request_of(
     return request
 
 
-def add_sources(request: pb.RegisterDatasetRequest, sources: Iterable[ev.SplitSource]) -> None:
-    """Of a dataset that the function builds: its processes compare them with what they build."""
+def add_sources(
+    request: pb.RegisterDatasetRequest, sources: Iterable[ev.SplitSource], contents: bytes
+) -> None:
+    """Of a dataset that the function builds: its processes compare them, and their contents, with
+    what they build."""
     request.sources.extend(sources)
     stored = python_pb2.PythonDataset.FromString(request.python)
     stored.sources.extend(request.sources)
+    stored.contents = contents
     request.python = stored.SerializeToString(deterministic=True)
 
 

@@ -18,7 +18,7 @@ SKIP: OnError
 RETRY: OnError
 
 class PythonDataset(_message.Message):
-    __slots__ = ("function", "splits", "python", "packages", "on_error", "limit", "timeout_s", "sources")
+    __slots__ = ("function", "splits", "python", "packages", "on_error", "limit", "timeout_s", "sources", "contents")
     class PackagesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class PythonDataset(_message.Message):
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    CONTENTS_FIELD_NUMBER: _ClassVar[int]
     function: bytes
     splits: bytes
     python: str
@@ -42,4 +43,5 @@ class PythonDataset(_message.Message):
     limit: int
     timeout_s: float
     sources: _containers.RepeatedCompositeFieldContainer[_events_pb2.SplitSource]
-    def __init__(self, function: _Optional[bytes] = ..., splits: _Optional[bytes] = ..., python: _Optional[str] = ..., packages: _Optional[_Mapping[str, str]] = ..., on_error: _Optional[_Union[OnError, str]] = ..., limit: _Optional[int] = ..., timeout_s: _Optional[float] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ...) -> None: ...
+    contents: bytes
+    def __init__(self, function: _Optional[bytes] = ..., splits: _Optional[bytes] = ..., python: _Optional[str] = ..., packages: _Optional[_Mapping[str, str]] = ..., on_error: _Optional[_Union[OnError, str]] = ..., limit: _Optional[int] = ..., timeout_s: _Optional[float] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., contents: _Optional[bytes] = ...) -> None: ...

@@ -23,7 +23,7 @@ from forebay.service.proto.python_pb2 import PythonDataset
 from .compositions import Compositions, build, write_files
 from .contract import FIRST, SPLITS, Ranges, RunContract, Step, batch, elements_of, spread, without
 from .functions import by_python, numbers
-from .pipelines import OneSource
+from .pipelines import OneSource, slices
 from .test_bundles import done
 from .test_split_compositions import SEED, Cluster, counted, in_process
 
@@ -168,6 +168,20 @@ def test_what_is_not_what_was_registered_is_refused_with_both() -> None:
     said = r"of sources of range(0, 6, 1) here, and of sources of range(0, 5, 1) where it was"
     assert said in raised.value.message
     assert numbers(pipeline.run(None).blocks()) == [*range(6)]
+    pipeline.close()
+
+
+def test_other_contents_in_the_same_number_are_refused() -> None:
+    """As of files that glob gives in another order on another host."""
+    here = os.getpid()
+
+    def ordered() -> Dataset:
+        return slices([1, 2, 3] if os.getpid() == here else [3, 1, 2])
+
+    pipeline = pipeline_built_by(ordered)
+    with pytest.raises(PipelineError, match="of other values, or in another order: sort what"):
+        list(pipeline.run(Ranges([FIRST])).blocks())
+    assert numbers(pipeline.run(None).blocks()) == [3, 1, 2]
     pipeline.close()
 
 

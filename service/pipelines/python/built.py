@@ -19,7 +19,7 @@ from ...errors import FailedPrecondition
 from ..splits import SplitFeed
 from ..tf_data.evaluate import evaluate
 from ..tf_data.pipeline import TfDataPipeline
-from ..tf_data.split_sources import described, split_sources
+from ..tf_data.split_sources import contents_of, described, split_sources
 
 
 class BuiltDataset:
@@ -40,12 +40,19 @@ class BuiltDataset:
         self._pipeline = TfDataPipeline(self._graph, element_spec=spec)
         self._sources: list[ev.SplitSource] | None = None
 
-    def blocks(self, feed: SplitFeed | None) -> Generator[Block, None, None]:
-        """Of the splits of `feed`, or all. Raises ForebayError."""
+    def blocks(self, feed: SplitFeed | None, contents: bytes) -> Generator[Block, None, None]:
+        """Of the splits of `feed`, whose sources have these contents, or all. Raises
+        ForebayError."""
         if feed is not None:
             if self._sources is None:
                 self._sources = [each.splits for each in split_sources(self._graph, evaluate)]
             _require_same(self._sources, feed.sources)
+            if contents_of(self._graph) != contents:
+                raise FailedPrecondition(
+                    f"the function builds a dataset of {described(self._sources)}, as where it was "
+                    "registered, but of other values, or in another order: sort what glob or "
+                    "listdir gives, and seed what draws"
+                )
         try:
             with contextlib.closing(self._pipeline.run(feed).blocks()) as made:
                 for block in made:

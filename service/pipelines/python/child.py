@@ -149,7 +149,7 @@ class FunctionProcess:
         try:
             if self._built is None:
                 self._built = BuiltDataset(self._function, self._structure)
-            made = self._built.blocks(feed if asks else None)
+            made = self._built.blocks(feed if asks else None, self._dataset.contents)
             with (
                 ThreadPoolExecutor(1, "forebay-sending") as pool,
                 contextlib.closing(made),

@@ -6,6 +6,7 @@ the graph; the rest needs TensorFlow, and is left to an `Evaluate` function (see
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -72,6 +73,18 @@ def split_sources(graph: bytes, evaluate: Evaluate | None = None) -> list[Source
                 "long"
             )
     return sources
+
+
+def contents_of(graph: bytes) -> bytes:
+    """A digest of the tensors that a graph's sources slice, as far as they are its constants: of
+    equal counts, split n may be another file. Raises as split_sources does."""
+    parsed, digest = Graph(graph), hashlib.sha256()
+    for source in SourceWalk(parsed).sources:
+        for name in source.node.input:
+            if (made := parsed.producer(name)).op == "Const":
+                tensor = made.attr["value"].tensor
+                digest.update(tensor.SerializeToString(deterministic=True))
+    return digest.digest()
 
 
 def described(sources: Iterable[ev.SplitSource]) -> str:
