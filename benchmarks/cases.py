@@ -83,7 +83,7 @@ def _images(_: pathlib.Path, __: int) -> Any:
 
 def _images_of(_: pathlib.Path, width: int) -> Any:
     """Images of about 150 KB, of a shape that those of another width do not have."""
-    return _again(_random((150_000 // width, width)))
+    return _again(_random((150_000 // (width or 224), width or 224)))
 
 
 def _medium(_: pathlib.Path, __: int) -> Any:
