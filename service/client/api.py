@@ -35,7 +35,14 @@ from ..pipelines.tf_data.source_walk import NotSplittable
 from ..pipelines.tf_data.split_sources import contents_of, split_sources
 from ..proto import forebay_pb2 as pb
 from ..structure import encode
-from . import collective, each_for_itself, functions, parameter_servers, registration, same_end
+from . import (
+    collective,  # noqa: F401 - it says who the others are
+    each_for_itself,
+    functions,
+    parameter_servers,
+    registration,
+    same_end,
+)
 from .functions import PythonDataset
 from .options import (
     CrossTrainerCache,
@@ -446,9 +453,6 @@ def _read_what_is_named(
 
 
 _naming = threading.Lock()
-
-
-same_end.finders.append(collective.tasks)
 
 
 def _blocks_of(reader: Reader) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from .same_end import Others
+from .same_end import Others, finders
 
 
 class Tasks(Others):
@@ -47,3 +47,6 @@ def tasks() -> Others | None:
     if sum(jobs.values()) < 2 or own.job_name not in jobs:
         return None
     return Tasks(jobs, own.job_name, own.task_index)
+
+
+finders.append(tasks)

@@ -114,13 +114,15 @@ def open_consumers() -> list[Consumer]:
 
 def close_between_steps(consumer: Consumer) -> None:
     """In the thread that takes its elements, while it takes none."""
+    left = 0
     if consumer.taker is not None:
         try:
             consumer.taker.close()
+            left = consumer.taker.left()
         except ValueError as error:  # another thread takes them, and is in the midst of it
             if "already executing" not in str(error):
                 raise
-    consumer.close()
+    consumer.close(left)
 
 
 @atexit.register

@@ -85,10 +85,13 @@ class Ends:
         with self.changed:
             self._limits = None
 
+    def are_held(self) -> bool:
+        return self._holding > 0
+
     def admitted(self, name: str, count: int) -> int:
         """How many of so many elements may be given. Waits while they are held."""
         with self.changed:
-            self.changed.wait_for(lambda: not self._holding)
+            self.changed.wait_for(lambda: not self.are_held())
             if self._limits is not None:
                 count = max(0, min(count, self._limits.get(name, 0) - self._given[name]))
             self._given[name] += count
@@ -117,10 +120,12 @@ class EqualTaker(Taker):
 
     def admit(self, block: Block) -> Block | None:
         """What may be given of it."""
-        self._left = block.count
-        count = 0 if self._stopped else ends.admitted(self._name, block.count)
-        self._left -= count
-        if not self._left:
+        with ends.changed:
+            self._left = block.count
+            ends.changed.wait_for(lambda: self._stopped or not ends.are_held())
+            count = 0 if self._stopped else ends.admitted(self._name, block.count)
+            self._left -= count
+        if count == block.count:
             return block
         return split(block, count)[0] if count else None
 

@@ -121,6 +121,9 @@ class PreemptionHandler:
 
     def __enter__(self) -> Self:
         """Raises ValueError in another thread than the main one, which signals come to."""
+        if sys.modules.get("tensorflow") is not None:
+            from ..client import collective  # noqa: F401 - it says who the others are
+        others = same_end.find()
         self._wakened, self._waker = socket.socketpair()
         self._waker.setblocking(False)
         try:
@@ -135,7 +138,7 @@ class PreemptionHandler:
                 f"{error}: enter a PreemptionHandler in the main thread, which gets the signals"
             ) from None
         _active.append(self)
-        if (others := same_end.find()) is not None:
+        if others is not None:
             self._together = Together(others, self._wake)
         stopping.catch(self)
         threading.Thread(target=self._watch, name="forebay-preemption", daemon=True).start()
@@ -147,20 +150,22 @@ class PreemptionHandler:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
+        fails = not (error is None or isinstance(error, SystemExit))
         try:
-            if self.preempted and (error is None or isinstance(error, SystemExit)):
+            if self.preempted and not fails:
                 self._finish()
         finally:
             stopping.catch_no_more(self)
-            if not self.preempted or self._exit_code is None:
+            goes_on = not self.preempted or self._exit_code is None
+            if goes_on:
                 self._give_back_signals()
                 with self._lock:
                     self._over.set()
                     stopping.end(self)
                 with suppress(OSError):  # it is full, or closed: it was woken
                     self._waker.send(b"\0")
-                if self._together is not None:
-                    self._together.close()
+            if (fails or goes_on) and self._together is not None:
+                self._together.close()
         if self.preempted and error is None and self._exit_code is not None:
             self._exit()
 
@@ -216,8 +221,13 @@ class PreemptionHandler:
         self._handed_back.wait(min(HAND_BACK_S, self.remaining_s))
         for reading in open_consumers():
             close_between_steps(reading)
-        if self._save_fn is not None:
-            self._save_fn(self.remaining_s)
+        try:
+            if self._save_fn is not None:
+                self._save_fn(self.remaining_s)
+        except BaseException:
+            if self._together is not None:
+                self._together.close()  # others need not wait for this one
+            raise
         if self._together is not None:
             self._together.wait_until_all_have_saved(max(0.0, self.remaining_s - CLOSING_S))
 
@@ -243,8 +253,9 @@ class PreemptionHandler:
         give_up_s = begun_s + min(HAND_BACK_S, self.remaining_s)
         if self._together is not None:
             self._together.agree(give_up_s - begun_s)
+        until_closed_s = max(0.0, self.remaining_s - CLOSING_S)  # the others are in their steps
         threads = [
-            _in_thread(partial(same_end.leave, reading, give_up_s - begun_s))
+            _in_thread(partial(same_end.leave, reading, until_closed_s))
             for reading in open_consumers()
         ]
         if not (threads or stopping.readers_elsewhere()):

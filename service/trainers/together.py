@@ -35,7 +35,9 @@ class _Exit:
     code: int | None = None
 
 
-@atexit.register  # before what uses TensorFlow does it, so that it comes last
+# What was registered before this would run after it, and does not; of ours, those are logging's and
+# leaving's, whose consumers are closed by then.
+@atexit.register
 def _end() -> None:
     if _Exit.code is not None:
         logging.shutdown()
@@ -45,7 +47,8 @@ def _end() -> None:
 
 
 def exit_with(code: int) -> NoReturn:
-    """As sys.exit does, but that nothing changes the code at last."""
+    """As sys.exit does, but that nothing changes the code at last, and what was registered with
+    atexit before this module was imported does not run."""
     _Exit.code = code
     sys.exit(code)
 

@@ -317,6 +317,16 @@ def test_a_cluster_that_only_the_strategy_knows_is_told_what_doubles(three: Said
     assert three["warned"] == [True] * 3
 
 
+HANDLER_FIRST = """
+with service.PreemptionHandler(grace_period_s=60, exit_code=None) as first:
+    if index == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    give_up_s = time.monotonic() + 20
+    while not first.preempted and time.monotonic() < give_up_s:
+        time.sleep(0.01)
+say("told first of all", first.preempted)
+"""
+
 RESTARTED = """
 over = tf.Variable(0)
 checkpoint = tf.train.Checkpoint(over=over)
@@ -395,7 +405,8 @@ def restarted(
 ) -> tuple[list[Any], Said, list[int]]:
     """What a cluster of three says before its chief is killed, and as it begins again and is
     preempted, and its exit codes."""
-    program, directory = BEGINS + RESTARTED + PREEMPTED, tmp_path_factory.mktemp("restarted")
+    program = BEGINS + HANDLER_FIRST + RESTARTED + PREEMPTED
+    directory = tmp_path_factory.mktemp("restarted")
     tasks = started(program, 3, target, directory)
     before = [[json.loads(line) for line in iter(task.line, "")] for task in tasks]
     codes = [task.finish(60) for task in tasks]
@@ -417,7 +428,7 @@ def test_the_chief_is_killed_and_the_cluster_begins_again(
 ) -> None:
     """From the chief's checkpoint, with what is left of the epoch that it was in."""
     before, after, _ = restarted
-    assert [topic for topic, _ in before[0][:2]] == ["begins", "built"]
+    assert [topic for topic, _ in before[0][1:3]] == ["begins", "built"]
     assert after["begins"] == [1, 1, 1] and "built" not in after
     steps = [what for said in before for topic, what in said if topic == "step"] + after["step"]
     for epoch in range(3):
@@ -431,8 +442,8 @@ def test_the_chief_is_killed_and_the_cluster_begins_again(
 def test_all_stop_between_the_same_steps_when_one_is_told(
     restarted: tuple[list[Any], Said, list[int]], target: str, name: str
 ) -> None:
-    """Whether their elements have an end, which would let TensorFlow go on with some, or none; and
-    what they have not trained on is handed back."""
+    """Whether their elements have an end, which would let TensorFlow go on with some, or none.
+    Where they have one, what they have not trained on is handed back."""
     _, said, _ = restarted
     steps, preempted, saved = zip(*said[name], strict=True)
     assert preempted == (True,) * 3 and saved == (1,) * 3
@@ -445,6 +456,14 @@ def test_all_stop_between_the_same_steps_when_one_is_told(
         )
         own += [int(x) for batch in rest for x in batch]
         assert sorted(own) == [*range(3000)]
+
+
+def test_all_are_told_though_they_have_used_nothing_but_the_handler(
+    restarted: tuple[list[Any], Said, list[int]],
+) -> None:
+    before, after, _ = restarted
+    told = [what for said in before for topic, what in said if topic == "told first of all"]
+    assert told + after["told first of all"] == [True] * 6
 
 
 def test_no_process_ends_before_all_have_saved(

@@ -67,7 +67,7 @@ def test_saving_waits_for_handing_back_some_seconds_only(monkeypatch: pytest.Mon
         def leave(self) -> None:
             go_on.wait()
 
-        def close(self) -> None: ...
+        def close(self, left: int) -> None: ...
 
     go_on = threading.Event()
     monkeypatch.setattr(preemption, "HAND_BACK_S", 0.1)

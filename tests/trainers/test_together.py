@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+from forebay import service
 from forebay.service.blocks import Block, Component
 from forebay.service.client import same_end
-from forebay.service.client.leaving import Taker
-from forebay.service.client.same_end import Ends, Others
-from forebay.service.trainers import together
+from forebay.service.client.leaving import Taker, close_between_steps
+from forebay.service.client.same_end import Ends, EqualTaker, Others
+from forebay.service.trainers import preemption, together
 from forebay.service.trainers.together import Together
 
 
@@ -78,6 +81,8 @@ def test_an_iteration_ends_in_the_midst_of_a_block(ends: Ends) -> None:
     assert ends.hold() == {"a/0": 3}
     with ThreadPoolExecutor() as pool:
         rest = pool.submit(numbers, blocks)
+        with pytest.raises(TimeoutError):
+            rest.result(0.2)
         ends.let_go({"a/0": 5})
         assert rest.result(60) == [3, 4]
     assert left == [1]
@@ -114,6 +119,7 @@ def test_who_does_not_answer_is_not_waited_for(
     board.said[f"{mine._key}/saved/0"] = together.OVER
     mine.wait_until_all_have_saved(0.01)
     assert "process 2 of this training has not saved in time" in caplog.messages
+    mine.close()
 
 
 def test_who_is_told_by_another_stops_as_well(ends: Ends) -> None:
@@ -121,3 +127,106 @@ def test_who_is_told_by_another_stops_as_well(ends: Ends) -> None:
     mine = Together(Seat(board, 2), told.set)
     Seat(board, 0).say(f"{mine._key}/to/2", together.STOP)
     assert told.wait(60)
+    mine.close()
+
+
+class Open:
+    """A consumer, as far as it is asked to leave."""
+
+    def __init__(self, taker: EqualTaker) -> None:
+        self.taker = taker
+        self.told_to_leave = threading.Event()
+        self.closed_with: list[int] = []
+
+    def leave(self) -> None:
+        self.told_to_leave.set()
+        self.taker.leave()
+
+    def close(self, left: int = 0) -> None:
+        self.closed_with.append(left)
+
+
+def test_what_was_not_admitted_is_handed_back_between_steps(ends: Ends) -> None:
+    taker = EqualTaker(ends.begin("a"))
+    given = Open(taker)
+    assert taker.admit(block(0, 4)) is not None
+    ends.hold()
+    ends.let_go({"a/0": 7})
+    assert taker.admit(block(4, 10)) is not None
+    close_between_steps(given)  # type: ignore[arg-type]
+    assert given.closed_with == [7]
+
+
+def test_nothing_is_given_to_who_closes_while_it_is_held(ends: Ends) -> None:
+    """It was handed back."""
+    taker = EqualTaker(ends.begin("a"))
+    given = Open(taker)
+    ends.hold()
+    with ThreadPoolExecutor() as pool:
+        admitted = pool.submit(taker.admit, block(0, 10))
+        with pytest.raises(TimeoutError):
+            admitted.result(0.2)
+        close_between_steps(given)  # type: ignore[arg-type]
+        ends.let_go({"a/0": 10})
+        assert admitted.result(60) is None
+    assert given.closed_with == [10]
+
+
+@pytest.fixture
+def board(monkeypatch: pytest.MonkeyPatch) -> Board:
+    """Of three processes, of which this is the first, and a handler's next."""
+    found = Board()
+    monkeypatch.setattr(same_end, "find", lambda: Seat(found, 0))
+    return found
+
+
+def others_say(board: Board, handler: service.PreemptionHandler, what: str, text: str) -> None:
+    assert handler._together is not None
+    for who in (1, 2):
+        Seat(board, who).say(f"{handler._together._key}/{what}/{who}", text)
+
+
+def test_an_iteration_goes_on_to_the_common_end_for_as_long_as_steps_take(
+    ends: Ends, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Handing back is waited for no longer than ever."""
+    own = ends.begin("a")
+    given = Open(EqualTaker(own))
+    monkeypatch.setattr(preemption, "HAND_BACK_S", 0.2)
+    monkeypatch.setattr(preemption, "open_consumers", lambda: [given])
+    with service.PreemptionHandler(grace_period_s=60, exit_code=None) as handler:
+        others_say(board, handler, "given", json.dumps([0, {own: 2}]))
+        others_say(board, handler, "saved", together.OVER)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert handler._handed_back.wait(30)
+        assert not given.told_to_leave.wait(0.3)
+        assert ends.admitted(own, 10) == 2
+        assert given.told_to_leave.wait(30)
+
+
+def fails(_: float = 0) -> None:
+    raise OSError("in vain")
+
+
+@pytest.mark.parametrize(
+    ("loop", "save"), [(fails, None), (lambda: None, fails)], ids=["the loop", "save_fn"]
+)
+def test_who_fails_is_not_waited_for(
+    ends: Ends,
+    board: Board,
+    loop: Callable[[], None],
+    save: Callable[[float], object] | None,
+) -> None:
+    handler = service.PreemptionHandler(save, grace_period_s=60)
+    with pytest.raises(OSError, match="in vain"), handler:
+        others_say(board, handler, "given", json.dumps([0, {}]))
+        others_say(board, handler, "saved", together.OVER)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert handler._handed_back.wait(30)
+        loop()
+    try:
+        assert handler._together is not None
+        assert board.said.get(f"{handler._together._key}/saved/0") == together.OVER
+    finally:
+        handler._exit_code = None  # the tests go on
+        handler.__exit__(None, None, None)
