@@ -9,7 +9,6 @@ to as many as any had.
 
 from __future__ import annotations
 
-import collections
 import itertools
 import threading
 from collections.abc import Callable, Generator, Mapping
@@ -50,21 +49,25 @@ class Ends:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()  # guards all of this
-        self._given: dict[str, int] = {}
+        self._given: dict[str, int] = {}  # also by those that have ended
+        self._open: set[str] = set()
         self._limits: Mapping[str, int] | None = None
         self._holding = 0
-        self._numbers: dict[str, itertools.count[int]] = collections.defaultdict(itertools.count)
 
     def begin(self, name: str) -> str:
-        """The iteration's own name: the same in all processes, which begin it in one order."""
+        """The iteration's own name: the same in all processes, which begin it in one order. One
+        that follows another goes on counting: epochs may be longer in one process than in others.
+        """
         with self.changed:
-            own = f"{name}/{next(self._numbers[name])}"
-            self._given[own] = 0
+            names = (f"{name}/{number}" for number in itertools.count())
+            own = next(one for one in names if one not in self._open)
+            self._open.add(own)
+            self._given.setdefault(own, 0)
             return own
 
     def end(self, name: str) -> None:
         with self.changed:
-            del self._given[name]
+            self._open.discard(name)
             self.changed.notify_all()
 
     def hold(self) -> dict[str, int]:
@@ -74,9 +77,10 @@ class Ends:
             return dict(self._given)
 
     def let_go(self, limits: Mapping[str, int]) -> None:
-        """Up to these."""
+        """Up to these, or to less, if another said so before."""
         with self.changed:
-            self._limits = limits
+            before = limits if self._limits is None else self._limits
+            self._limits = {name: min(n, before.get(name, 0)) for name, n in limits.items()}
             self._holding -= 1
             self.changed.notify_all()
 
@@ -101,7 +105,7 @@ class Ends:
     def is_over(self, name: str) -> bool:
         """Whether it has given all that it may."""
         with self.changed:
-            if name not in self._given:
+            if name not in self._open:
                 return True
             held = self._holding or self._limits is None
             return not held and self._given[name] >= (self._limits or {}).get(name, 0)

@@ -9,6 +9,8 @@ it.
 from __future__ import annotations
 
 import atexit
+import gc
+import io
 import itertools
 import json
 import logging
@@ -17,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 from ..client.same_end import Others, ends
@@ -41,8 +44,12 @@ class _Exit:
 def _end() -> None:
     if _Exit.code is not None:
         logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        if "multiprocessing.util" in sys.modules:
+            sys.modules["multiprocessing.util"]._exit_function()  # ends its children
+        for each in gc.get_objects():  # what the program has written is not lost
+            if isinstance(each, io.TextIOWrapper | io.BufferedWriter):
+                with suppress(OSError, ValueError):
+                    each.flush()
         os._exit(_Exit.code)
 
 

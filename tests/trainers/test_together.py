@@ -230,3 +230,19 @@ def test_who_fails_is_not_waited_for(
     finally:
         handler._exit_code = None  # the tests go on
         handler.__exit__(None, None, None)
+
+
+def test_who_follows_goes_on_counting() -> None:
+    """Behind a repeat, epochs are longer in one process than in others, and steps go on."""
+    counts = Ends()
+    first, beside = counts.begin("job"), counts.begin("job")
+    assert counts.admitted(first, 45) == 45
+    counts.end(first)
+    assert counts.is_over(first)
+    assert counts.begin("job") == first != beside
+    assert counts.admitted(first, 10) == 10
+    assert counts.hold() == {first: 55, beside: 0}
+    counts.let_go({first: 57, beside: 1})
+    counts.hold()
+    counts.let_go({first: 99, beside: 1})  # of another handler
+    assert counts.admitted(first, 10) == 2
