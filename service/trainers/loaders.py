@@ -48,11 +48,11 @@ that is left ends its workers one by one, and gives each 5 s (torch's MP_STATUS_
 class LoaderWords:
     """Words in memory that a process shares with the workers of its DataLoaders.
 
-    A word for each says its epoch, another its process id while it is reading. The epoch is one more than any
-    has begun, unless that is one of the DataLoader's same iteration, which is known by the seed
-    that its workers have in common. There is no lock, which could not be pickled: each process
-    writes only its own words, epoch << 32 | mark of the seed. If two find at the same time that
-    nobody has begun the iteration yet, they come to the same number. The last word is for all
+    A word for each says its epoch, another its process id while it is reading. The epoch is one
+    more than any has begun, unless that is one of the DataLoader's same iteration, which is known
+    by the seed that its workers have in common. There is no lock, which could not be pickled: each
+    process writes only its own words, epoch << 32 | mark of the seed. If two find at the same time
+    that nobody has begun the iteration yet, they come to the same number. The last word is for all
     workers to read: CAUGHT, while SIGTERM is not the trainer's end, and STOPS.
 
     Any other process that the object was handed to, as a rank is by who starts it, has an epoch of

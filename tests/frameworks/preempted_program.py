@@ -9,6 +9,7 @@ it was given.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from forebay import service
+from forebay.service.client.leaving import stopping
 
 FRAMEWORK, ME, TARGET, DATASET_ID, FOLDER = sys.argv[1:6]
 STAYS = ME == "2"
@@ -151,6 +153,8 @@ def torch_cases() -> None:
     for batch in loader:
         again += batch[:, 0].tolist()
     say(again)
+    if ME == "1":
+        lose_a_worker()
 
     store = f"file://{FOLDER}.store"
     torch.distributed.init_process_group("gloo", store, rank=int(ME), world_size=3)
@@ -165,6 +169,23 @@ def torch_cases() -> None:
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     fit()
+
+
+def lose_a_worker() -> None:
+    """Which is waited for no more."""
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader(
+        dataset("killed"), batch_size=None, num_workers=1, multiprocessing_context="fork"
+    )
+    batches: Any = iter(loader)
+    next(batches)
+    assert stopping.readers_elsewhere() == 1
+    with contextlib.suppress(RuntimeError):
+        os.kill(batches._workers[0].pid, signal.SIGKILL)
+        list(batches)
+    del batches
+    assert stopping.readers_elsewhere() == 0
 
 
 def jax_cases() -> None:

@@ -54,9 +54,9 @@ from forebay.service.pipelines import Pipeline
 from forebay.service.pipelines.beam import internals, tfrecords, translation
 from forebay.service.pipelines.beam.chain import Chain
 from forebay.service.pipelines.beam.translation import Translated, translate, values
+from forebay.service.pipelines.python.child_blocks import Sender
 from forebay.service.pipelines.python.columns import column_of, fields_of
 from forebay.service.pipelines.python.pipeline import PythonPipeline
-from forebay.service.pipelines.python.child_blocks import Sender
 from forebay.service.proto import metrics_pb2 as pb
 from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.service.shared import Lender

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from forebay.journal.proto import events_pb2 as ev
 from forebay.service.client.api import register
 from forebay.service.errors import PipelineError, Unimplemented
-from forebay.service.pipelines import Pipeline, SplitRange
+from forebay.service.pipelines import Pipeline, PythonRules, SplitRange, processes_of
 from forebay.service.pipelines.python import runs
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.proto import forebay_pb2 as pb
@@ -194,6 +195,10 @@ def test_what_cannot_be_divided_is_registered_with_the_reason() -> None:
     request = registered(generated)
     assert [source.count for source in request.sources] == [1]  # as in tf.data service
     assert list(PythonDataset.FromString(request.python).sources) == list(request.sources)
+    python = ev.DatasetDefinition(python_function=ev.PythonFunction())
+    assert processes_of(python, request.python, PythonRules(processes=4)) == 1
+    of_splits = PythonDataset(splits=b"some").SerializeToString()
+    assert processes_of(python, of_splits, PythonRules(processes=4)) == 4
     request = registered(lambda: tf.data.Dataset.range(9).snapshot("nowhere"))
     assert "Splitting is not implemented for snapshot datasets" in request.unsplittable
     assert not request.sources
