@@ -12,12 +12,12 @@ raise an error. Where the trainer catches SIGTERM, a worker waits for what the t
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 import time
 import weakref
 from collections.abc import Generator
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -180,14 +180,19 @@ class _Heeding:
         self._stops = False
         self._lock = threading.Lock()
         self._die_s: float | None = None  # of the monotonic clock, once SIGTERM has come
+        self._wakened, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         threading.Thread(target=self._look, name="forebay-heeding", daemon=True).start()
 
     def _look(self) -> None:
+        polled = select.poll()
+        polled.register(self._wakened, select.POLLIN)
         while True:
-            time.sleep(LOOK_S)
+            woken = polled.poll(1000 * LOOK_S)
+            if woken and signal.SIGTERM in os.read(self._wakened, 64) and self._die_s is None:
+                self._die_s = time.monotonic() + SAID_S
             self.heed()
             if self._dies():
-                os.kill(os.getpid(), signal.SIGTERM)  # the main thread's, which is asked again
+                os._exit(128 + signal.SIGTERM)
 
     def heed(self) -> None:
         """Do what the trainer says."""
@@ -204,16 +209,11 @@ class _Heeding:
                 consumer.leave()
 
     def catch(self) -> None:
-        """SIGTERM, if the trainer does. Else it is PyTorch's, whose handler is not Python's."""
+        """SIGTERM, if the trainer does. Else it is PyTorch's, whose handler is not Python's; so
+        the thread that looks is woken, as the main thread may hang in C."""
         if self._words[-1] & CAUGHT and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._on_signal)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._die_s is None:
-            self._die_s = time.monotonic() + SAID_S
-        if self._dies():
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            signal.signal(signal.SIGTERM, lambda *_: None)
+            signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
 
     def _dies(self) -> bool:
         """Of a SIGTERM: if that was for this worker alone, or the trainer has come to its end."""
