@@ -153,8 +153,6 @@ def torch_cases() -> None:
     for batch in loader:
         again += batch[:, 0].tolist()
     say(again)
-    if ME == "1":
-        lose_a_worker()
 
     store = f"file://{FOLDER}.store"
     torch.distributed.init_process_group("gloo", store, rank=int(ME), world_size=3)
@@ -169,6 +167,8 @@ def torch_cases() -> None:
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     fit()
+    if ME == "1":
+        lose_a_worker()
 
 
 def lose_a_worker() -> None:
