@@ -33,6 +33,7 @@ import tenacity.wait
 import forebay.service.client.consumer
 import forebay.service.client.reader
 import forebay.service.dispatcher.server
+import forebay.service.pipelines.python.stored
 import forebay.service.worker.worker  # noqa: F401
 
 from .calls import grpc

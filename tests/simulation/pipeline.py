@@ -20,13 +20,14 @@ from forebay.service.metrics import Totals
 from forebay.service.pipelines import MaySkip, SkipReport, SplitFeed, SplitRange, definitions
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import graph_pb2
+from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.service.worker.tasks import Pipelines
 
 from .kernel import kernel
 from .oracle import SKIPPED_MOST, Element
 from .threads import Event
 
-PYTHON = b"a function and its splits"
+PYTHON = PythonDataset(splits=b"of a function").SerializeToString()
 FAILING = 3
 """Splits that fail of a Python dataset's task that has all of them, on average. Once SKIPPED_MOST
 of an iteration have, the next one ends its task."""
