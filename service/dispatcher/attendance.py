@@ -5,10 +5,9 @@ whatever the timeouts. To give somebody up is a decision like any other. A worke
 and lives after all registers again, and goes on with its tasks (core/state.py, Orphan).
 
 A broken connection may be a process that died, or a network that hiccups; a worker that lives has
-`reconnect_grace_ms` to come back, so that its tasks go on undisturbed. If a consumer is refused
-there besides, the process is gone: nobody listens at its address any more. That is waited for only
-until news that overtook each other have arrived. If a worker that was just answered does not ask
-again, and consumers are refused, it has died before it was answered: it has `reconnect_grace_ms`.
+`reconnect_grace_ms` to come back, so that its tasks go on undisturbed. If a consumer that has been
+connected to the worker is refused there besides, the process is gone: nobody listens at its
+address any more. That is waited for only until news that overtook each other have arrived.
 
 A consumer keeps its place for all of its timeout. But a worker that is about to end, and has lost
 its connection to the consumer as well, waits for it no longer than `reconnect_grace_ms`.
@@ -133,7 +132,7 @@ class Attendance:
                 self._shorten(member_id, member)
 
     def refuses(self, worker_id: int) -> None:
-        """A consumer finds nobody at the worker's address."""
+        """A consumer that has been connected to the worker finds nobody at its address."""
         member = self._present(worker_id)
         member.refuses = True
         self._shorten(worker_id, member)

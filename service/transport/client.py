@@ -206,14 +206,8 @@ class BlockClient(WorkerClient):
             except OSError as error:
                 errors.append(f"{protocol} {address}: {error}")
                 refused = isinstance(error, ConnectionRefusedError)
-                # Who came after its death is refused as well. That a firewall refuses, or another
-                # host, means nothing to the dispatcher while the worker speaks to it.
-                dead = (
-                    protocol != UNIX
-                    if self._answered is None
-                    else ((protocol, address) == self._answered)
-                )
-                if refused and dead:
+                # Where it never answered, it may be a firewall that refuses, or another host.
+                if refused and (protocol, address) == self._answered:
                     self._tell_refused(True)  # now: other ways may take long to fail
                 if protocol != UNIX or len(self._addresses) == 1:  # whose names are of one host
                     turned_away.append(refused)
