@@ -418,7 +418,7 @@ def test_split_bytes_that_would_not_be_heeded_are_refused(
     with (tmp_path / "large.txt").open("wb") as large:
         large.truncate(3 << 30)
     lines = beam.Pipeline() | beam.io.ReadFromText(f"{tmp_path}/large.txt")
-    refused(lines, 1000, "has more than 1000000 splits of split_bytes=1000, each of which is kept")
+    refused(lines, 1000, "has more than 100000 splits of split_bytes=1000, each of which is kept")
     monkeypatch.setattr(translation, "MAX_READ", 3)
     for name in ("own source", "all text"):
         refused(name, 9, "has more than 3 splits of split_bytes=9, each of .* a larger split_bytes")
