@@ -47,7 +47,10 @@ def _end() -> None:
         if "multiprocessing.util" in sys.modules:
             sys.modules["multiprocessing.util"]._exit_function()  # ends its children
         for each in gc.get_objects():  # what the program has written is not lost
-            if isinstance(each, io.TextIOWrapper | io.BufferedWriter):
+            if type(each) in (
+                io.TextIOWrapper,
+                io.BufferedWriter,
+            ):  # a proxy may raise for its class
                 with suppress(OSError, ValueError):
                     each.flush()
         os._exit(_Exit.code)

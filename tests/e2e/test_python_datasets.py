@@ -144,6 +144,7 @@ FAILURES: dict[str, tuple[Callable[[], object], str]] = {
     "exits": (raises(SystemExit(3)), r"SystemExit\(3\)\nTraceback"),
     "is interrupted": (raises(KeyboardInterrupt()), r"KeyboardInterrupt\(\)\nTraceback"),
     "dies": (lambda: os.kill(os.getpid(), signal.SIGSEGV), "the process .* killed by SIGSEGV"),
+    # It sleeps until it is killed, which is what is tested.
     "hangs": (lambda: time.sleep(3600), r"it has taken longer than 1 s"),
     # Or what came before it finds no memory to be sent.
     "fills its memory": (fills_memory, r"(MemoryError|it could not be sent: OSError)\(.*\)\nTrace"),
@@ -542,12 +543,7 @@ def test_a_dataset_that_a_function_builds_may_call_python_and_is_divided(
 
         sharing = [pool.submit(lambda: list(map(int, read(gated, name="shared")))) for _ in "ab"]
         wait_for_both()
-        stopped = pool.submit(one.stop)
-        while not has_handed_back():  # its function waits yet
-            assert not stopped.done()
-            time.sleep(0.05)
-        gate.touch()
-        assert stopped.result() == 0
+        drain(one, has_handed_back, gate)
         assert sorted(itertools.chain(*(each.result() for each in sharing))) == [*range(400)]
 
         stack.enter_context(WorkerProcess(dispatcher.address))
@@ -564,6 +560,17 @@ def test_a_dataset_that_a_function_builds_may_call_python_and_is_divided(
         assert sorted(map(int, read(generate))) == [*range(300)]
     with pytest.raises(InvalidArgument, match=r"returned 7, which is no tf\.data.Dataset"):
         service.register_dataset(dispatcher.target, lambda: 7)
+
+
+def drain(worker: WorkerProcess, has_handed_back: Callable[[], bool], gate: pathlib.Path) -> None:
+    """It is told to stop while its function waits at the gate, which opens once it has."""
+    with ThreadPoolExecutor(1) as pool:
+        stopped = pool.submit(worker.stop)
+        while not has_handed_back():
+            assert not stopped.done()
+            time.sleep(0.05)
+        gate.touch()
+        assert stopped.result() == 0
 
 
 def test_trainers_share_a_job_while_a_worker_drains(kind: str, tmp_path: pathlib.Path) -> None:
@@ -599,12 +606,7 @@ def test_trainers_share_a_job_while_a_worker_drains(kind: str, tmp_path: pathlib
             reading[mode] = [pool.submit(read, mode, first) for _ in range(2)]
             first.get(timeout=60)
         with WorkerProcess(dispatcher.address, processes=1):
-            stopped = pool.submit(one.stop)
-            while not has_handed_back():  # its function waits yet
-                assert not stopped.done()
-                time.sleep(0.05)
-            gate.touch()
-            assert stopped.result() == 0
+            drain(one, has_handed_back, gate)
             found = {
                 mode: collections.Counter(itertools.chain(*(each.result() for each in trainers)))
                 for mode, trainers in reading.items()

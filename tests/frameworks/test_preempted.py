@@ -4,6 +4,7 @@ who stays gets all else while it trains."""
 from __future__ import annotations
 
 import pathlib
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -57,3 +58,25 @@ def test_two_are_preempted_and_one_survives(
         assert sorted(number for each in used for number in each) == [*range(ELEMENTS)], case
         for left in used[:2]:
             assert most is None or len(left) <= most, case
+
+
+HANGS = """
+import ctypes
+import numpy as np
+from forebay.service.trainers import loaders
+
+words = np.full(1, loaders.CAUGHT)  # as of a trainer that catches SIGTERM, and is not told
+loaders._Heeding(words).catch()
+libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+print("hangs", flush=True)
+libc.pthread_mutex_lock(mutex)
+libc.pthread_mutex_lock(mutex)  # for ever, in C, where no handler of Python's runs
+"""
+
+
+def test_a_loaders_worker_that_hangs_ends_by_sigterm(frameworks: pathlib.Path) -> None:
+    """As it would without a handler in its trainer: who ends a DataLoader waits for its workers."""
+    with subprocess.Popen([frameworks, "-c", HANGS], stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None and worker.stdout.readline() == "hangs\n"
+        worker.terminate()
+        assert worker.wait(60) == 143

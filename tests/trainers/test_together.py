@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -246,3 +249,22 @@ def test_who_follows_goes_on_counting() -> None:
     counts.hold()
     counts.let_go({first: 99, beside: 1})  # of another handler
     assert counts.admitted(first, 10) == 2
+
+
+ENDS = """
+import pathlib, sys, weakref
+from forebay.service.trainers.together import exit_with
+
+class Gone: ...
+
+gone = weakref.proxy(Gone())  # whose class cannot be asked for
+written = open(sys.argv[1], "w")
+written.write("a line")
+exit_with(7)
+"""
+
+
+def test_a_process_that_is_ended_at_last_has_written_all(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "written"
+    done = subprocess.run([sys.executable, "-c", ENDS, file], check=False, capture_output=True)
+    assert (done.returncode, done.stderr, file.read_text()) == (7, b"", "a line")
