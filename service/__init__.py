@@ -9,6 +9,7 @@ functions of splits.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,11 @@ _HOMES = {
     ".trainers.preemption": ("PreemptionHandler",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+# gRPC's own preparation for forks waits for ever in one fork of some hundred, and a fork calls no
+# gRPC of Forebay's (connections/relay.py). gRPC looks once, when it is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def __getattr__(name: str) -> Any:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import socket
+import subprocess
+import sys
 
+import pytest
 import tensorflow as tf
 
 from forebay import service
@@ -115,3 +119,32 @@ def test_a_fork_reads(tmp_path: pathlib.Path) -> None:
             assert "nothing" in error
             while is_there(pid):  # it ends with the fork
                 pass
+
+
+PREPARES = """
+import os
+import sys
+
+from forebay import service
+
+assert not service.list_datasets(sys.argv[1])
+child = os.fork()
+if not child:
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.parametrize("said", [{}, {"GRPC_ENABLE_FORK_SUPPORT": "1"}])
+def test_grpc_prepares_for_forks_only_where_it_is_told_to(
+    tmp_path: pathlib.Path, said: dict[str, str]
+) -> None:
+    """For it waits for ever then, now and again."""
+    traced = {k: v for k, v in os.environ.items() if k != "GRPC_ENABLE_FORK_SUPPORT"}
+    traced |= {"GRPC_VERBOSITY": "debug", "GRPC_TRACE": "event_engine", **said}
+    with DispatcherProcess(tmp_path) as dispatcher:
+        command = [sys.executable, "-c", PREPARES, dispatcher.target]
+        ended = subprocess.run(command, env=traced, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert "event_engine" in ended.stderr or "EventEngine" in ended.stderr
+    assert ("PrepareFork" in ended.stderr) == bool(said)

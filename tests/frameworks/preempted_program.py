@@ -137,7 +137,6 @@ def torch_cases() -> None:
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader
 
-    os.setsid()  # a group of its own, as torchrun makes it
     loop("elements", dataset("elements", batch_size=None))
     loop("batches", dataset("batches"), after=8)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import tempfile
 from typing import Any
+
+import pytest
 
 
 def said_by(
@@ -24,13 +28,23 @@ def said_by(
         path = pathlib.Path(folder) / "program.py"
         path.write_text(program)
         command = [str(each) for each in (python, *launcher, path, *arguments)]
-        ended = subprocess.run(
+        began = subprocess.Popen(
             command,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=timeout_s,
-            env={**os.environ, **environment},
+            env={**os.environ, "PYTHONFAULTHANDLER": "1", **environment},
+            start_new_session=True,
         )
-    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
-    assert "Warning" not in ended.stderr, ended.stderr
-    return [json.loads(line) for line in ended.stdout.splitlines()]
+        try:
+            said, errors = began.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(began.pid, signal.SIGABRT)  # all of its processes say where they are
+            said, errors = began.communicate()
+            pytest.fail(f"not at its end after {timeout_s} s\n{said}\n{errors}")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(began.pid, signal.SIGKILL)
+    assert began.returncode == 0, f"{said}\n{errors}"
+    assert "Warning" not in errors, errors
+    return [json.loads(line) for line in said.splitlines()]

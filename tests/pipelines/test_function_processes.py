@@ -36,6 +36,7 @@ from forebay.service.pipelines.python.child_blocks import LINGER_S, MESSAGE_BYTE
 from forebay.service.proto import metrics_pb2 as pb
 from forebay.service.shared import new_slab
 
+from ..standbys import wait_until
 from .contract import Ranges
 from .functions import INT, Function, numbers, pipeline_of, read
 
@@ -334,7 +335,7 @@ def test_a_run_that_has_ended_keeps_nothing() -> None:
             assert not run._busy and not run._idle
             gone = weakref.ref(run)
             del run
-            assert gone() is None
+            wait_until(lambda ref: ref() is None, gone)  # its thread of questions has just ended
     finally:
         gc.enable()
         pipeline.close()
