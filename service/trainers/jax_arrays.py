@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any
@@ -177,7 +177,7 @@ class ServiceDataset:
                     except Exception as error:  # noqa: BLE001 - the same
                         failed = error
                 if not agreed:
-                    agreed = self._agree(len(ahead), specs.union(map(_spec, ahead)), failed)
+                    agreed = self._agree(ahead, specs, failed)
                     if not agreed:
                         return
                 agreed -= 1
@@ -185,16 +185,20 @@ class ServiceDataset:
         finally:
             batches.close()
 
-    def _agree(self, ready: int, specs: AbstractSet[str], failed: Exception | None) -> int:
-        """How many batches all are to take now, of which so many are here; 0 at the end. `failed`
-        is said to all, then raised. If one of them is told to stop, all are: there is no next step
-        for the others, nor is this the epoch's end."""
+    def _agree(
+        self, ahead: Collection[Tree], specs: AbstractSet[str], failed: Exception | None
+    ) -> int:
+        """How many batches all are to take now, of which those `ahead` are here, and `specs` are of
+        others; 0 at the end. `failed` is said to all, then raised. If one of them is told to stop,
+        all are: there is no next step for the others, nor is this the epoch's end."""
+        ready = len(ahead)
         if self._exchange is None:
             if failed is not None and not ready:
                 raise failed
             return ready
         why = None if failed is None else repr(failed)
         leaves = stopping.is_set()
+        specs = specs.union(map(_spec, ahead))
         mine = {"ready": ready, "specs": [*specs], "failed": why, "leaves": leaves}
         mine["prefetch"] = self._prefetch
         said = [json.loads(each) for each in self._exchange.tell(json.dumps(mine))]
@@ -378,7 +382,9 @@ class _Places:
         held: dict[int, set[int]] = {process: set() for process in self.processes}
         for device, (index,) in sharding.devices_indices_map((batch_size,)).items():
             held[device.process_index].update(range(*index.indices(batch_size)))
-        self.rows = len(held[jax.process_index()])
+        own = held[jax.process_index()]
+        self._own_first = {row: number for number, row in enumerate(sorted(own))}
+        self.rows = len(own)
         if self.rows * len(self.processes) != batch_size or len(set.union(*held.values())) != (
             batch_size
         ):
@@ -389,11 +395,18 @@ class _Places:
             )
 
     def put(self, arrays: Tree) -> Tree:
-        if len(self.processes) == 1:
-            return jax.device_put(arrays, self._sharding)
+        """Of these rows: global arrays. It takes JAX half as long as `device_put` does."""
         return jax.tree.map(
-            lambda array: jax.make_array_from_process_local_data(
-                self._sharding, array, (self._batch_size, *array.shape[1:])
+            lambda array: jax.make_array_from_callback(
+                (self._batch_size, *array.shape[1:]),
+                self._sharding,
+                lambda index: array[self._own(index[0])],
             ),
             arrays,
         )
+
+    def _own(self, rows: slice) -> slice:
+        """Among this process's rows, those that are `rows` of the global batch."""
+        start, stop, _ = rows.indices(self._batch_size)
+        first = self._own_first[start]
+        return slice(first, first + stop - start)
