@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .files import records
+from .contents import RECORDS
 from .training import keras_step, photograph_batches
 
 BATCH = 1_000
@@ -70,7 +70,7 @@ def _scalars(_: pathlib.Path, size: int) -> Any:
 
 
 def _record_files(directory: pathlib.Path, _: int) -> Any:
-    return tf.data.TFRecordDataset([str(file) for file in records(directory)]).repeat()
+    return tf.data.TFRecordDataset([str(RECORDS.files(directory))]).repeat()
 
 
 def _fixed_records(_: pathlib.Path, __: int) -> Any:

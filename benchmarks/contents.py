@@ -90,20 +90,24 @@ class Content:
         return directory / f"{self.name}.array_record"
 
     def write(self, directory: pathlib.Path, *, quick: bool, forms: set[str]) -> int:
-        """Write it for tf.data, and for the other `forms` ("torch", "grain"); how many records.
-
-        Does nothing if it is there already.
+        """Write it for tf.data, and for the other `forms` ("torch", "grain"), where that is not
+        there already; how many records.
         """
         count = self.quick_count if quick else self.count
-        if self.files(directory).exists():
-            return count
-        records = list(self.records(np.random.default_rng(0), count))
-        if "torch" in forms:
+        wanted = {"tf.data": self.files, "torch": self.numbered, "grain": self.array_record}
+        missing = {
+            form
+            for form, path in wanted.items()
+            if form in {"tf.data", *forms} and not path(directory).exists()
+        }
+        records = list(self.records(np.random.default_rng(0), count)) if missing else []
+        if "torch" in missing:
             self._write_numbered(directory, records)
-        if "grain" in forms:
+        if "grain" in missing:
             _write_array_record(self.array_record(directory), records)
-        framed = (r + b"\n" for r in records) if self.text else map(frame, records)
-        self.files(directory).write_bytes(b"".join(framed))
+        if "tf.data" in missing:
+            framed = (r + b"\n" for r in records) if self.text else map(frame, records)
+            self.files(directory).write_bytes(b"".join(framed))
         return count
 
     def _write_numbered(self, directory: pathlib.Path, records: list[bytes]) -> None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from .cases import TOGETHER
 from .cluster import SIDES, BenchmarkCluster, grow, own_clusters, shared_clusters
-from .contents import FILE_CASES
-from .files import write_records
+from .contents import FILE_CASES, RECORDS
 from .machine import require
 from .photographs import write_photographs
 from .real_files import installed
@@ -47,7 +46,7 @@ def scalars(setting: Setting) -> list[Finding]:
 
 def records(setting: Setting) -> list[Finding]:
     """From files, and from memory."""
-    write_records(setting.files)
+    RECORDS.write(setting.files, quick=setting.quick, forms=installed())
     return _row(
         "records",
         setting,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from forebay.benchmarks.cases import CASES, ENDLESS
-from forebay.benchmarks.files import RECORDS, records, write_records
+from forebay.benchmarks.contents import RECORDS
 from forebay.benchmarks.photographs import write_photographs
 from forebay.benchmarks.training import BATCH, PIXELS, keras_step
 from forebay.storage.tfrecord import read_frames
@@ -18,7 +19,7 @@ from forebay.storage.tfrecord import read_frames
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     directory = tmp_path_factory.mktemp("files")
-    write_records(directory)
+    RECORDS.write(directory, quick=True, forms=set())
     write_photographs(directory)
     return directory
 
@@ -47,11 +48,21 @@ def test_a_size_makes_an_end(name: str, files: pathlib.Path) -> None:
 
 
 def test_records_are_whole_and_differ(files: pathlib.Path) -> None:
-    (file,) = records(files)
-    with file.open("rb") as opened:
+    with RECORDS.files(files).open("rb") as opened:
         contents = [data for _, data in read_frames(opened.fileno())]
     assert {len(data) for data in contents} == {1024}
-    assert len(set(contents)) == RECORDS
+    assert len(set(contents)) == RECORDS.quick_count
+
+
+def test_a_content_has_each_form_that_was_asked_for(tmp_path: pathlib.Path) -> None:
+    """Also where another row has written it, in fewer."""
+    RECORDS.write(tmp_path, quick=True, forms=set())
+    written = RECORDS.files(tmp_path).stat().st_mtime_ns
+    assert RECORDS.write(tmp_path, quick=True, forms={"torch"}) == RECORDS.quick_count
+    assert RECORDS.files(tmp_path).stat().st_mtime_ns == written
+    assert RECORDS.numbered(tmp_path).read_bytes() == b"".join(
+        RECORDS.records(np.random.default_rng(0), RECORDS.quick_count)
+    )
 
 
 def test_photographs_train_a_model(files: pathlib.Path) -> None:
