@@ -80,8 +80,8 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
-# gRPC's own preparation for forks waits for ever in one fork of some hundred, and a fork calls no
-# gRPC of Forebay's (connections/relay.py). gRPC looks once, when it is imported.
+# gRPC's own preparation for forks waits for ever in one of several hundred, and a fork
+# makes no gRPC calls of Forebay's (connections/relay.py). gRPC looks once, when it is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 

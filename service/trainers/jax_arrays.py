@@ -160,11 +160,11 @@ class ServiceDataset:
         failed: Exception | None = None
         agreed, more = 0, True  # how many are to be taken before all ask each other again
         nothing: Tree | None = None
-        specs: set[str] = set()  # of batches that may be taken in the same step: one
+        padding: set[str] = set()  # the spec of the batch of no elements, if there is one
         try:
             if self._exchange is not None and self._remainder == "pad":
                 nothing = self._nothing()
-                specs.add(_spec(self._put(nothing, 0)))
+                padding.add(_spec(self._put(nothing, 0)))
         except Exception as error:  # noqa: BLE001 - told to the others, and raised
             failed = error
         try:
@@ -177,7 +177,7 @@ class ServiceDataset:
                     except Exception as error:  # noqa: BLE001 - the same
                         failed = error
                 if not agreed:
-                    agreed = self._agree(ahead, specs, failed)
+                    agreed = self._agree(ahead, padding, failed)
                     if not agreed:
                         return
                 agreed -= 1
@@ -186,11 +186,11 @@ class ServiceDataset:
             batches.close()
 
     def _agree(
-        self, ahead: Collection[Tree], specs: AbstractSet[str], failed: Exception | None
+        self, ahead: Collection[Tree], padding: AbstractSet[str], failed: Exception | None
     ) -> int:
-        """How many batches all are to take now, of which those `ahead` are here, and `specs` are of
-        others; 0 at the end. `failed` is said to all, then raised. If one of them is told to stop,
-        all are: there is no next step for the others, nor is this the epoch's end."""
+        """How many batches all are to take now, of which those `ahead` are here, beside what has
+        the spec in `padding`; 0 at the end. `failed` is said to all, then raised. If one of them is
+        told to stop, all are: there is no next step for the others, nor is this the epoch's end."""
         ready = len(ahead)
         if self._exchange is None:
             if failed is not None and not ready:
@@ -198,8 +198,8 @@ class ServiceDataset:
             return ready
         why = None if failed is None else repr(failed)
         leaves = stopping.is_set()
-        specs = specs.union(map(_spec, ahead))
-        mine = {"ready": ready, "specs": [*specs], "failed": why, "leaves": leaves}
+        own = [*padding.union(map(_spec, ahead))]
+        mine = {"ready": ready, "specs": own, "failed": why, "leaves": leaves}
         mine["prefetch"] = self._prefetch
         said = [json.loads(each) for each in self._exchange.tell(json.dumps(mine))]
         if failed is not None:
@@ -362,6 +362,11 @@ class _Places:
             )
         mesh = sharding.mesh
         self._sharding = sharding
+        self._sharding_of_rows = jax.sharding.NamedSharding(
+            sharding.mesh,
+            jax.sharding.PartitionSpec(*sharding.spec[:1]),
+            memory_kind=sharding.memory_kind,
+        )
         self.processes = sorted({device.process_index for device in mesh.devices.flat})
         if jax.process_index() not in self.processes:
             raise InvalidArgument(
@@ -369,6 +374,8 @@ class _Places:
                 f"{jax.process_index()}: it has nothing to read"
             )
         batch_size = batch_size or (rows or 0) * len(self.processes)
+        if not batch_size:
+            raise InvalidArgument("the registered elements have no rows that devices could divide")
         axes = sharding.spec[0] if len(sharding.spec) else None
         names = axes if isinstance(axes, tuple) else () if axes is None else (axes,)
         parts = int(np.prod([mesh.shape[name] for name in names], dtype=np.int64))
@@ -380,10 +387,13 @@ class _Places:
             )
         self._batch_size = batch_size
         held: dict[int, set[int]] = {process: set() for process in self.processes}
+        starts = set()
         for device, (index,) in sharding.devices_indices_map((batch_size,)).items():
-            held[device.process_index].update(range(*index.indices(batch_size)))
-        own = held[jax.process_index()]
-        self._own_first = {row: number for number, row in enumerate(sorted(own))}
+            rows_held = range(*index.indices(batch_size))
+            starts.add(rows_held.start)
+            held[device.process_index].update(rows_held)
+        own = sorted(held[jax.process_index()])
+        self._local_start = {row: number for number, row in enumerate(own) if row in starts}
         self.rows = len(own)
         if self.rows * len(self.processes) != batch_size or len(set.union(*held.values())) != (
             batch_size
@@ -395,18 +405,23 @@ class _Places:
             )
 
     def put(self, arrays: Tree) -> Tree:
-        """Of these rows: global arrays. It takes JAX half as long as `device_put` does."""
-        return jax.tree.map(
-            lambda array: jax.make_array_from_callback(
-                (self._batch_size, *array.shape[1:]),
-                self._sharding,
-                lambda index: array[self._own(index[0])],
-            ),
-            arrays,
+        """This process's rows as global arrays. Where nothing is copied, make_array_from_callback
+        takes half as long as device_put.
+        """
+        return jax.tree.map(self._global_array, arrays)
+
+    def _global_array(self, array: Array) -> Any:
+        by_rows = array.ndim < len(
+            self._sharding.spec
+        )  # as labels are, where it says P("data", None)
+        return jax.make_array_from_callback(
+            (self._batch_size, *array.shape[1:]),
+            self._sharding_of_rows if by_rows else self._sharding,
+            lambda index: array[self._local_rows(index[0])],
         )
 
-    def _own(self, rows: slice) -> slice:
+    def _local_rows(self, rows: slice) -> slice:
         """Among this process's rows, those that are `rows` of the global batch."""
         start, stop, _ = rows.indices(self._batch_size)
-        first = self._own_first[start]
+        first = self._local_start[start]
         return slice(first, first + stop - start)

@@ -157,6 +157,13 @@ def global_arrays(target: str, numbers: str, whole_batches: str) -> Any:
     )
     total = sum(float((batch["x"][:, 0] * mask).sum()) for batch, mask in padded)
     assert total == sum(range(100))
+    by_rows = forebay.jax.ServiceDataset(  # which says more than the mask, and labels, have
+        target, numbers, batch_size=32, sharding=named(square, spec("data", None)), remainder="pad"
+    )
+    for batch, mask in by_rows:
+        assert batch["x"].sharding.spec == spec("data", None)
+        for array in (mask, batch["y"][0]):
+            assert jax.device_put(array, array.sharding).shape == (32,)
 
     whole = forebay.jax.ServiceDataset(target, whole_batches, sharding=square)
     assert sorted(np.concatenate([*whole]).tolist()) == [*range(100)]

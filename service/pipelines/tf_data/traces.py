@@ -31,7 +31,7 @@ from .packs import elements_per_pack
 from .queues import OwnedQueue, Queue, QueueSpec
 from .transformations import call_as_it_is, concrete, drained, flat_mapped, mapped, until_stopped
 
-LARGE_BYTES = 512 << 10  # an element of this size travels alone: it is copied once less
+LARGE_BYTES = 512 << 10  # an element of this size travels alone, without the copy into a block
 MAX_BLOCK_ELEMENTS = 8192
 QUANTUM_BYTES = 4096  # in which the queue's bytes are counted where sizes differ
 QUEUE_BLOCKS = 2
