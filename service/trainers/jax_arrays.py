@@ -198,7 +198,7 @@ class ServiceDataset:
             return ready
         why = None if failed is None else repr(failed)
         leaves = stopping.is_set()
-        own = [*padding.union(map(_spec, ahead))]
+        own = [*{*padding, *map(_spec, ahead)}]
         mine = {"ready": ready, "specs": own, "failed": why, "leaves": leaves}
         mine["prefetch"] = self._prefetch
         said = [json.loads(each) for each in self._exchange.tell(json.dumps(mine))]
