@@ -20,6 +20,7 @@ import numpy as np
 import forebay.jax
 from forebay import service
 from forebay.service import ForebayError
+from forebay.service.trainers import jax_arrays
 
 SAYS = "said: "
 
@@ -174,6 +175,8 @@ def global_arrays(target: str, numbers: str, whole_batches: str) -> Any:
             forebay.jax.ServiceDataset(target, numbers, batch_size=size, sharding=mesh("data"))
     with refused("first dimensions", "16"):
         forebay.jax.ServiceDataset(target, numbers, sharding=square)
+    with refused("no rows"):
+        jax_arrays._Places(square, None, 0)
     with refused("divides more than the batch"):
         sharding = named(square, spec("data", "model"))
         forebay.jax.ServiceDataset(target, numbers, batch_size=32, sharding=sharding)

@@ -351,7 +351,7 @@ def _begin(
     if split_bytes is None or not isinstance(element, iobase.BoundedSource):
         restrictions = first.restrictions(element)
     else:
-        with contextlib.suppress(NotImplementedError):
+        with contextlib.suppress(NotImplementedError):  # by a source that knows no size
             if (element.estimate_size() or 0) > MAX_READ * split_bytes:
                 raise TooMany  # at once: to make them takes minutes
         restrictions = map(internals.SourceRestriction, element.split(split_bytes))
