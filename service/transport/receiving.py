@@ -64,6 +64,7 @@ class Receiving:
         self._granted = 0
         if self._elements is not None:
             self._elements.take_back()
+        self._news.update(self.incoming)  # what was said before may not have come
         for key, incoming in self.incoming.items():
             yield _read(key, incoming)
 

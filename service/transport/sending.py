@@ -208,7 +208,7 @@ class Link:
         self.sendings: deque[Sending] = deque()  # those that have not ended, in turn
         self.credit = 0
         self.elements: int | None = None  # that may be sent, if they are counted
-        self.resumed = False  # it has said which tasks it goes on with
+        self.goes_on_with: set[Key] | None = set()  # of what was read before; None once all is said
         self.closed = False
         self.ending = False  # what is in the outbox is the last
 

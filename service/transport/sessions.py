@@ -154,6 +154,8 @@ class Sessions:
                     self._reply(link, Ended(task_id, opened, subscription))
                     return
                 sending = link.session.sendings[key] = Sending(key, opened, received)
+            if link.goes_on_with is not None:
+                link.goes_on_with.add(key)
             sending.received(received)
             sending.resume(link)
             link.sendings.append(sending)
@@ -175,10 +177,10 @@ class Sessions:
         with self._lock:
             if link.closed:  # another connection has taken its place
                 return
-            if not link.resumed:
-                link.resumed = True
-                wanted = {sending.key for sending in link.sendings}
-                self._close_sendings(link.session, link.session.sendings.keys() - wanted)
+            if link.goes_on_with is not None:
+                unwanted = link.session.sendings.keys() - link.goes_on_with
+                link.goes_on_with = None
+                self._close_sendings(link.session, unwanted)
             link.credit += size
             if elements is not None:
                 link.elements = (link.elements or 0) + elements

@@ -67,7 +67,7 @@ class Consumer:
         arrived = self.arrived.get(timeout=TIMEOUT_S)
         assert not isinstance(arrived, str), f"lost: {arrived}"
         if isinstance(arrived[2], Block):
-            self.client.taken(arrived[2])
+            self.client.taken(arrived[2], (arrived[0], arrived[1]))
         return arrived
 
     def take(self) -> tuple[int, Block | End]:

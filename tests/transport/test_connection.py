@@ -20,7 +20,15 @@ import pytest
 
 from forebay.service import block_limits
 from forebay.service.blocks import Block, Component
-from forebay.service.delivery import AnyOutput, EndOfTask, TaskFailed, TaskUnknown
+from forebay.service.delivery import (
+    ANY,
+    AnyBlock,
+    AnyOutput,
+    EndOfTask,
+    Order,
+    TaskFailed,
+    TaskUnknown,
+)
 from forebay.service.errors import AddressInUse
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockClient, BlockServer, frames
@@ -240,8 +248,9 @@ def test_connections_cut_anywhere_lose_and_repeat_nothing(
     assert proxy.cuts > 5
 
 
+@pytest.mark.parametrize("order", [ANY, AnyBlock(hands_back=True)])
 def test_every_byte_of_a_conversation_as_the_place_of_a_cut(
-    server: BlockServer, closing: ExitStack
+    server: BlockServer, closing: ExitStack, order: Order
 ) -> None:
     """One cut after so many bytes, of both directions together; then it is left in peace."""
     (_, address) = only(server, "tcp")[0]
@@ -251,10 +260,11 @@ def test_every_byte_of_a_conversation_as_the_place_of_a_cut(
     closing.callback(proxy.close)
     for cut_after in itertools.count(1):
         lengths.append(cut_after)
-        task(server, cut_after, 1)
+        output = task(server, cut_after, 1)
         consumer = Consumer([("tcp", proxy.address)], cut_after)
-        consumer.client.read(cut_after)
+        consumer.client.read(cut_after, order)
         assert consumer.numbers() == [1], f"cut after {cut_after} bytes"
+        assert output.wait_drained(TIMEOUT_S), f"cut after {cut_after} bytes"
         consumer.client.close()
         server.remove_task(cut_after)
         if proxy.cuts < cut_after:

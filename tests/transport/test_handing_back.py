@@ -112,6 +112,27 @@ def test_who_hands_back_while_its_sender_is_idle_is_not_given_it_again() -> None
     assert sessions.next_batch(link) == [Farewell()] and sessions.next_batch(link) is None
 
 
+def test_what_has_come_before_a_cut_can_be_handed_back_behind_it() -> None:
+    """Of a task that had ended by then, too: its end is said again before all that is read is."""
+    sessions, output = Sessions(linger_s=10), AnyOutput()
+    sessions.add_task(TASK, output)
+    output.put(block(0, 2))
+    output.finish()
+    for received in (0, 1):
+        link = sessions.attach(1, lambda: None)
+        sessions._idle[link] = None  # as its sender does that waits
+        sessions.read(link, TASK, received, HANDS_BACK)
+        sessions.give_credit(link, 1 << 20, [])
+        assert sessions.next_batch(link)
+        sessions.detach(link, 0)
+    link = sessions.attach(1, lambda: None)
+    sessions._idle[link] = None
+    sessions.read(link, TASK, 1, HANDS_BACK)
+    sessions.give_credit(link, 1 << 20, [])
+    sessions.goodbye(link, [pb.Position(task_id=TASK, received=1)])
+    assert output.waiting_elements == 2
+
+
 @pytest.mark.parametrize(
     ("position", "wrong"),
     [
