@@ -2,7 +2,7 @@
 the seconds of a step and of the grace, and 1 if it is told by another file when to begin.
 
 It writes down each element in the file as it trains on it, and then what its save_fn was called
-for.
+for. Behind each step it waits while there is a file "hold" beside its own.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ import os
 import pathlib
 import sys
 import time
+from typing import Any
 
 from forebay import service
 
 KIND, TARGET, DATASET_ID, PATH, STEP_S, GRACE_S, LATER = sys.argv[1:8]
+JOB: Any = {"job_name": "training", "max_outstanding_requests": 60}  # lest few have everything
 record = os.open(PATH, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 def step(numbers: list[int]) -> None:
     time.sleep(float(STEP_S))
     os.write(record, b"".join(b"%d\n" % number for number in numbers))
+    while pathlib.Path(PATH).with_name("hold").exists():
+        time.sleep(0.01)
 
 
 def save(remaining_s: float) -> None:
@@ -49,14 +53,14 @@ def main() -> None:
     mode = "distributed_epoch"
     if KIND == "read":
         with service.PreemptionHandler(save, grace_period_s=float(GRACE_S)):
-            reading = service.read(TARGET, DATASET_ID, processing_mode=mode, job_name="training")
+            reading = service.read(TARGET, DATASET_ID, processing_mode=mode, **JOB)
             wait_to_begin()
             for numbers in reading:
                 step([int(numbers[0])])
         return
     import tensorflow as tf
 
-    dataset = service.from_dataset_id(mode, TARGET, DATASET_ID, job_name="training")
+    dataset = service.from_dataset_id(mode, TARGET, DATASET_ID, **JOB)
     if KIND == "repeated loop":
         dataset = dataset.repeat()
     dataset = dataset.map(lambda numbers: numbers[0]).batch(2)

@@ -76,6 +76,18 @@ def require_once(trainers: Sequence[Trainer]) -> None:
     assert sorted(used) == [*range(ELEMENTS)]
 
 
+def three(
+    kind: str, dispatcher: DispatcherProcess, dataset_id: str, folder: pathlib.Path
+) -> list[Trainer]:
+    """All of them train: none has used everything before another has begun."""
+    hold = folder / "hold"
+    hold.touch()
+    trainers = [Trainer(kind, dispatcher.target, dataset_id, folder / f"{i}") for i in range(3)]
+    wait_until(lambda: all(trainer.elements() for trainer in trainers))
+    hold.unlink()
+    return trainers
+
+
 @pytest.mark.parametrize("kind", ["read", "loop", "keras"])
 def test_two_are_preempted_and_one_survives(
     kind: str, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
@@ -83,10 +95,7 @@ def test_two_are_preempted_and_one_survives(
     dice = random.Random(kind)
     with WorkerProcess(dispatcher.address), WorkerProcess(dispatcher.address):
         dataset_id = numbers(dispatcher.target)
-        trainers = [
-            Trainer(kind, dispatcher.target, dataset_id, tmp_path / f"{i}") for i in range(3)
-        ]
-        wait_until(lambda: all(trainer.elements() for trainer in trainers))
+        trainers = three(kind, dispatcher, dataset_id, tmp_path)
         for trainer in trainers[:2]:
             some = dice.randrange(10)
             wait_until(lambda trainer=trainer, some=some: len(trainer.elements()) > some)
@@ -158,10 +167,7 @@ def test_the_dispatcher_and_a_worker_go_at_the_same_time(tmp_path: pathlib.Path)
         WorkerProcess(dispatcher.address) as second,
     ):
         dataset_id = numbers(dispatcher.target)
-        trainers = [
-            Trainer("read", dispatcher.target, dataset_id, tmp_path / f"{i}") for i in range(3)
-        ]
-        wait_until(lambda: all(trainer.elements() for trainer in trainers))
+        trainers = three("read", dispatcher, dataset_id, tmp_path)
         dispatcher.kill()
         trainers[0].process.send_signal(signal.SIGTERM)
         assert trainers[0].end() == 143

@@ -180,7 +180,7 @@ def lose_a_worker() -> None:
     batches: Any = iter(loader)
     next(batches)
     assert stopping.readers_elsewhere() == 1
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError, OSError, EOFError):  # what PyTorch was just doing
         os.kill(batches._workers[0].pid, signal.SIGKILL)
         list(batches)
     del batches
