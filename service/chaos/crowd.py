@@ -18,6 +18,7 @@ from functools import partial
 
 import msgspec
 
+from ..client.options import ReadOptions
 from ..connections.dispatcher_client import DispatcherClient
 from ..proto import forebay_pb2 as pb
 from . import saves
@@ -75,16 +76,18 @@ def _read(task: CrowdTask, reader: int) -> None:
     recorder.add(Started(task.name, time.monotonic()))
     dispatcher = DispatcherClient(task.service)
     of_python = reader >= READERS
+    shared = of_python or reader % 2 == 1
     try:
         job = dispatcher.call_numbered(
             pb.GetOrCreateJobRequest(
                 dataset_id=task.python_id if of_python else task.dataset_id,
                 job_name=job_of(task.name, reader),
-                sharding="DYNAMIC" if of_python or reader % 2 else "OFF",
+                sharding="DYNAMIC" if shared else "OFF",
             ),
             pb.GetOrCreateJobResponse,
         )
-        read_epoch(dispatcher, job.job_id, 1, recorder, pace_s=0.0)
+        reading = ReadOptions(dynamic=shared, hands_back=True)
+        read_epoch(dispatcher, job.job_id, 1, recorder, pace_s=0.0, reading=reading)
     finally:
         dispatcher.close()
         recorder.close()

@@ -39,6 +39,7 @@ from .records import Ended, Got, Joined, Left, Record, Started
 WORKER_KILLED = "its worker was killed"
 WORKER_GIVEN_UP = "its worker was paused and given up"
 TRAINER_GONE = "in the buffers of a trainer that left"
+HANDED_BACK_LATE = "handed back to a worker that was stopping"
 NOBODY_READ = "its worker stopped while nobody read"
 EPOCH_PAUSED = "its epoch was paused while nobody read"
 EPOCH_LEFT = "of an epoch that every trainer left"
@@ -68,6 +69,7 @@ class Visit:
     ended_s: float | None = None  # it has everything
     gone_s: float = math.inf  # it has not, and has left
     left: bool = False  # for good
+    handed_back: bool = False  # what it had not used, as every worker knows
 
     @property
     def until_s(self) -> float:
@@ -181,7 +183,8 @@ class _Ledger:
                     visit.ended_s = record.at_s
                 case Left():
                     assert visit is not None, f"{name} left what it had not joined"
-                    visit.gone_s, visit.left = record.at_s, True
+                    visit.gone_s, visit.left = record.at_s, record.for_good
+                    visit.handed_back = record.heard
 
     def enter_epochs(self, job: str) -> list[tuple[int, Epoch]]:
         """The job's, as the journal has them."""
@@ -224,6 +227,9 @@ class _Ledger:
         leased = Counter(i for _, i in lease_of)
         never = [i for i in range(elements) for _ in range(passes - leased[i])]
         if self._was_left(number):
+            self._excused(EPOCH_LEFT, len(missing) + len(never))
+            return
+        if not epoch.finished and self._was_left(number, others_ended=True):
             self._excused(EPOCH_LEFT, len(missing) + len(never))
             return
         if not epoch.finished:
@@ -289,10 +295,11 @@ class _Ledger:
                 how = "had to be killed" if life.stuck else f"ended with {life.code}"
                 self._broken(f"{life.name} was told to stop, and {how}")
 
-    def _was_left(self, number: int) -> bool:
-        """Did every trainer that read it leave it for good?"""
-        last = {self._lives[r.name].number: r for r in self._visits[number]}
-        return all(visit.left for visit in last.values())
+    def _was_left(self, number: int, others_ended: bool = False) -> bool:
+        """Did every trainer that read it leave it for good? Or one, once the others had ended."""
+        last = {self._lives[r.name].number: r for r in self._visits[number]}.values()
+        ended = [visit for visit in last if others_ended and visit.ended_s is not None]
+        return len(ended) < len(last) and all(visit.left or visit in ended for visit in last)
 
     def _was_paused_unread(self, number: int, paused_ms: int | None) -> bool:
         if paused_ms is None:
@@ -316,18 +323,27 @@ class _Ledger:
         if worker.given_up_ms is not None and self._was_paused(life, worker.given_up_ms):
             self._excused(WORKER_GIVEN_UP, len(lost))
             return
-        gone = [visit for visit in visits if visit.ended_s is None]
-        gone_ms = max((1000 * (r.gone_s + self._wall_s) for r in gone), default=0.0)
-        early = [(i, lease) for i, lease in lost if lease.at_ms <= gone_ms]
-        late = [i for i, lease in lost if lease.at_ms > gone_ms]
-        most = len(gone) * self._lost_with_a_trainer
-        if held := early[:most]:
-            self._excused(TRAINER_GONE, len(held))
-        rest = sorted([*late, *(i for i, _ in early[most:])])
+        gone = [visit for visit in visits if visit.ended_s is None and not visit.handed_back]
+        lost = self._excuse_held(TRAINER_GONE, gone, lost)
+        stops_s = math.inf if life is None or life.terminated_s is None else life.terminated_s
+        late = [visit for visit in visits if visit.handed_back and visit.gone_s >= stops_s]
+        lost = self._excuse_held(HANDED_BACK_LATE, late, lost)
+        rest = sorted(i for i, _ in lost)
         if rest and life is not None and _unattended(life, visits, read_until_s):
             self._excused(NOBODY_READ, len(rest))
         elif rest:
             self._unexplained(number, rest, f"{worker.name or worker_id} had them")
+
+    def _excuse_held(
+        self, excuse: str, visits: list[Visit], lost: list[tuple[int, Lease]]
+    ) -> list[tuple[int, Lease]]:
+        """What cannot have been with these trainers as they went."""
+        gone_ms = max((1000 * (visit.gone_s + self._wall_s) for visit in visits), default=0.0)
+        held = [one for one in lost if one[1].at_ms <= gone_ms]
+        held = held[: len(visits) * self._lost_with_a_trainer]
+        if held:
+            self._excused(excuse, len(held))
+        return [one for one in lost if one not in held]
 
     def _was_paused(self, life: Life | None, at_ms: int) -> bool:
         if life is None:

@@ -54,10 +54,15 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
-    """It leaves the epoch before its end, for good: the next one is its next."""
+    """It has left the epoch before its end; `for_good` if the next one is its next.
+
+    Every worker has heard what it hands back, if `heard`.
+    """
 
     epoch: int
     at_s: float
+    heard: bool = False
+    for_good: bool = True
 
 
 Record = Started | Joined | Got | Worked | Ended | Left

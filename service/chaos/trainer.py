@@ -1,10 +1,11 @@
 """A trainer of chaos: reads a shared job, epoch after epoch, and writes down what it gets.
 
 It is what `forebay.service.read` does, with less credit, so that little can be in its buffers
-when it is killed. It goes on with the epoch that its last process was in. SIGTERM makes it leave;
-SIGUSR1 cuts every connection that it has, to workers and dispatchers; SIGUSR2 makes it leave the
-epoch, and go on with the next. Every other epoch it takes its time, so that workers run ahead of
-it, and faults find full buffers.
+when it is killed. It goes on with the epoch that its last process was in. SIGTERM makes it hand
+back what it has not used, in the middle of a block if one comes, and end; SIGUSR1 cuts every
+connection that it has, to workers and dispatchers; SIGUSR2 makes it leave the epoch in the same
+way, and go on with the next. Every other epoch it takes its time, so that workers run ahead of it,
+and faults find full buffers.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 
 from ..blocks import Block
 from ..client.consumer import Consumer
+from ..client.options import ReadOptions
 from ..connections.dispatcher_client import DispatcherClient
 from ..proto import forebay_pb2 as pb
 from .records import Ended, Got, Joined, Left, Record, Recorder, Started, Worked, read_records
@@ -30,8 +32,10 @@ JOB = "chaos"
 CREDIT_BYTES = 256 << 10
 NOTHING = Block(0, ())
 
-_leave: list[int] = []
-"""Signals to leave the epoch. No event: a handler cannot set one that its thread clears."""
+READING = ReadOptions(dynamic=True, hands_back=True)
+
+_told: set[int] = set()
+"""Signals to leave. No event: a handler cannot set one that its thread clears."""
 
 
 class TrainerTask(msgspec.Struct, frozen=True):
@@ -57,7 +61,7 @@ def main(task: TrainerTask) -> None:
             pb.GetOrCreateJobResponse,
         )
         # An epoch that was begun is ended, even if it is time to stop.
-        while epoch.begun or not os.path.exists(task.stop):
+        while (epoch.begun or not os.path.exists(task.stop)) and signal.SIGTERM not in _told:
             pace_s = task.pace_s if epoch.number % 2 == 0 else 0.0
             read_epoch(dispatcher, job.job_id, epoch.number, recorder, pace_s)
             epoch = NextEpoch(epoch.number + 1)
@@ -74,7 +78,7 @@ class NextEpoch(msgspec.Struct, frozen=True):
 def next_epoch(records: list[Record]) -> NextEpoch:
     """Where a trainer goes on: with what it has joined and not ended."""
     for record in reversed(records):
-        if isinstance(record, Joined):
+        if isinstance(record, Joined) or (isinstance(record, Left) and not record.for_good):
             return NextEpoch(record.epoch, begun=True)
         if isinstance(record, Ended | Left):
             return NextEpoch(record.epoch + 1)
@@ -82,25 +86,34 @@ def next_epoch(records: list[Record]) -> NextEpoch:
 
 
 def read_epoch(
-    dispatcher: DispatcherClient, job_id: int, epoch: int, recorder: Recorder, pace_s: float
+    dispatcher: DispatcherClient,
+    job_id: int,
+    epoch: int,
+    recorder: Recorder,
+    pace_s: float,
+    reading: ReadOptions = READING,
 ) -> None:
     """Read an epoch, and record what comes."""
     request = pb.JoinIterationRequest(job_id=job_id, epoch=epoch)
     joined = dispatcher.call_numbered(request, pb.JoinIterationResponse)
-    consumer = Consumer(dispatcher, joined, credit_bytes=CREDIT_BYTES)
+    consumer = Consumer(dispatcher, joined, credit_bytes=CREDIT_BYTES, reading=reading)
     try:
         recorder.add(Joined(epoch, consumer.consumer_id, time.monotonic()))
-        _leave.clear()
+        _told.discard(signal.SIGUSR2)
         for block in consumer.blocks(NOTHING):
+            left = block.count // 2 if _told else 0
             if block is not NOTHING:
                 ids, damaged = unpack(block)
-                task_id = consumer.last_task_id
-                recorder.add(Got(epoch, time.monotonic(), task_id, ids, damaged))
+                task_id, used = consumer.last_task_id, block.count - left
+                damaged = [i for i in damaged if i in ids[:used]]
+                recorder.add(Got(epoch, time.monotonic(), task_id, ids[:used], damaged))
                 if pace_s:
-                    time.sleep(pace_s * block.count)
+                    time.sleep(pace_s * used)
                     recorder.add(Worked(time.monotonic()))
-            if _leave:
-                recorder.add(Left(epoch, time.monotonic()))
+            if _told:
+                for_good = signal.SIGTERM not in _told
+                heard = consumer.close(left)
+                recorder.add(Left(epoch, time.monotonic(), heard, for_good))
                 return
         recorder.add(Ended(epoch, time.monotonic()))
     finally:
@@ -126,7 +139,7 @@ def _cut_connections(*_: Any) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGUSR1, _cut_connections)
-    signal.signal(signal.SIGUSR2, lambda number, _: _leave.append(number))
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, lambda told, _: _told.add(told))
     main(msgspec.json.decode(sys.argv[1], type=TrainerTask))

@@ -152,6 +152,7 @@ class Consumer:
         self._lock = threading.RLock()
         self._closer: int | None = None  # the thread that closes this
         self._left = threading.Event()  # it has
+        self._heard_by_all = True  # what is handed back
         self._heartbeats = threading.Thread(
             target=self._heartbeat,
             args=(joined.news.version,),
@@ -311,16 +312,17 @@ class Consumer:
         self.taker.leave()
         self._inbox.put(Unavailable("the consumer leaves"))  # for `blocks`, if it waits
 
-    def close(self, left: int = 0) -> None:
+    def close(self, left: int = 0) -> bool:
         """Leave the iteration, and let every worker know. Idempotent, in any thread: who comes
         while another closes waits for that.
 
         What may be handed back is: all that `blocks` did not yield, and of the block that it
-        yielded last the `left` elements at its end.
+        yielded last the `left` elements at its end. Returns whether every worker that it was
+        connected to, or tried to be, has heard of it.
         """
         if not self.is_ours():
             self._closed.set()
-            return
+            return False
         with self._lock:
             first = self._closer is None
             if first:
@@ -335,6 +337,7 @@ class Consumer:
                 self._left.set()
         elif self._closer != threading.get_ident():
             self._left.wait(CLOSED_S)
+        return self._heard_by_all
 
     def _close(self, links: list[_WorkerLink], left: int) -> None:
         leaving.closed(self)
@@ -347,6 +350,7 @@ class Consumer:
         give_up_s = time.monotonic() + HEARD_S
         for link in links:
             if not link.client.close(give_up_s):
+                self._heard_by_all = False
                 log.warning("a worker has not heard what is handed back to it, which is lost")
         try:
             self._dispatcher.call(

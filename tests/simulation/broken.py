@@ -106,6 +106,19 @@ def forgets_what_was_sent() -> AbstractContextManager[None]:
     return replaced(Sending, next=forgets)
 
 
+def says_once_what_was_taken() -> AbstractContextManager[None]:
+    """A consumer that does not say it again after a connection on which it may not have come."""
+    resume = Receiving.resume
+
+    def forgets(self: Receiving) -> Iterator[Any]:
+        news = set(self._news)
+        reads = [*resume(self)]
+        self._news = news
+        return iter(reads)
+
+    return replaced(Receiving, resume=forgets)
+
+
 def drops_what_is_handed_back() -> AbstractContextManager[None]:
     """A worker that forgets a consumer that leaves, and what it had not taken."""
     return replaced(Sending, hand_back=lambda self, *_: self.close())
@@ -390,6 +403,7 @@ BROKEN: dict[str, Variant] = {
         Variant(leases_returned_splits_twice, "is leased by", ("drain worker",)),
         Variant(resends_what_has_arrived, "came to", ("cut connections",)),
         Variant(forgets_what_was_sent, "", ("cut connections",)),
+        Variant(says_once_what_was_taken, "did not come to the end", ("cut connections",)),
         Variant(
             drops_what_is_handed_back, "never delivered", seeds=400,
             fits=lambda scenario: scenario.preempted > 0 and not scenario.faults,
