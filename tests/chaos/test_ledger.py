@@ -13,6 +13,7 @@ from forebay.service.chaos.history import read_history
 from forebay.service.chaos.ledger import (
     EPOCH_LEFT,
     EPOCH_PAUSED,
+    HANDED_BACK_LATE,
     NOBODY_READ,
     TRAINER_GONE,
     WORKER_GIVEN_UP,
@@ -317,6 +318,40 @@ class TestPasses:
         run.lease(1, 9, 1, in_pass=2)
         verdict = run.verdict(reader(0, *range(10)), reader(1, *range(10), 9))
         assert "(9) leased that it does not have" in broken(verdict)
+
+
+class TestHandingBack:
+    """A trainer is preempted: what it had not used comes to another one."""
+
+    @staticmethod
+    def preempted(*ids: int, heard: bool = True) -> list[Record]:
+        return [*reader(0, *ids, ended_s=None), Left(1, 3.0, heard, for_good=False)]
+
+    def test_all_of_it_is_owed(self, run: Run) -> None:
+        assert run.verdict(self.preempted(0), reader(1, *range(1, 10))).broken == []
+        verdict = run.verdict(self.preempted(0), reader(1, *range(1, 9)), finished=False)
+        assert verdict.lost_unexplained == 1 and "(9) lost" in broken(verdict)
+
+    def test_but_for_what_a_worker_has_not_heard(self, run: Run) -> None:
+        verdict = run.verdict(self.preempted(0, heard=False), reader(1, *range(1, 9)))
+        assert verdict.broken == [] and verdict.lost == {TRAINER_GONE: 1}
+
+    def test_and_what_came_back_to_a_worker_that_was_stopping(self, run: Run) -> None:
+        run.lives["worker1.1"].terminated_s = 2.5
+        trainers = self.preempted(0), reader(1, *range(1, 8))
+        assert run.verdict(*trainers).lost == {HANDED_BACK_LATE: HELD}
+        assert run.verdict(*trainers, finished=False).broken == []
+        trainers = self.preempted(0), reader(1, *range(1, 7))
+        assert run.verdict(*trainers, finished=False).lost_unexplained == 1
+        run.lives["worker1.1"].terminated_s = 3.5
+        trainers = self.preempted(0), reader(1, *range(1, 9))
+        assert run.verdict(*trainers, finished=False).lost_unexplained == 1
+
+    def test_nobody_is_left_to_read_it(self, run: Run) -> None:
+        """Who had waited long enough for it has ended: the epoch waits for who comes."""
+        left: list[Record] = [*reader(0, 0, ended_s=None), Left(1, 3.0, heard=True)]
+        verdict = run.verdict(left, reader(1, *range(2, 10), ended_s=2.5), finished=False)
+        assert verdict.broken == [] and verdict.lost == {EPOCH_LEFT: 1}
 
 
 class TestLeaving:
