@@ -40,7 +40,7 @@ from ..errors import (
     Unimplemented,
 )
 from ..proto import forebay_pb2 as pb
-from ..transport import BlockClient, ElementBudget, LocalClient, local_worker
+from ..transport import BlockClient, ElementBudget, LocalClient, Refusal, local_worker
 from ..transport.messages import Key
 from . import leaving
 from .leaving import Taker
@@ -143,7 +143,7 @@ class Consumer:
         self._ask_again: set[int] = set()  # tasks that their worker did not know yet
         self._asked_for_the_last_time: set[int] = set()
         self._finished = False
-        self._refusing: set[int] = set()  # uids of workers at whose address nobody listens
+        self._refusing: dict[int, Refusal] = {}  # by uid of the worker
         self._refusing_lock = threading.Lock()
         self._given: tuple[Client, Key, Block] | None = None  # which is not handed back
         self._leaving = False
@@ -377,7 +377,7 @@ class Consumer:
         )
         told = ""  # why no worker has a task
         while not self._closed.is_set():
-            request.refused[:] = self._refusing_now()
+            self._name_refusing(request)
             self._report(request)
             try:
                 response = self._dispatcher.call(
@@ -404,24 +404,29 @@ class Consumer:
     def _heard(self, response: pb.ConsumerHeartbeatResponse) -> None:
         """Before whoever reads hears of it. Called by the thread of the heartbeats."""
 
-    def _refusing_now(self) -> list[int]:
+    def _name_refusing(self, request: pb.ConsumerHeartbeatRequest) -> None:
         with self._refusing_lock:
-            return sorted(self._refusing)
+            by_kind = {
+                kind: sorted(uid for uid, of in self._refusing.items() if of == kind)
+                for kind in Refusal
+            }
+        request.refused[:] = by_kind[Refusal.ANSWERED_BEFORE]
+        request.never_answered[:] = by_kind[Refusal.NEVER_ANSWERED]
 
-    def _refused(self, uid: int, refused: bool) -> None:
+    def _refused(self, uid: int, refusal: Refusal | None) -> None:
         """A worker's address refuses us, or does so no longer."""
         with self._refusing_lock:
-            if not refused:
-                self._refusing.discard(uid)
+            if refusal is None:
+                self._refusing.pop(uid, None)
                 return
-            self._refusing.add(uid)
+            self._refusing[uid] = refusal
         # At once: the heartbeat under way may wait for long yet. The next one says it again,
         # perhaps to another dispatcher.
+        request = pb.ConsumerHeartbeatRequest(consumer_id=self.consumer_id)
+        self._name_refusing(request)
         with suppress(ForebayError):
             self._dispatcher.call(
-                pb.ConsumerHeartbeatRequest(
-                    consumer_id=self.consumer_id, refused=self._refusing_now()
-                ),
+                request,
                 pb.ConsumerHeartbeatResponse,
                 timeout_s=REPORT_S,
                 patience_s=REPORT_S,
@@ -470,7 +475,7 @@ class Consumer:
                 return
             del self._links[uid]
         link.client.close()
-        self._refused(uid, False)
+        self._refused(uid, None)
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -520,7 +525,7 @@ class Consumer:
                 give_up_s=NEVER_S,
                 open_tunnel=open_tunnel,
                 elements=elements,
-                refused=lambda refused: self._refused(uid, refused),
+                refused=lambda refusal: self._refused(uid, refusal),
             )
         return client
 
@@ -554,7 +559,7 @@ class Consumer:
                 return
             self._links[uid] = None
         link.client.close()
-        self._refused(uid, False)
+        self._refused(uid, None)
         for task in self._listed.values():
             if task.task_id in link.reading:
                 self._end_if_completed(task)

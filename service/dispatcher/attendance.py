@@ -7,7 +7,9 @@ and lives after all registers again, and goes on with its tasks (core/state.py, 
 A broken connection may be a process that died, or a network that hiccups; a worker that lives has
 `reconnect_grace_ms` to come back, so that its tasks go on undisturbed. If a consumer that has been
 connected to the worker is refused there besides, the process is gone: nobody listens at its
-address any more. That is waited for only until news that overtook each other have arrived.
+address any more. That is waited for only until news that overtook each other have arrived. Who has
+not been connected to it may have met a firewall; that counts as a broken connection does, while the
+worker does not wait for news here: what it was answered last may have reached nobody.
 
 A consumer keeps its place for all of its timeout. But a worker that is about to end, and has lost
 its connection to the consumer as well, waits for it no longer than `reconnect_grace_ms`.
@@ -61,7 +63,8 @@ class _Presence:
     polls: int = 0  # that it has begun
     waits: bool = False  # in the newest of them
     broken: bool = True  # the newest of them was, or there is none yet
-    refuses: bool = False  # consumers, since it spoke last
+    refuses: bool = False  # consumers that had been connected to it, since it spoke last
+    never_answered: bool = False  # others, since then
     gone_from_s: float = math.inf  # a consumer that does not come back, once its poll has broken
 
 
@@ -83,7 +86,7 @@ class Attendance:
         """A worker or a consumer gave a sign of life."""
         member = self._present(member_id)
         member.until_s = time.monotonic() + self._timeout_s(member_id)
-        member.refuses = False
+        member.refuses = member.never_answered = False
         member.gone_from_s = math.inf
 
     def is_gone(self, consumer_id: int) -> bool:
@@ -131,10 +134,13 @@ class Attendance:
                     member.gone_from_s = time.monotonic() + self._grace_s
                 self._shorten(member_id, member)
 
-    def refuses(self, worker_id: int) -> None:
-        """A consumer that has been connected to the worker finds nobody at its address."""
+    def refuses(self, worker_id: int, answered: bool) -> None:
+        """A consumer finds nobody at the worker's address; `answered` if it had been connected."""
         member = self._present(worker_id)
-        member.refuses = True
+        if answered:
+            member.refuses = True
+        else:
+            member.never_answered = True
         self._shorten(worker_id, member)
 
     def _present(self, member_id: int) -> _Presence:
@@ -157,7 +163,7 @@ class Attendance:
             return
         if member.broken and member.refuses:
             left_s = min(self._grace_s, REFUSED_GRACE_S)
-        elif member.refuses or (member.broken and member.polls):
+        elif member.refuses or (member.polls and (member.broken or member.never_answered)):
             left_s = self._grace_s
         else:
             return

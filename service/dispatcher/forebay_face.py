@@ -205,8 +205,8 @@ class ForebayFace:
         iteration = self._iteration_of(consumer_id)
         for task_id in iteration.tasks:
             worker = state.workers.get(state.tasks[task_id].worker_id)
-            if worker is not None and worker.uid in request.refused:
-                dispatcher.attendance.refuses(worker.worker_id)
+            if worker is not None and worker.uid in (*request.refused, *request.never_answered):
+                dispatcher.attendance.refuses(worker.worker_id, worker.uid in request.refused)
         dispatcher.attendance.saw(consumer_id)
         if request.HasField("rounds"):
             await self._report_round(consumer_id, request.rounds)

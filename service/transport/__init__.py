@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .budget import ElementBudget
-from .client import BlockClient
+from .client import BlockClient, Refusal
 from .dial import WorkerRefused
 from .local import LocalClient, has_local_workers, local_worker
 from .server import BlockServer
@@ -13,6 +13,7 @@ __all__ = [
     "BlockServer",
     "ElementBudget",
     "LocalClient",
+    "Refusal",
     "WorkerRefused",
     "has_local_workers",
     "local_worker",

@@ -7,6 +7,7 @@ worker keeps what was not received, so nothing is missed.
 
 from __future__ import annotations
 
+import enum
 import logging
 import os
 import socket
@@ -45,6 +46,13 @@ _SEND_S = 10.0  # for a worker that does not read what it is told
 _REPORT_S = 0.25  # of silence, and the worker is told what has come and what was taken
 
 
+class Refusal(enum.Enum):
+    """Nobody listens at a worker's address, which..."""
+
+    ANSWERED_BEFORE = enum.auto()
+    NEVER_ANSWERED = enum.auto()  # and may be a firewall's, or another host's
+
+
 class BlockClient(WorkerClient):
     """Reads tasks of one worker, all over one connection.
 
@@ -66,13 +74,14 @@ class BlockClient(WorkerClient):
         give_up_s: float = 30.0,
         open_tunnel: OpenTunnel | None = None,
         elements: Share | None = None,
-        refused: Callable[[bool], None] = lambda _: None,
+        refused: Callable[[Refusal | None], None] = lambda _: None,
     ) -> None:
         """Read from the worker `worker_uid`, at the first of its `addresses` that answers.
 
         `addresses` are pairs of a protocol and an address, the best first; protocols not known
         are passed over, and so is "grpc" without `open_tunnel`.
-        With `elements`, these are counted, too.
+        With `elements`, these are counted, too. `refused` is told when nobody listens at the
+        worker's address, and with None once somebody does again.
         """
         super().__init__(str(worker_uid), deliver, lost)
         if credit_bytes <= 0:
@@ -86,7 +95,7 @@ class BlockClient(WorkerClient):
         self._consumer_id = consumer_id
         self._refused = refused
         self._answered: tuple[str, str] | None = None  # where the worker did, last
-        self._is_refused = False
+        self._refusal: Refusal | None = None
         self._max_payload_bytes = max_payload_bytes
         self._connect_timeout_s = connect_timeout_s
         self._give_up_s = give_up_s
@@ -208,21 +217,23 @@ class BlockClient(WorkerClient):
                 refused = isinstance(error, ConnectionRefusedError)
                 # Where it never answered, it may be a firewall that refuses, or another host.
                 if refused and (protocol, address) == self._answered:
-                    self._tell_refused(True)  # now: other ways may take long to fail
+                    self._tell(Refusal.ANSWERED_BEFORE)  # now: other ways may take long to fail
                 if protocol != UNIX or len(self._addresses) == 1:  # whose names are of one host
                     turned_away.append(refused)
             else:
                 self._answered = protocol, address
                 self._turned_away = False
-                self._tell_refused(False)
+                self._tell(None)
                 return reader
         self._turned_away = turned_away[:1] == [True]
+        if self._turned_away and self._answered is None:
+            self._tell(Refusal.NEVER_ANSWERED)
         raise ConnectionError("; ".join(errors))
 
-    def _tell_refused(self, refused: bool) -> None:
-        if refused != self._is_refused:
-            self._is_refused = refused
-            self._refused(refused)
+    def _tell(self, refusal: Refusal | None) -> None:
+        if refusal != self._refusal:
+            self._refusal = refusal
+            self._refused(refusal)
 
     def _connect_to(self, protocol: str, address: str) -> frames.FrameReader:
         sock = dial(protocol, address, self._connect_timeout_s, self._open_tunnel)

@@ -90,8 +90,9 @@ async def join(dispatcher: Dispatcher, face: ForebayFace) -> int:
     return consumer_id
 
 
-async def say_refused(face: ForebayFace, consumer_id: int) -> None:
-    request = pb.ConsumerHeartbeatRequest(consumer_id=consumer_id, refused=[UID])
+async def say_refused(face: ForebayFace, consumer_id: int, answered: bool = True) -> None:
+    request = pb.ConsumerHeartbeatRequest(consumer_id=consumer_id)
+    (request.refused if answered else request.never_answered).append(UID)
     await face.consumer_heartbeat(request)
 
 
@@ -235,6 +236,34 @@ def test_one_alone_is_not_enough() -> None:
         assert dispatcher.state.workers
 
     run(scene)
+
+
+def test_an_answer_that_reached_nobody_and_a_consumer_that_comes_then() -> None:
+    """It was killed just before the consumer's task was news for it: no poll of it broke."""
+
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        heartbeat = await poll(dispatcher, face)
+        consumer_id = await join(dispatcher, face)
+        assert (await heartbeat).tasks
+        await some_checks()
+        assert dispatcher.state.workers
+        await say_refused(face, consumer_id, answered=False)
+        await until(lambda: not dispatcher.state.workers)
+
+    run(scene, reconnect_grace_ms=100)
+
+
+def test_who_waits_here_is_there_though_a_firewall_refuses_consumers() -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        await beat(face)
+        consumer_id = await join(dispatcher, face)
+        heartbeat = await poll(dispatcher, face)
+        await say_refused(face, consumer_id, answered=False)
+        await some_checks()
+        assert dispatcher.state.workers
+        await break_off(heartbeat)
+
+    run(scene, reconnect_grace_ms=100)
 
 
 def test_nobody_is_given_up_without_a_timeout() -> None:
