@@ -31,7 +31,7 @@ from forebay.service.delivery import (
 )
 from forebay.service.errors import AddressInUse
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import BlockClient, BlockServer, Refusal, frames
+from forebay.service.transport import BlockClient, BlockServer, ElementBudget, Refusal, frames
 
 from .peers import TIMEOUT_S, UID, WELCOME, Consumer, only, raw, say, task
 from .samples import SAMPLES, assert_same, numbered
@@ -248,9 +248,12 @@ def test_connections_cut_anywhere_lose_and_repeat_nothing(
     assert proxy.cuts > 5
 
 
-@pytest.mark.parametrize("order", [ANY, AnyBlock(hands_back=True)])
+@pytest.mark.parametrize(
+    ("order", "blocks", "counted"),
+    [(ANY, 1, False), (AnyBlock(hands_back=True), 1, False), (AnyBlock(hands_back=True), 2, True)],
+)
 def test_every_byte_of_a_conversation_as_the_place_of_a_cut(
-    server: BlockServer, closing: ExitStack, order: Order
+    server: BlockServer, closing: ExitStack, order: Order, blocks: int, counted: bool
 ) -> None:
     """One cut after so many bytes, of both directions together; then it is left in peace."""
     (_, address) = only(server, "tcp")[0]
@@ -260,10 +263,11 @@ def test_every_byte_of_a_conversation_as_the_place_of_a_cut(
     closing.callback(proxy.close)
     for cut_after in itertools.count(1):
         lengths.append(cut_after)
-        output = task(server, cut_after, 1)
-        consumer = Consumer([("tcp", proxy.address)], cut_after)
+        output = task(server, cut_after, blocks)
+        elements = ElementBudget(1).share() if counted else None
+        consumer = Consumer([("tcp", proxy.address)], cut_after, elements=elements)
         consumer.client.read(cut_after, order)
-        assert consumer.numbers() == [1], f"cut after {cut_after} bytes"
+        assert consumer.numbers() == [*range(1, blocks + 1)], f"cut after {cut_after} bytes"
         assert output.wait_drained(TIMEOUT_S), f"cut after {cut_after} bytes"
         consumer.client.close()
         server.remove_task(cut_after)
