@@ -1,10 +1,9 @@
 """A consumer: one reader of one iteration, over all of its workers, without TensorFlow.
 
 Whoever iterates over `blocks()` owns everything. Two kinds of helper threads only put things
-into its inbox: the heartbeat thread what the dispatcher says of the iteration's tasks, the
-transport's readers what workers send. How much may lie in the inbox is bounded by the credit
-that each worker has been given. The readers tell the dispatcher, too, if a worker's address
-refuses them: with that it can give up a dead worker at once, on which the iteration waits.
+into its inbox: the heartbeats' what the dispatcher says of the iteration's tasks, the transport's
+readers what workers send. How much may lie in the inbox is bounded by the credit that each worker
+has been given.
 
 The iteration ends when the dispatcher has said that it is finished, and every task that it has
 listed has ended here. A task ends when its worker says so, or when it is completed and its worker
@@ -23,8 +22,8 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from ..blocks import Block
@@ -40,9 +39,10 @@ from ..errors import (
     Unimplemented,
 )
 from ..proto import forebay_pb2 as pb
-from ..transport import BlockClient, ElementBudget, LocalClient, Refusal, local_worker
+from ..transport import BlockClient, ElementBudget, LocalClient, local_worker
 from ..transport.messages import Key
 from . import leaving
+from .heartbeats import Heartbeats, News
 from .leaving import Taker
 from .options import AS_EVER, ReadOptions, TargetWorkers
 
@@ -51,7 +51,6 @@ log = logging.getLogger(__name__)
 COLOCATED = "COLOCATED"
 """The tag of a worker on a trainer's host, as TensorFlow's clients know it."""
 
-HEARTBEAT_WAIT_MS = 5_000
 ASK_AGAIN_S = 0.1
 """A worker may hear of a new task later than the consumer does."""
 
@@ -64,9 +63,6 @@ a while, its process stopped."""
 
 FORGOTTEN_S = 180.0
 """Of absence, and a worker knows its consumers no more."""
-
-REPORT_S = 1.0
-"""For telling the dispatcher at once that a worker's address refuses us."""
 
 NEVER_S = 1e9
 """How long a worker is looked for: until the dispatcher gives it up."""
@@ -108,7 +104,7 @@ class _WorkerLink:
     reading: set[int] = field(default_factory=set)
 
 
-_Inbox = queue.SimpleQueue[_Delivery | _Gone | pb.ConsumerHeartbeatResponse | ForebayError]
+_Inbox = queue.SimpleQueue[_Delivery | _Gone | News | ForebayError]
 
 
 class Consumer:
@@ -143,8 +139,6 @@ class Consumer:
         self._ask_again: set[int] = set()  # tasks that their worker did not know yet
         self._asked_for_the_last_time: set[int] = set()
         self._finished = False
-        self._refusing: dict[int, Refusal] = {}  # by uid of the worker
-        self._refusing_lock = threading.Lock()
         self._given: tuple[Client, Key, Block] | None = None  # which is not handed back
         self._leaving = False
         self._closed = threading.Event()
@@ -153,11 +147,13 @@ class Consumer:
         self._closer: int | None = None  # the thread that closes this
         self._left = threading.Event()  # it has
         self._heard_by_all = True  # what is handed back
-        self._heartbeats = threading.Thread(
-            target=self._heartbeat,
-            args=(joined.news.version,),
-            name=f"forebay-consumer-{self.consumer_id}",
-            daemon=True,
+        self._heartbeats = Heartbeats(
+            dispatcher,
+            joined.consumer_id,
+            version=joined.news.version,
+            report=self._report,
+            hear=self._hear,
+            closed=self._closed,
         )
         if joined.HasField("news"):
             self._inbox.put(joined.news)
@@ -218,14 +214,14 @@ class Consumer:
             soon = self._ask_again or self._held_by_others
             item = self._inbox.get(timeout=ASK_AGAIN_S if soon else 1)
         except queue.Empty:
-            if not (self._heartbeats.is_alive() or self._closed.is_set()):
+            if not (self._heartbeats.alive or self._closed.is_set()):
                 raise Unavailable("the consumer's heartbeat has failed; read again") from None
             raise
         if self._closed.is_set():
             raise Unavailable("the consumer was closed")
         if isinstance(item, ForebayError):
             raise item
-        if isinstance(item, pb.ConsumerHeartbeatResponse):
+        if isinstance(item, News):
             self._update(item)
         elif isinstance(item, _Gone):
             log.info("worker %s is gone: %s", item.uid, item.reason)
@@ -361,7 +357,7 @@ class Consumer:
             )
         except ForebayError as error:
             log.info("could not say goodbye to the dispatcher: %s", error)
-        self._heartbeats.join(timeout=HEARTBEAT_WAIT_MS / 1000 + 1)
+        self._heartbeats.join()
 
     def _given_by(self, client: Client, left: int) -> tuple[Key, int] | None:
         if self._given is None or self._given[0] is not client:
@@ -371,71 +367,21 @@ class Consumer:
 
     # -- the dispatcher ------------------------------------------------------------------------
 
-    def _heartbeat(self, version: int) -> None:
-        request = pb.ConsumerHeartbeatRequest(
-            consumer_id=self.consumer_id, wait_ms=HEARTBEAT_WAIT_MS, version=version
-        )
-        told = ""  # why no worker has a task
-        while not self._closed.is_set():
-            self._name_refusing(request)
-            self._report(request)
-            try:
-                response = self._dispatcher.call(
-                    request,
-                    pb.ConsumerHeartbeatResponse,
-                    timeout_s=HEARTBEAT_WAIT_MS / 1000 + 5,
-                    closed=self._closed,
-                )
-            except ForebayError as error:
-                if not self._closed.is_set():
-                    self._inbox.put(error)
-                return
-            if response.no_task != told:
-                told = response.no_task
-                log.warning("%s", told or "a worker that can run the dataset has come")
-            if response.version != request.version:
-                request.version = response.version
-                self._heard(response)
-                self._inbox.put(response)
+    def _hear(self, news: News | ForebayError) -> None:
+        """Called by the thread of the heartbeats."""
+        if not isinstance(news, ForebayError):
+            self._heard(news)
+        self._inbox.put(news)
 
     def _report(self, request: pb.ConsumerHeartbeatRequest) -> None:
         """Say what else there is to say. Called by the thread of the heartbeats."""
 
-    def _heard(self, response: pb.ConsumerHeartbeatResponse) -> None:
+    def _heard(self, news: News) -> None:
         """Before whoever reads hears of it. Called by the thread of the heartbeats."""
 
-    def _name_refusing(self, request: pb.ConsumerHeartbeatRequest) -> None:
-        with self._refusing_lock:
-            by_kind = {
-                kind: sorted(uid for uid, of in self._refusing.items() if of == kind)
-                for kind in Refusal
-            }
-        request.refused[:] = by_kind[Refusal.ANSWERED_BEFORE]
-        request.never_answered[:] = by_kind[Refusal.NEVER_ANSWERED]
-
-    def _refused(self, uid: int, refusal: Refusal | None) -> None:
-        """A worker's address refuses us, or does so no longer."""
-        with self._refusing_lock:
-            if refusal is None:
-                self._refusing.pop(uid, None)
-                return
-            self._refusing[uid] = refusal
-        # At once: the heartbeat under way may wait for long yet. The next one says it again,
-        # perhaps to another dispatcher.
-        request = pb.ConsumerHeartbeatRequest(consumer_id=self.consumer_id)
-        self._name_refusing(request)
-        with suppress(ForebayError):
-            self._dispatcher.call(
-                request,
-                pb.ConsumerHeartbeatResponse,
-                timeout_s=REPORT_S,
-                patience_s=REPORT_S,
-                closed=self._closed,
-            )
-
-    def _update(self, response: pb.ConsumerHeartbeatResponse) -> None:
-        self._finished = response.finished
-        listed = {task.task_id: task for task in response.tasks}
+    def _update(self, news: News) -> None:
+        self._finished = news.finished
+        listed = {task.task_id: task for task in news.tasks}
         lost = {i: t for i, t in self._listed.items() if i not in listed and self._is_read(t)}
         if lost:
             self._given_up_at_s = time.monotonic()
@@ -444,7 +390,7 @@ class Consumer:
         self._asked_for_the_last_time -= back
         self._listed = listed
         new = []
-        for task in filter(self._is_for_us, response.tasks):
+        for task in filter(self._is_for_us, news.tasks):
             linked = task.worker_uid in self._links
             link = self._link(task)
             if link is None:
@@ -475,7 +421,7 @@ class Consumer:
                 return
             del self._links[uid]
         link.client.close()
-        self._refused(uid, None)
+        self._heartbeats.refused(uid, None)
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -525,7 +471,7 @@ class Consumer:
                 give_up_s=NEVER_S,
                 open_tunnel=open_tunnel,
                 elements=elements,
-                refused=lambda refusal: self._refused(uid, refusal),
+                refused=partial(self._heartbeats.refused, uid),
             )
         return client
 
@@ -559,7 +505,7 @@ class Consumer:
                 return
             self._links[uid] = None
         link.client.close()
-        self._refused(uid, None)
+        self._heartbeats.refused(uid, None)
         for task in self._listed.values():
             if task.task_id in link.reading:
                 self._end_if_completed(task)

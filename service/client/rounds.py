@@ -15,15 +15,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 from ..block_limits import cost
 from ..blocks import Block, Component, Strings, joined, split
 from ..delivery import End, EndOfTask, Rounds, Superseded, TaskUnknown
-from ..errors import FailedPrecondition, ForebayError
+from ..errors import FailedPrecondition
 from ..proto import forebay_pb2 as pb
-from .consumer import ASK_AGAIN_S, REPORT_S, Client, Consumer
+from .consumer import ASK_AGAIN_S, Client, Consumer
+from .heartbeats import News
 
 TOGETHER, TOGETHER_BYTES = 64, 256 << 10
 """What is taken at once of what is here: by far less than what workers send ahead, so that there is
@@ -161,7 +161,7 @@ class RoundsConsumer(Consumer):
             )
 
     def _say_what_is_used_up(self) -> None:
-        """The heartbeat under way may wait for long yet; the next one says it again."""
+        """The next heartbeat says it again."""
         with self._step:
             new = [task for task in self._tasks.values() if task.is_used_up() and not task.said]
             for task in new:
@@ -170,32 +170,28 @@ class RoundsConsumer(Consumer):
             return
         request = pb.ConsumerHeartbeatRequest(consumer_id=self.consumer_id)
         self._report(request)
-        with suppress(ForebayError):
-            self._dispatcher.call(
-                request, pb.ConsumerHeartbeatResponse,
-                timeout_s=REPORT_S, patience_s=REPORT_S, closed=self._closed,
-            )  # fmt: skip
+        self._heartbeats.say_now(request)
 
-    def _heard(self, response: pb.ConsumerHeartbeatResponse) -> None:
+    def _heard(self, news: News) -> None:
         with self._step:
-            for info in response.tasks:
+            for info in news.tasks:
                 if info.task_id not in self._tasks:
                     self._tasks[info.task_id] = _Task(info.starting_round)
                 self._tasks[info.task_id].lost = info.lost
-            listed = {info.task_id for info in response.tasks}
+            listed = {info.task_id for info in news.tasks}
             for task_id in self._tasks.keys() - listed:
                 task = self._tasks[task_id]
                 if task.stop is None:
-                    task.stop = response.removed.get(task_id, task.next_round)
-            if not response.HasField("block_round"):
+                    task.stop = news.removed.get(task_id, task.next_round)
+            if not news.HasField("block_round"):
                 self._limit = None
-            elif self._round < response.block_round:
-                self._limit = response.block_round
+            elif self._round < news.block_round:
+                self._limit = news.block_round
 
-    def _update(self, response: pb.ConsumerHeartbeatResponse) -> None:
-        self._listed = {task.task_id: task for task in response.tasks}
+    def _update(self, news: News) -> None:
+        self._listed = {task.task_id: task for task in news.tasks}
         new = []
-        for info in response.tasks:
+        for info in news.tasks:
             if info.lost or not self._wants(info.task_id):
                 continue
             linked = info.worker_uid in self._links

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .budget import ElementBudget
-from .client import BlockClient, Refusal
+from .client import BlockClient, NobodyListens
 from .dial import WorkerRefused
 from .local import LocalClient, has_local_workers, local_worker
 from .server import BlockServer
@@ -13,7 +13,7 @@ __all__ = [
     "BlockServer",
     "ElementBudget",
     "LocalClient",
-    "Refusal",
+    "NobodyListens",
     "WorkerRefused",
     "has_local_workers",
     "local_worker",

@@ -46,11 +46,11 @@ _SEND_S = 10.0  # for a worker that does not read what it is told
 _REPORT_S = 0.25  # of silence, and the worker is told what has come and what was taken
 
 
-class Refusal(enum.Enum):
-    """Nobody listens at a worker's address, which..."""
+class NobodyListens(enum.Enum):
+    """At a worker's address, which refuses connections."""
 
-    ANSWERED_BEFORE = enum.auto()
-    NEVER_ANSWERED = enum.auto()  # and may be a firewall's, or another host's
+    WHERE_IT_ANSWERED = enum.auto()
+    WHERE_IT_NEVER_ANSWERED = enum.auto()  # a firewall may refuse, or another host
 
 
 class BlockClient(WorkerClient):
@@ -74,7 +74,7 @@ class BlockClient(WorkerClient):
         give_up_s: float = 30.0,
         open_tunnel: OpenTunnel | None = None,
         elements: Share | None = None,
-        refused: Callable[[Refusal | None], None] = lambda _: None,
+        refused: Callable[[NobodyListens | None], None] = lambda _: None,
     ) -> None:
         """Read from the worker `worker_uid`, at the first of its `addresses` that answers.
 
@@ -95,7 +95,7 @@ class BlockClient(WorkerClient):
         self._consumer_id = consumer_id
         self._refused = refused
         self._answered: tuple[str, str] | None = None  # where the worker did, last
-        self._refusal: Refusal | None = None
+        self._refusing: NobodyListens | None = None
         self._max_payload_bytes = max_payload_bytes
         self._connect_timeout_s = connect_timeout_s
         self._give_up_s = give_up_s
@@ -215,9 +215,9 @@ class BlockClient(WorkerClient):
             except OSError as error:
                 errors.append(f"{protocol} {address}: {error}")
                 refused = isinstance(error, ConnectionRefusedError)
-                # Where it never answered, it may be a firewall that refuses, or another host.
                 if refused and (protocol, address) == self._answered:
-                    self._tell(Refusal.ANSWERED_BEFORE)  # now: other ways may take long to fail
+                    # Now: other ways may take long to fail.
+                    self._tell(NobodyListens.WHERE_IT_ANSWERED)
                 if protocol != UNIX or len(self._addresses) == 1:  # whose names are of one host
                     turned_away.append(refused)
             else:
@@ -227,13 +227,13 @@ class BlockClient(WorkerClient):
                 return reader
         self._turned_away = turned_away[:1] == [True]
         if self._turned_away and self._answered is None:
-            self._tell(Refusal.NEVER_ANSWERED)
+            self._tell(NobodyListens.WHERE_IT_NEVER_ANSWERED)
         raise ConnectionError("; ".join(errors))
 
-    def _tell(self, refusal: Refusal | None) -> None:
-        if refusal != self._refusal:
-            self._refusal = refusal
-            self._refused(refusal)
+    def _tell(self, refusing: NobodyListens | None) -> None:
+        if refusing != self._refusing:
+            self._refusing = refusing
+            self._refused(refusing)
 
     def _connect_to(self, protocol: str, address: str) -> frames.FrameReader:
         sock = dial(protocol, address, self._connect_timeout_s, self._open_tunnel)
