@@ -448,8 +448,11 @@ def read_with_reruns(
     return got, next(following) - 3
 
 
+@pytest.mark.parametrize("to_worker", [False, True])
 @pytest.mark.parametrize("forgetful", [False, True])
-def test_connections_that_are_cut(server: BlockServer, closing: ExitStack, forgetful: bool) -> None:
+def test_connections_that_are_cut(
+    server: BlockServer, closing: ExitStack, forgetful: bool, to_worker: bool
+) -> None:
     """Nothing twice, nothing missing, whatever is on its way then, and even if the worker has
     forgotten its consumer when it comes again.
     """
@@ -467,11 +470,12 @@ def test_connections_that_are_cut(server: BlockServer, closing: ExitStack, forge
     damages: list[Damage] = []
     proxy = MeddlingProxy(server.port, lambda: damages.pop() if damages else None)
     closing.callback(proxy.close)
-    for task_id, at in enumerate(range(30, 3000, 110), 100):
+    places = range(20, 300, 10) if to_worker else range(30, 3000, 110)
+    for task_id, at in enumerate(places, 100):
         # For the sake of a fellow all blocks are kept.
         output = bundles(Addressed(1, 0, 2), Addressed(2, 0, 2))
         server.add_task(task_id, output)
-        damages[:] = [Damage(False, at, cut=True), Damage(False, at // 2 + 15, cut=True)]
+        damages[:] = [Damage(to_worker, where, cut=True) for where in (at, at // 2 + 15)]
         consumer = Consumer(proxy.addresses, task_id, start=False)
         for bundle in (1, 2):
             consumer.client.read(task_id, Addressed(bundle, bundle % 2, 2), bundle)
