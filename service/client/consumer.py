@@ -67,6 +67,9 @@ FORGOTTEN_S = 180.0
 NEVER_S = 1e9
 """How long a worker is looked for: until the dispatcher gives it up."""
 
+WARN_S = 60.0
+"""Of waiting, and the log says what for; again when that has lasted twice as long, and so on."""
+
 HEARD_S = 0.5
 """For workers to hear what a consumer that leaves hands back."""
 
@@ -135,6 +138,8 @@ class Consumer:
         self._listed: dict[int, pb.TaskInfo] = {}
         self._given_up: dict[int, pb.TaskInfo] = {}  # listed no more, and not ended
         self._given_up_at_s = 0.0  # the latest of them
+        self._waits_from_s: float | None = None  # if nothing has come since
+        self._warned_s = WARN_S  # of waiting, for the next warning
         self._ask_again_at_s = 0.0
         self._ask_again: set[int] = set()  # tasks that their worker did not know yet
         self._asked_for_the_last_time: set[int] = set()
@@ -216,6 +221,7 @@ class Consumer:
         except queue.Empty:
             if not (self._heartbeats.alive or self._closed.is_set()):
                 raise Unavailable("the consumer's heartbeat has failed; read again") from None
+            self._warn_of_waiting(time.monotonic())
             raise
         if self._closed.is_set():
             raise Unavailable("the consumer was closed")
@@ -233,12 +239,41 @@ class Consumer:
             self._news_at_s = time.monotonic()
         elif isinstance(item.item, Block):
             self._held_by_others.discard(item.task_id)
+            self._waits_from_s, self._warned_s = None, WARN_S
             if item.item.skipped and self._reading.cache is not None:
                 self._reading.cache.skip(item.item.skipped)
             return item.client, item.task_id, item.item
         else:
             self._end(item.task_id, item.item)
         return None
+
+    def _warn_of_waiting(self, now_s: float) -> None:
+        if self._waits_from_s is None:
+            self._waits_from_s = now_s
+        if now_s - self._waits_from_s < self._warned_s:
+            return
+        self._warned_s *= 2
+        log.warning(
+            "no element for %.0f s: waiting for %s", now_s - self._waits_from_s,
+            "; ".join(self._awaited()) or "the other readers of the epoch, to come to its end",
+        )  # fmt: skip
+
+    def _awaited(self) -> Iterator[str]:
+        """What has not ended, by its worker."""
+        for task_id, task in {**self._given_up, **self._listed}.items():
+            link = self._links.get(task.worker_uid)
+            if task_id in self._ended or not self._is_for_us(task):
+                continue
+            if link is None:
+                state = "which has gone"
+            elif task_id in self._held_by_others:
+                state = "of which other trainers have the rest, and have not used it"
+            else:
+                refused, silent_s = link.client.silent()
+                state = "which refuses connections" if refused else "which sends nothing"
+                state += f" (for {silent_s:.0f} s)"
+            given_up = ", given up by the dispatcher" if task_id in self._given_up else ""
+            yield f"task {task_id} of worker {task.worker_address}, {state}{given_up}"
 
     def _has_ended(self) -> bool:
         if self._leaving:

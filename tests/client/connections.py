@@ -40,6 +40,7 @@ class Client:
         self.reads: list[int] = []
         self.stopped: list[int] = []
         self.held = 0
+        self.silence: tuple[bool, float] = (False, 0.0)
         self.closed = False
 
     def read(self, task_id: int, _: object) -> None:
@@ -56,6 +57,9 @@ class Client:
 
     def stop_task(self, task_id: int) -> None:
         self.stopped.append(task_id)
+
+    def silent(self) -> tuple[bool, float]:
+        return self.silence
 
     def hang_up(self) -> None: ...
 
