@@ -6,7 +6,7 @@ they had, as on a machine of their own, and offer every way to get blocks; the o
 a new container, and offer TCP.
 
     kill        SIGKILL; it is started again, as after any other end
-    terminate   SIGTERM: a worker drains, a trainer leaves
+    terminate   SIGTERM: a worker drains, a trainer is preempted
     pause       SIGSTOP, and SIGCONT a while later
     cut         its connections are reset; of a trainer, those to workers as well
     start       a crowd comes: many readers, for a short while (crowd.py)

@@ -5,9 +5,12 @@ of what does not come each element needs an excuse:
 
 - the worker that it was leased to was killed before the epoch had been read;
 - that worker was given up, after it had been paused;
-- a trainer left the epoch early, killed or told to stop or to leave, and the element may have been
-  in its buffers: that is, it was leased before, and there are no more of them than that trainer's
-  credit with that worker allows;
+- a trainer was killed in the midst of the epoch, or left it and the worker did not hear what it
+  hands back, and the element may have been in its buffers: that is, it was leased before, and there
+  are no more of them than that trainer's credit with that worker allows;
+- as many that a trainer may have handed back to a worker that had been told to stop;
+- as many that who left for good may have handed back when all others had come to the end: the epoch
+  waits for somebody who joins it;
 - its worker was told to stop at a time when no trainer was there to take what it had made;
 - the dispatcher stopped its task, while nobody read the epoch;
 - every trainer left the epoch for good, so that nobody asked for the rest.
@@ -27,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -43,6 +46,10 @@ HANDED_BACK_LATE = "handed back to a worker that was stopping"
 NOBODY_READ = "its worker stopped while nobody read"
 EPOCH_PAUSED = "its epoch was paused while nobody read"
 EPOCH_LEFT = "of an epoch that every trainer left"
+HANDED_BACK_TO_NOBODY = "handed back when all others had come to the end"
+
+HANDING_BACK_S = 1.0
+"""From when a trainer leaves until the workers have heard of it, at most."""
 
 SILENT_S = 20.0
 """How long before it was given up a worker may have been paused for that to be why."""
@@ -68,8 +75,8 @@ class Visit:
     joined_s: float
     ended_s: float | None = None  # it has everything
     gone_s: float = math.inf  # it has not, and has left
-    left: bool = False  # for good
-    handed_back: bool = False  # what it had not used, as every worker knows
+    left_for_good: bool = False
+    unheard: Collection[int] | None = None  # if it handed back: tasks whose workers did not hear
 
     @property
     def until_s(self) -> float:
@@ -183,8 +190,8 @@ class _Ledger:
                     visit.ended_s = record.at_s
                 case Left():
                     assert visit is not None, f"{name} left what it had not joined"
-                    visit.gone_s, visit.left = record.at_s, record.for_good
-                    visit.handed_back = record.heard
+                    visit.gone_s, visit.left_for_good = record.at_s, record.for_good
+                    visit.unheard = record.unheard
 
     def enter_epochs(self, job: str) -> list[tuple[int, Epoch]]:
         """The job's, as the journal has them."""
@@ -229,10 +236,8 @@ class _Ledger:
         if self._was_left(number):
             self._excused(EPOCH_LEFT, len(missing) + len(never))
             return
-        if not epoch.finished and self._was_left(number, others_ended=True):
-            self._excused(EPOCH_LEFT, len(missing) + len(never))
-            return
-        if not epoch.finished:
+        last_leavers = [] if epoch.finished else self._last_leavers(number)
+        if not epoch.finished and (never or not missing or not last_leavers):
             undelivered = sorted({*never, *(i for i, _ in missing)})
             self._broken(
                 f"epoch {number} never finished: {listed(undelivered)} had not been delivered"
@@ -247,7 +252,8 @@ class _Ledger:
             else:
                 by_worker[self._history.worker_of[lease.task_id]].append((i, lease))
         for worker_id, lost in by_worker.items():
-            self._excuse(number, worker_id, lost)
+            rest = self._excuse_held(HANDED_BACK_TO_NOBODY, last_leavers, lost)
+            self._excuse(number, worker_id, rest)
 
     def check_unsharded(self, number: int, epoch: Epoch, elements: int) -> None:
         """Its one reader has each element once from each worker's process."""
@@ -295,21 +301,29 @@ class _Ledger:
                 how = "had to be killed" if life.stuck else f"ended with {life.code}"
                 self._broken(f"{life.name} was told to stop, and {how}")
 
-    def _was_left(self, number: int, others_ended: bool = False) -> bool:
-        """Did every trainer that read it leave it for good? Or one, once the others had ended."""
-        last = {self._lives[r.name].number: r for r in self._visits[number]}.values()
-        ended = [visit for visit in last if others_ended and visit.ended_s is not None]
-        return len(ended) < len(last) and all(visit.left or visit in ended for visit in last)
+    def _last_visits(self, number: int) -> list[Visit]:
+        """The last one of each trainer."""
+        return list({self._lives[v.name].number: v for v in self._visits[number]}.values())
+
+    def _was_left(self, number: int) -> bool:
+        """Did every trainer that read it leave it for good?"""
+        return all(visit.left_for_good for visit in self._last_visits(number))
+
+    def _last_leavers(self, number: int) -> list[Visit]:
+        """Who left it for good, if all others had come to its end by then."""
+        last = self._last_visits(number)
+        leavers = [visit for visit in last if visit.left_for_good]
+        left_s = max((visit.gone_s for visit in leavers), default=0.0)
+        others = [visit.ended_s for visit in last if not visit.left_for_good]
+        if all(ended_s is not None and ended_s < left_s + HANDING_BACK_S for ended_s in others):
+            return leavers
+        return []
 
     def _was_paused_unread(self, number: int, paused_ms: int | None) -> bool:
         if paused_ms is None:
             return False
         at_s = paused_ms / 1000 - self._wall_s
-        for visit in self._visits[number]:
-            told_s = self._lives[visit.name].terminated_s or math.inf
-            if visit.joined_s <= at_s < min(visit.until_s, told_s):
-                return False
-        return True
+        return not any(v.joined_s <= at_s < v.until_s for v in self._visits[number])
 
     def _excuse(self, number: int, worker_id: int, lost: list[tuple[int, Lease]]) -> None:
         """Find out why elements of one worker are missing."""
@@ -323,10 +337,16 @@ class _Ledger:
         if worker.given_up_ms is not None and self._was_paused(life, worker.given_up_ms):
             self._excused(WORKER_GIVEN_UP, len(lost))
             return
-        gone = [visit for visit in visits if visit.ended_s is None and not visit.handed_back]
+        worker_of = self._history.worker_of
+        gone = [
+            visit
+            for visit in visits
+            if visit.ended_s is None
+            and (visit.unheard is None or worker_id in map(worker_of.get, visit.unheard))
+        ]
         lost = self._excuse_held(TRAINER_GONE, gone, lost)
         stops_s = math.inf if life is None or life.terminated_s is None else life.terminated_s
-        late = [visit for visit in visits if visit.handed_back and visit.gone_s >= stops_s]
+        late = [v for v in visits if v.unheard is not None and v.gone_s + HANDING_BACK_S >= stops_s]
         lost = self._excuse_held(HANDED_BACK_LATE, late, lost)
         rest = sorted(i for i, _ in lost)
         if rest and life is not None and _unattended(life, visits, read_until_s):
@@ -337,13 +357,18 @@ class _Ledger:
     def _excuse_held(
         self, excuse: str, visits: list[Visit], lost: list[tuple[int, Lease]]
     ) -> list[tuple[int, Lease]]:
-        """What cannot have been with these trainers as they went."""
+        """Excuse what these trainers may have had as they went, of one worker; the rest of it."""
         gone_ms = max((1000 * (visit.gone_s + self._wall_s) for visit in visits), default=0.0)
-        held = [one for one in lost if one[1].at_ms <= gone_ms]
-        held = held[: len(visits) * self._lost_with_a_trainer]
+        most = len(visits) * self._lost_with_a_trainer
+        rest, held = [], 0
+        for i, lease in lost:
+            if lease.at_ms <= gone_ms and held < most:
+                held += 1
+            else:
+                rest.append((i, lease))
         if held:
-            self._excused(excuse, len(held))
-        return [one for one in lost if one not in held]
+            self._excused(excuse, held)
+        return rest
 
     def _was_paused(self, life: Life | None, at_ms: int) -> bool:
         if life is None:

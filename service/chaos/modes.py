@@ -130,7 +130,8 @@ class Readers:
             self._tell(partial(self._have_enough.add, reader))
         with self._changed:  # who leaves is one less to agree with
             self._changed.wait_for(lambda: self._out_of_step or len(self._have_enough) == EACH)
-        recorder.add((Left if self._out_of_step else Ended)(1, time.monotonic()))
+        now_s = time.monotonic()
+        recorder.add(Left(1, now_s, [], True) if self._out_of_step else Ended(1, now_s))
 
     def _tell(self, what: partial[None]) -> None:
         with self._changed:

@@ -54,15 +54,14 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
-    """It has left the epoch before its end; `for_good` if the next one is its next.
-
-    Every worker has heard what it hands back, if `heard`.
+    """It leaves the epoch before its end, and hands back what it has not used; `for_good`, if the
+    next one is its next. The workers of the `unheard` tasks did not hear of it.
     """
 
     epoch: int
     at_s: float
-    heard: bool = False
-    for_good: bool = True
+    unheard: list[int]
+    for_good: bool
 
 
 Record = Started | Joined | Got | Worked | Ended | Left

@@ -37,6 +37,8 @@ READING = ReadOptions(dynamic=True, hands_back=True)
 _told: set[int] = set()
 """Signals to leave. No event: a handler cannot set one that its thread clears."""
 
+_reading = False
+
 
 class TrainerTask(msgspec.Struct, frozen=True):
     """What a trainer process is told."""
@@ -76,7 +78,7 @@ class NextEpoch(msgspec.Struct, frozen=True):
 
 
 def next_epoch(records: list[Record]) -> NextEpoch:
-    """Where a trainer goes on: with what it has joined and not ended."""
+    """Where a trainer goes on: with what it has joined, and not ended or left for good."""
     for record in reversed(records):
         if isinstance(record, Joined) or (isinstance(record, Left) and not record.for_good):
             return NextEpoch(record.epoch, begun=True)
@@ -94,12 +96,14 @@ def read_epoch(
     reading: ReadOptions = READING,
 ) -> None:
     """Read an epoch, and record what comes."""
+    global _reading
     request = pb.JoinIterationRequest(job_id=job_id, epoch=epoch)
     joined = dispatcher.call_numbered(request, pb.JoinIterationResponse)
     consumer = Consumer(dispatcher, joined, credit_bytes=CREDIT_BYTES, reading=reading)
     try:
         recorder.add(Joined(epoch, consumer.consumer_id, time.monotonic()))
         _told.discard(signal.SIGUSR2)
+        _reading = True
         for block in consumer.blocks(NOTHING):
             left = block.count // 2 if _told else 0
             if block is not NOTHING:
@@ -111,12 +115,14 @@ def read_epoch(
                     time.sleep(pace_s * used)
                     recorder.add(Worked(time.monotonic()))
             if _told:
+                left_s = time.monotonic()
+                consumer.close(left)
                 for_good = signal.SIGTERM not in _told
-                heard = consumer.close(left)
-                recorder.add(Left(epoch, time.monotonic(), heard, for_good))
+                recorder.add(Left(epoch, left_s, consumer.not_handed_back, for_good))
                 return
         recorder.add(Ended(epoch, time.monotonic()))
     finally:
+        _reading = False
         consumer.close()
 
 
@@ -126,6 +132,12 @@ def unpack(block: Block) -> tuple[list[int], list[int]]:
     assert isinstance(ids, np.ndarray) and isinstance(payload, np.ndarray)
     whole = (payload == ids[:, None]).all(axis=1)
     return ids.tolist(), ids[~whole].tolist()
+
+
+def _leave(number: int, _: Any) -> None:
+    _told.add(number)
+    if number == signal.SIGTERM and not _reading:
+        sys.exit(0)
 
 
 def _cut_connections(*_: Any) -> None:
@@ -141,5 +153,5 @@ def _cut_connections(*_: Any) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR1, _cut_connections)
     for number in (signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, lambda told, _: _told.add(told))
+        signal.signal(number, _leave)
     main(msgspec.json.decode(sys.argv[1], type=TrainerTask))

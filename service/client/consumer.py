@@ -1,9 +1,9 @@
 """A consumer: one reader of one iteration, over all of its workers, without TensorFlow.
 
-Whoever iterates over `blocks()` owns everything. Two kinds of helper threads only put things
-into its inbox: the heartbeats' what the dispatcher says of the iteration's tasks, the transport's
-readers what workers send. How much may lie in the inbox is bounded by the credit that each worker
-has been given.
+Whoever iterates over `blocks()` owns everything. Helper threads put things into its inbox: that of
+the heartbeats what the dispatcher says of the iteration's tasks, the transport's readers what
+workers send. How much may lie in the inbox is bounded by the credit that each worker has been
+given. The readers tell the dispatcher, too, if a worker's address refuses them.
 
 The iteration ends when the dispatcher has said that it is finished, and every task that it has
 listed has ended here. A task ends when its worker says so, or when it is completed and its worker
@@ -70,7 +70,7 @@ NEVER_S = 1e9
 WARN_S = 60.0
 """Of waiting, and the log says what for; again when that has lasted twice as long, and so on."""
 
-HEARD_S = 0.5
+GOODBYE_S = 0.5
 """For workers to hear what a consumer that leaves hands back."""
 
 CLOSED_S = 5.0
@@ -134,12 +134,12 @@ class Consumer:
         self._links: dict[int, _WorkerLink | None] = {}  # by uid; None: the process has gone
         self._ended: set[int] = set()
         self._held_by_others: set[int] = set()  # tasks of which only others have something
-        self._news_at_s = 0.0  # as we heard last how much
+        self._held_at_s = 0.0  # as we heard last how much
         self._listed: dict[int, pb.TaskInfo] = {}
         self._given_up: dict[int, pb.TaskInfo] = {}  # listed no more, and not ended
         self._given_up_at_s = 0.0  # the latest of them
         self._waits_from_s: float | None = None  # if nothing has come since
-        self._warned_s = WARN_S  # of waiting, for the next warning
+        self._warn_after_s = WARN_S  # of waiting
         self._ask_again_at_s = 0.0
         self._ask_again: set[int] = set()  # tasks that their worker did not know yet
         self._asked_for_the_last_time: set[int] = set()
@@ -150,12 +150,12 @@ class Consumer:
         # Guards `_links`, `_given` and `_closed`; garbage that is collected meanwhile may close us.
         self._lock = threading.RLock()
         self._closer: int | None = None  # the thread that closes this
-        self._left = threading.Event()  # it has
-        self._heard_by_all = True  # what is handed back
+        self._is_left = threading.Event()  # it has
+        self.not_handed_back: list[int] = []  # tasks whose workers did not hear what was, at last
         self._heartbeats = Heartbeats(
             dispatcher,
             joined.consumer_id,
-            version=joined.news.version,
+            news=joined.news,
             report=self._report,
             hear=self._hear,
             closed=self._closed,
@@ -213,7 +213,9 @@ class Consumer:
 
         Raises queue.Empty if nothing comes for a while, and what `blocks` does.
         """
-        if self._ask_again and time.monotonic() >= self._ask_again_at_s:
+        now_s = time.monotonic()
+        self._warn_of_waiting(now_s)
+        if self._ask_again and now_s >= self._ask_again_at_s:
             self._read_again()
         try:
             soon = self._ask_again or self._held_by_others
@@ -221,7 +223,6 @@ class Consumer:
         except queue.Empty:
             if not (self._heartbeats.alive or self._closed.is_set()):
                 raise Unavailable("the consumer's heartbeat has failed; read again") from None
-            self._warn_of_waiting(time.monotonic())
             raise
         if self._closed.is_set():
             raise Unavailable("the consumer was closed")
@@ -236,10 +237,10 @@ class Consumer:
                 self._forget(item.uid)
         elif isinstance(item.item, HeldByOthers):
             self._held_by_others.add(item.task_id)
-            self._news_at_s = time.monotonic()
+            self._held_at_s = time.monotonic()
         elif isinstance(item.item, Block):
             self._held_by_others.discard(item.task_id)
-            self._waits_from_s, self._warned_s = None, WARN_S
+            self._waits_from_s, self._warn_after_s = None, WARN_S
             if item.item.skipped and self._reading.cache is not None:
                 self._reading.cache.skip(item.item.skipped)
             return item.client, item.task_id, item.item
@@ -250,30 +251,33 @@ class Consumer:
     def _warn_of_waiting(self, now_s: float) -> None:
         if self._waits_from_s is None:
             self._waits_from_s = now_s
-        if now_s - self._waits_from_s < self._warned_s:
-            return
-        self._warned_s *= 2
-        log.warning(
-            "no element for %.0f s: waiting for %s", now_s - self._waits_from_s,
-            "; ".join(self._awaited()) or "the other readers of the epoch, to come to its end",
-        )  # fmt: skip
+        waited_s = now_s - self._waits_from_s
+        if waited_s >= self._warn_after_s:
+            self._warn_after_s *= 2
+            log.warning("no element for %.0f s: waiting for %s", waited_s, self._awaited())
 
-    def _awaited(self) -> Iterator[str]:
+    def _awaited(self) -> str:
         """What has not ended, by its worker."""
-        for task_id, task in {**self._given_up, **self._listed}.items():
-            link = self._links.get(task.worker_uid)
-            if task_id in self._ended or not self._is_for_us(task):
-                continue
-            if link is None:
-                state = "which has gone"
-            elif task_id in self._held_by_others:
-                state = "of which other trainers have the rest, and have not used it"
-            else:
-                refused, silent_s = link.client.silent()
-                state = "which refuses connections" if refused else "which sends nothing"
-                state += f" (for {silent_s:.0f} s)"
-            given_up = ", given up by the dispatcher" if task_id in self._given_up else ""
-            yield f"task {task_id} of worker {task.worker_address}, {state}{given_up}"
+        if not self._listed and not self._given_up:
+            return "a worker: none has a task of the epoch"
+        tasks = {**self._given_up, **self._listed}.items()
+        mine = [task for i, task in tasks if i not in self._ended and self._is_for_us(task)]
+        return "; ".join(map(self._awaited_of, mine)) or (
+            "other readers of the epoch, to come to its end"
+        )
+
+    def _awaited_of(self, task: pb.TaskInfo) -> str:
+        link = self._links.get(task.worker_uid)
+        if link is None:
+            state = "which has gone"
+        elif task.task_id in self._held_by_others:
+            state = "of which other trainers have the rest, and have not used it"
+        else:
+            refuses, silent_s = link.client.silent()
+            state = "which refuses connections" if refuses else "which sends nothing"
+            state += f"; it was heard of {silent_s:.0f} s ago" if silent_s >= 1 else ""
+        given_up = ", given up by the dispatcher" if task.task_id in self._given_up else ""
+        return f"task {task.task_id} of worker {task.worker_address}{given_up}, {state}"
 
     def _has_ended(self) -> bool:
         if self._leaving:
@@ -288,7 +292,7 @@ class Consumer:
         others_have_it = bool(rest) and rest <= self._held_by_others
         if self._given_up:
             self._let_go(all_ended or others_have_it)
-        waited_s = time.monotonic() - self._news_at_s
+        waited_s = time.monotonic() - self._held_at_s
         over = all_ended or (others_have_it and waited_s >= TAKE_OVER_S)
         return over and not self._given_up
 
@@ -343,17 +347,16 @@ class Consumer:
         self.taker.leave()
         self._inbox.put(Unavailable("the consumer leaves"))  # for `blocks`, if it waits
 
-    def close(self, left: int = 0) -> bool:
+    def close(self, left: int = 0) -> None:
         """Leave the iteration, and let every worker know. Idempotent, in any thread: who comes
         while another closes waits for that.
 
         What may be handed back is: all that `blocks` did not yield, and of the block that it
-        yielded last the `left` elements at its end. Returns whether every worker that it was
-        connected to, or tried to be, has heard of it.
+        yielded last the `left` elements at its end.
         """
         if not self.is_ours():
             self._closed.set()
-            return False
+            return
         with self._lock:
             first = self._closer is None
             if first:
@@ -365,10 +368,9 @@ class Consumer:
             try:
                 self._close(links, left)
             finally:
-                self._left.set()
+                self._is_left.set()
         elif self._closer != threading.get_ident():
-            self._left.wait(CLOSED_S)
-        return self._heard_by_all
+            self._is_left.wait(CLOSED_S)
 
     def _close(self, links: list[_WorkerLink], left: int) -> None:
         leaving.closed(self)
@@ -378,10 +380,10 @@ class Consumer:
                 link.client.hand_back(self._given_by(link.client, left))
             else:
                 link.client.hang_up()
-        give_up_s = time.monotonic() + HEARD_S
+        give_up_s = time.monotonic() + GOODBYE_S
         for link in links:
             if not link.client.close(give_up_s):
-                self._heard_by_all = False
+                self.not_handed_back += link.reading
                 log.warning("a worker has not heard what is handed back to it, which is lost")
         try:
             self._dispatcher.call(
@@ -409,7 +411,7 @@ class Consumer:
         self._inbox.put(news)
 
     def _report(self, request: pb.ConsumerHeartbeatRequest) -> None:
-        """Say what else there is to say. Called by the thread of the heartbeats."""
+        """Say what else there is to say. Called by any thread."""
 
     def _heard(self, news: News) -> None:
         """Before whoever reads hears of it. Called by the thread of the heartbeats."""

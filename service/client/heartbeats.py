@@ -1,8 +1,8 @@
 """What a consumer tells the dispatcher, and hears from it, while it reads.
 
 A thread of its own has a heartbeat wait at the dispatcher for news. Beside that, what cannot wait
-is said at once: that a worker's address refuses the consumer, with which the dispatcher can give up
-a dead worker on which the iteration waits.
+is said at once, as that a worker's address refuses the consumer: with this the dispatcher can give
+up a dead worker on which the iteration waits.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 WAIT_MS = 5_000
 
-REPORT_S = 1.0
-"""For telling the dispatcher at once that a worker's address refuses us."""
+SAY_NOW_S = 1.0
+"""For telling the dispatcher something at once."""
 
 News = pb.ConsumerHeartbeatResponse
 
@@ -35,17 +35,19 @@ class Heartbeats:
         dispatcher: DispatcherClient,
         consumer_id: int,
         *,
-        version: int,
+        news: News,
         report: Callable[[pb.ConsumerHeartbeatRequest], None],
         hear: Callable[[News | ForebayError], None],
         closed: threading.Event,
     ) -> None:
-        """`version` is that of the news that the consumer has. `report` adds to a heartbeat what
-        else there is to say; `hear` is called with news, and with the error that is the last.
+        """`news` is what the consumer has heard by now. `report` adds to a heartbeat what else
+        there is to say, and is called by any thread; `hear` is called with news, and with the error
+        that ended the thread.
         """
         self._dispatcher = dispatcher
         self._consumer_id = consumer_id
-        self._version = version
+        self._joined = news
+        self._told = ""  # why no worker has a task
         self._report = report
         self._hear = hear
         self._closed = closed
@@ -74,26 +76,26 @@ class Heartbeats:
                 self._refusing.pop(uid, None)
                 return
             self._refusing[uid] = why
-        # The next heartbeat says it again, perhaps to another dispatcher.
-        request = pb.ConsumerHeartbeatRequest(consumer_id=self._consumer_id)
-        self._name_refusing(request)
-        self.say_now(request)
+        self.say_now()
 
-    def say_now(self, request: pb.ConsumerHeartbeatRequest) -> None:
-        """The heartbeat under way may wait for long yet. If it is not heard, that is all."""
+    def say_now(self) -> None:
+        """All that there is to say: the heartbeat under way may wait for long yet. Errors are
+        ignored, as the next one says it again, perhaps to another dispatcher.
+        """
+        request = pb.ConsumerHeartbeatRequest(consumer_id=self._consumer_id)
+        self._fill_in(request)
         with suppress(ForebayError):
             self._dispatcher.call(
-                request, News, timeout_s=REPORT_S, patience_s=REPORT_S, closed=self._closed
+                request, News, timeout_s=SAY_NOW_S, patience_s=SAY_NOW_S, closed=self._closed
             )
 
     def _run(self) -> None:
         request = pb.ConsumerHeartbeatRequest(
-            consumer_id=self._consumer_id, wait_ms=WAIT_MS, version=self._version
+            consumer_id=self._consumer_id, wait_ms=WAIT_MS, version=self._joined.version
         )
-        told = ""  # why no worker has a task
+        self._warn(self._joined)
         while not self._closed.is_set():
-            self._name_refusing(request)
-            self._report(request)
+            self._fill_in(request)
             try:
                 news = self._dispatcher.call(
                     request, News, timeout_s=WAIT_MS / 1000 + 5, closed=self._closed
@@ -102,14 +104,17 @@ class Heartbeats:
                 if not self._closed.is_set():
                     self._hear(error)
                 return
-            if news.no_task != told:
-                told = news.no_task
-                log.warning("%s", told or "a worker that can run the dataset has come")
+            self._warn(news)
             if news.version != request.version:
                 request.version = news.version
                 self._hear(news)
 
-    def _name_refusing(self, request: pb.ConsumerHeartbeatRequest) -> None:
+    def _warn(self, news: News) -> None:
+        if news.no_task != self._told:
+            self._told = news.no_task
+            log.warning("%s", self._told or "a worker that can run the dataset has come")
+
+    def _fill_in(self, request: pb.ConsumerHeartbeatRequest) -> None:
         with self._lock:
             by_reason = {
                 reason: sorted(uid for uid, why in self._refusing.items() if why == reason)
@@ -117,3 +122,4 @@ class Heartbeats:
             }
         request.refused[:] = by_reason[NobodyListens.WHERE_IT_ANSWERED]
         request.never_answered[:] = by_reason[NobodyListens.WHERE_IT_NEVER_ANSWERED]
+        self._report(request)

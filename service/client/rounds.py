@@ -161,16 +161,25 @@ class RoundsConsumer(Consumer):
             )
 
     def _say_what_is_used_up(self) -> None:
-        """The next heartbeat says it again."""
         with self._step:
             new = [task for task in self._tasks.values() if task.is_used_up() and not task.said]
             for task in new:
                 task.said = True
         if not new:
             return
-        request = pb.ConsumerHeartbeatRequest(consumer_id=self.consumer_id)
-        self._report(request)
-        self._heartbeats.say_now(request)
+        self._heartbeats.say_now()
+
+    def _awaited(self) -> str:
+        with self._step:
+            due = [(task.next_round, i) for i, task in self._tasks.items() if not task.is_over()]
+            round_, task_id = min(due, key=lambda one: one[0], default=(0, 0))
+            if not due:
+                return "a worker: none has a task of the epoch"
+            if self._limit is not None and round_ >= self._limit:
+                return f"the other consumers, before round {self._limit}"
+            if self._tasks[task_id].is_held():
+                return f"the others' word on task {task_id}, whose worker is lost or stops"
+            return f"the element of round {round_} of task {task_id}"
 
     def _heard(self, news: News) -> None:
         with self._step:

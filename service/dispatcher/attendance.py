@@ -53,6 +53,7 @@ EXPECTED_S = 3600.0
 
 SILENT = "no sign of life"
 GONE = "its connection broke, and its address refuses consumers"
+REFUSES = "it asks for no news, and its address refuses consumers"
 
 
 @dataclass
@@ -61,10 +62,11 @@ class _Presence:
 
     until_s: float  # when it is given up, monotonic
     polls: int = 0  # that it has begun
+    waiting: int = 0  # of them, those that are here
     waits: bool = False  # in the newest of them
     broken: bool = True  # the newest of them was, or there is none yet
     refuses: bool = False  # consumers that had been connected to it, since it spoke last
-    never_answered: bool = False  # others, since then
+    refuses_strangers: bool = False  # consumers that had not been, since then
     gone_from_s: float = math.inf  # a consumer that does not come back, once its poll has broken
 
 
@@ -86,7 +88,7 @@ class Attendance:
         """A worker or a consumer gave a sign of life."""
         member = self._present(member_id)
         member.until_s = time.monotonic() + self._timeout_s(member_id)
-        member.refuses = member.never_answered = False
+        member.refuses = member.refuses_strangers = False
         member.gone_from_s = math.inf
 
     def is_gone(self, consumer_id: int) -> bool:
@@ -107,6 +109,7 @@ class Attendance:
         task = self._dispatcher.state.tasks.get(task_id)
         if task is not None:
             member = self._present(task.worker_id)
+            member.refuses_strangers = False
             # Not for long, if its connection broke: this may be what it asked before it died.
             left_s = self._grace_s if member.broken else self._timeout_s(task.worker_id)
             member.until_s = max(member.until_s, time.monotonic() + left_s)
@@ -119,6 +122,7 @@ class Attendance:
         self.saw(member_id)
         member = self._present(member_id)
         member.polls += 1
+        member.waiting += 1
         number, member.waits, member.broken = member.polls, True, False
         broken = False
         try:
@@ -127,6 +131,7 @@ class Attendance:
             broken = True
             raise
         finally:
+            member.waiting -= 1
             if number == member.polls:  # or it has come back already
                 member.waits, member.broken = False, broken
                 member.until_s = time.monotonic() + self._timeout_s(member_id)
@@ -140,7 +145,7 @@ class Attendance:
         if answered:
             member.refuses = True
         else:
-            member.never_answered = True
+            member.refuses_strangers = True
         self._shorten(worker_id, member)
 
     def _present(self, member_id: int) -> _Presence:
@@ -163,11 +168,16 @@ class Attendance:
             return
         if member.broken and member.refuses:
             left_s = min(self._grace_s, REFUSED_GRACE_S)
-        elif member.refuses or (member.polls and (member.broken or member.never_answered)):
+        elif member.refuses or (member.broken and member.polls) or self._asks_no_more(member):
             left_s = self._grace_s
         else:
             return
         member.until_s = min(member.until_s, time.monotonic() + left_s)
+
+    @staticmethod
+    def _asks_no_more(member: _Presence) -> bool:
+        """It has had an answer, has not come again since, and who comes to it is refused."""
+        return member.refuses_strangers and member.polls > 0 and not member.waiting
 
     def _worker(self, member_id: int) -> Worker | None:
         """None if it is a consumer."""
@@ -239,7 +249,9 @@ class Attendance:
     async def _lose(self, member_id: int) -> None:
         worker, member = self._worker(member_id), self._members[member_id]
         if worker is not None:
-            reason = GONE if member.broken and member.refuses else SILENT
+            reason = SILENT
+            if member.refuses or self._asks_no_more(member):
+                reason = GONE if member.broken else REFUSES
             log.warning("worker %s is given up: %s", worker.address, reason)
             await self._dispatcher.execute(c.LoseWorker(worker_id=member_id, reason=reason))
         elif member_id in self._dispatcher.state.consumers:  # or it left meanwhile

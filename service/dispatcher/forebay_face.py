@@ -203,10 +203,13 @@ class ForebayFace:
         dispatcher, state = self._dispatcher, self._dispatcher.state
         consumer_id = request.consumer_id
         iteration = self._iteration_of(consumer_id)
-        for task_id in iteration.tasks:
+        refusing = dict.fromkeys(request.never_answered, False) | dict.fromkeys(
+            request.refused, True
+        )
+        for task_id in iteration.tasks if refusing else ():
             worker = state.workers.get(state.tasks[task_id].worker_id)
-            if worker is not None and worker.uid in (*request.refused, *request.never_answered):
-                dispatcher.attendance.refuses(worker.worker_id, worker.uid in request.refused)
+            if worker is not None and worker.uid in refusing:
+                dispatcher.attendance.refuses(worker.worker_id, refusing[worker.uid])
         dispatcher.attendance.saw(consumer_id)
         if request.HasField("rounds"):
             await self._report_round(consumer_id, request.rounds)

@@ -293,7 +293,7 @@ class PreemptionHandler:
         self._waker.close()
 
 
-def _in_thread(close: Callable[[], object]) -> threading.Thread:
+def _in_thread(close: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=close, name="forebay-leaving", daemon=True)
     thread.start()
     return thread

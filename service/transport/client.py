@@ -149,7 +149,8 @@ class BlockClient(WorkerClient):
             self._join(max(0.0, give_up_s - time.monotonic()))
         self.hang_up()
         self._join()
-        return self._goodbye_heard or self._goodbye is None
+        nothing_to_say = self._goodbye is None or self._answered is None
+        return self._goodbye_heard or nothing_to_say
 
     def _reading(self) -> Collection[Key]:
         return [key for key, i in self._receiving.incoming.items() if not i.ended]
@@ -217,20 +218,20 @@ class BlockClient(WorkerClient):
                 refused = isinstance(error, ConnectionRefusedError)
                 if refused and (protocol, address) == self._answered:
                     # Now: other ways may take long to fail.
-                    self._tell(NobodyListens.WHERE_IT_ANSWERED)
+                    self._say_who_listens(NobodyListens.WHERE_IT_ANSWERED)
                 if protocol != UNIX or len(self._addresses) == 1:  # whose names are of one host
                     turned_away.append(refused)
             else:
                 self._answered = protocol, address
                 self._turned_away = False
-                self._tell(None)
+                self._say_who_listens(None)
                 return reader
         self._turned_away = turned_away[:1] == [True]
         if self._turned_away and self._answered is None:
-            self._tell(NobodyListens.WHERE_IT_NEVER_ANSWERED)
+            self._say_who_listens(NobodyListens.WHERE_IT_NEVER_ANSWERED)
         raise ConnectionError("; ".join(errors))
 
-    def _tell(self, refusing: NobodyListens | None) -> None:
+    def _say_who_listens(self, refusing: NobodyListens | None) -> None:
         if refusing != self._refusing:
             self._refusing = refusing
             self._refused(refusing)
@@ -289,6 +290,8 @@ class BlockClient(WorkerClient):
                 return True
             case _ if self._goodbye is not None:
                 return False  # what was on its way
+            case "farewell":
+                return False  # to hang_up's goodbye
             case "block":
                 header = message.block
                 block = decode_block(header, self._payload(header, frame, reader), peer)

@@ -47,7 +47,7 @@ class Receiving:
         self.unsaid = False  # that something came, or was taken
         self._credit_bytes = credit_bytes
         self._elements = elements
-        self._news: set[Key] = set()  # whose position the worker has not been told
+        self._to_report: set[Key] = set()  # whose position the worker has not been told
         self._held = 0  # bytes delivered and not taken
         self._granted = 0  # credit that the worker has not used
         self._unreported = 0  # bytes received since the last message of credit
@@ -64,7 +64,8 @@ class Receiving:
         self._granted = 0
         if self._elements is not None:
             self._elements.take_back()
-        self._news.update(self.incoming)  # what was said before may not have come
+        # What was said of it before may not have come; what was received, is said as it is read.
+        self._to_report.update(key for key, i in self.incoming.items() if i.hands_back)
         for key, incoming in self.incoming.items():
             yield _read(key, incoming)
 
@@ -96,7 +97,7 @@ class Receiving:
         incoming.received = number
         incoming.is_over = False
         self._held += size
-        self._news.add(key)
+        self._to_report.add(key)
         self.unsaid = True
         return True
 
@@ -127,7 +128,7 @@ class Receiving:
         last = False
         if key is not None and (incoming := self.incoming.get(key)) is not None:
             incoming.taken = min(incoming.taken + 1, incoming.received)  # it may have begun anew
-            self._news.add(key)
+            self._to_report.add(key)
             last = incoming.is_over and incoming.taken == incoming.received
         self._held -= cost(block)
         if self._elements is not None:
@@ -146,12 +147,12 @@ class Receiving:
         if not (at_once or due or room >= enough or unreported):
             return None
         credit = pb.Credit(bytes=room)
-        for key in self._news:
+        for key in self._to_report:
             if (incoming := self.incoming.get(key)) is not None:
                 credit.positions.append(_position(key, incoming))
         if self._elements is not None and connected:
             credit.elements = self._elements.grant()
-        self._news.clear()
+        self._to_report.clear()
         self.unsaid = False
         self._granted += room
         self._unreported = 0

@@ -208,7 +208,8 @@ class Link:
         self.sendings: deque[Sending] = deque()  # those that have not ended, in turn
         self.credit = 0
         self.elements: int | None = None  # that may be sent, if they are counted
-        self.goes_on_with: set[Key] | None = set()  # of what was read before; None once all is said
+        # What it has asked for; None from its first credit on, by which all is asked for again.
+        self.goes_on_with: set[Key] | None = set()
         self.closed = False
         self.ending = False  # what is in the outbox is the last
 

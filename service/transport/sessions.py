@@ -205,6 +205,8 @@ class Sessions:
             if link.closed:
                 return
             link.sendings = deque(s for s in link.sendings if s.key != key)
+            if link.goes_on_with is not None:
+                link.goes_on_with.discard(key)
             self._close_sendings(link.session, [key])
             self._acknowledged.notify_all()
 

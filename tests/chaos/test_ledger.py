@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from forebay.service.chaos.ledger import (
     EPOCH_LEFT,
     EPOCH_PAUSED,
     HANDED_BACK_LATE,
+    HANDED_BACK_TO_NOBODY,
     NOBODY_READ,
     TRAINER_GONE,
     WORKER_GIVEN_UP,
@@ -104,6 +106,7 @@ def reader(
     ended_s: float | None = 50.0,
     left_s: float | None = None,
     joined_s: float = 1.0,
+    unheard: Sequence[int] = TASKS,
 ) -> list[Record]:
     """A trainer that got these; None: it never saw the epoch's end."""
     records: list[Record] = [
@@ -113,7 +116,7 @@ def reader(
         Got(1, 2.0, TASKS[1], [i for i in ids if i >= 5]),
     ]
     if left_s is not None:
-        return [*records, Left(1, left_s)]
+        return [*records, Left(1, left_s, [*unheard], for_good=True)]
     return records if ended_s is None else [*records, Ended(1, ended_s)]
 
 
@@ -324,8 +327,8 @@ class TestHandingBack:
     """A trainer is preempted: what it had not used comes to another one."""
 
     @staticmethod
-    def preempted(*ids: int, heard: bool = True) -> list[Record]:
-        return [*reader(0, *ids, ended_s=None), Left(1, 3.0, heard, for_good=False)]
+    def preempted(*ids: int, unheard: Sequence[int] = ()) -> list[Record]:
+        return [*reader(0, *ids, ended_s=None), Left(1, 3.0, [*unheard], for_good=False)]
 
     def test_all_of_it_is_owed(self, run: Run) -> None:
         assert run.verdict(self.preempted(0), reader(1, *range(1, 10))).broken == []
@@ -333,25 +336,66 @@ class TestHandingBack:
         assert verdict.lost_unexplained == 1 and "(9) lost" in broken(verdict)
 
     def test_but_for_what_a_worker_has_not_heard(self, run: Run) -> None:
-        verdict = run.verdict(self.preempted(0, heard=False), reader(1, *range(1, 9)))
-        assert verdict.broken == [] and verdict.lost == {TRAINER_GONE: 1}
+        trainers = self.preempted(0, unheard=TASKS[1:]), reader(1, *range(1, 8))
+        assert run.verdict(*trainers).lost == {TRAINER_GONE: HELD}
+        trainers = self.preempted(0, unheard=TASKS[1:]), reader(1, *range(1, 7))
+        verdict = run.verdict(*trainers, finished=False)
+        assert verdict.lost_unexplained == 1, "no more than it can have had"
+        trainers = self.preempted(0, unheard=TASKS[:1]), reader(1, *range(1, 8))
+        verdict = run.verdict(*trainers, finished=False)
+        assert verdict.lost_unexplained == 2, "this worker has heard"
+
+    def test_nor_for_what_was_leased_later(self, run: Run) -> None:
+        run.give_back(run.leases[1], 1)
+        run.lease(1, 9, 1, at_s=4.0)
+        trainers = self.preempted(0, unheard=TASKS), reader(1, *range(1, 9))
+        assert run.verdict(*trainers).lost_unexplained == 1
 
     def test_and_what_came_back_to_a_worker_that_was_stopping(self, run: Run) -> None:
         run.lives["worker1.1"].terminated_s = 2.5
         trainers = self.preempted(0), reader(1, *range(1, 8))
         assert run.verdict(*trainers).lost == {HANDED_BACK_LATE: HELD}
-        assert run.verdict(*trainers, finished=False).broken == []
         trainers = self.preempted(0), reader(1, *range(1, 7))
         assert run.verdict(*trainers, finished=False).lost_unexplained == 1
-        run.lives["worker1.1"].terminated_s = 3.5
+        run.lives["worker1.1"].terminated_s = 4.5
         trainers = self.preempted(0), reader(1, *range(1, 9))
         assert run.verdict(*trainers, finished=False).lost_unexplained == 1
 
-    def test_nobody_is_left_to_read_it(self, run: Run) -> None:
-        """Who had waited long enough for it has ended: the epoch waits for who comes."""
-        left: list[Record] = [*reader(0, 0, ended_s=None), Left(1, 3.0, heard=True)]
-        verdict = run.verdict(left, reader(1, *range(2, 10), ended_s=2.5), finished=False)
-        assert verdict.broken == [] and verdict.lost == {EPOCH_LEFT: 1}
+
+class TestNobodyIsLeft:
+    """Who had waited long enough for it has ended: what comes back waits for who joins."""
+
+    def verdict(
+        self, run: Run, *lost: int, ended_s: float = 3.5, left: Sequence[int] = (0,)
+    ) -> Verdict:
+        others = [i for i in range(10) if i not in (*left, *lost)]
+        leaver = reader(0, *left, left_s=3.0, unheard=[])
+        return run.verdict(leaver, reader(1, *others, ended_s=ended_s), finished=False)
+
+    def test_what_it_can_have_had(self, run: Run) -> None:
+        verdict = self.verdict(run, 3, 8, 9)
+        assert verdict.broken == [] and verdict.lost == {HANDED_BACK_TO_NOBODY: 3}
+
+    def test_more(self, run: Run) -> None:
+        assert self.verdict(run, 7, 8, 9).lost_unexplained == 1
+
+    def test_somebody_was(self, run: Run) -> None:
+        assert "epoch 1 never finished: 1 elements (9)" in broken(
+            self.verdict(run, 9, ended_s=50.0)
+        )
+
+    def test_something_was_never_leased(self, run: Run) -> None:
+        run.give_back(run.leases[1], 1)
+        assert "epoch 1 never finished: 1 elements (9)" in broken(self.verdict(run, 9))
+
+    def test_nothing_is_missing(self, run: Run) -> None:
+        assert "epoch 1 never finished" in broken(self.verdict(run))
+
+    def test_and_a_worker_was_killed(self, run: Run) -> None:
+        run.lives["worker1.1"].killed_s = 2.0
+        verdict = self.verdict(run, 5, 6, 7, 8, 9)
+        assert verdict.lost == {HANDED_BACK_TO_NOBODY: HELD, WORKER_KILLED: 3}
+        assert verdict.broken == []
 
 
 class TestLeaving:

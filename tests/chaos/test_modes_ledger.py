@@ -66,7 +66,8 @@ class Run:
 
 def _visit(of_task: dict[int, list[int]], ended: bool = True, at_s: float = 0) -> list[Record]:
     got = [Got(1, at_s + 1, task, ids) for task, ids in of_task.items()]
-    return [Joined(1, 3, at_s), *got, (Ended if ended else Left)(1, at_s + 2)]
+    last = Ended(1, at_s + 2) if ended else Left(1, at_s + 2, [], for_good=True)
+    return [Joined(1, 3, at_s), *got, last]
 
 
 @pytest.fixture

@@ -66,6 +66,6 @@ def test_where_a_trainer_goes_on(count: int, expected: NextEpoch) -> None:
 
 
 def test_it_goes_on_behind_what_it_has_left() -> None:
-    assert next_epoch([*RECORDS[:3], Left(1, 4.0)]) == NextEpoch(2)
-    preempted = Left(1, 4.0, heard=True, for_good=False)
+    assert next_epoch([*RECORDS[:3], Left(1, 4.0, [], for_good=True)]) == NextEpoch(2)
+    preempted = Left(1, 4.0, [], for_good=False)
     assert next_epoch([*RECORDS[:3], preempted]) == NextEpoch(1, begun=True)

@@ -61,6 +61,8 @@ class Client:
     def silent(self) -> tuple[bool, float]:
         return self.silence
 
+    def hand_back(self, _: object) -> None: ...
+
     def hang_up(self) -> None: ...
 
     def close(self, _: float = 0.0) -> bool:

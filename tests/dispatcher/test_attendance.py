@@ -266,6 +266,59 @@ def test_who_waits_here_is_there_though_a_firewall_refuses_consumers() -> None:
     run(scene, reconnect_grace_ms=100)
 
 
+def test_also_while_it_says_that_it_drains() -> None:
+    """Beside the heartbeat that waits."""
+
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        await beat(face)
+        consumer_id = await join(dispatcher, face)
+        heartbeat = await poll(dispatcher, face)
+        request = pb.WorkerHeartbeatRequest(address="w:1", uid=UID, draining=True)
+        await face.worker_heartbeat(request)
+        waiting = beat(face, (await beat(face)).version)
+        await until(lambda: dispatcher._waiting)
+        await face.worker_heartbeat(request)
+        await say_refused(face, consumer_id, answered=False)
+        await some_checks()
+        assert dispatcher.state.workers and not waiting.done()
+        await break_off(waiting)
+        heartbeat.cancel()
+
+    run(scene, reconnect_grace_ms=100)
+
+
+def test_a_worker_that_comes_back_in_time_stays() -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        heartbeat = await poll(dispatcher, face)
+        consumer_id = await join(dispatcher, face)
+        assert (await heartbeat).tasks
+        await say_refused(face, consumer_id, answered=False)
+        heartbeat = await poll(dispatcher, face)
+        await say_refused(face, consumer_id, answered=False)
+        await asyncio.sleep(2)
+        assert dispatcher.state.workers
+        await break_off(heartbeat)
+
+    run(scene, reconnect_grace_ms=1_000)
+
+
+def test_a_new_leader_waits_for_a_worker_that_refuses_strangers() -> None:
+    storage = MemoryStorage()
+    consumers: list[int] = []
+
+    async def before(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        await beat(face)
+        consumers.append(await join(dispatcher, face))
+
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        await say_refused(face, consumers[0], answered=False)
+        await some_checks()
+        assert dispatcher.state.workers
+
+    run(before, storage)
+    run(scene, storage)
+
+
 def test_nobody_is_given_up_without_a_timeout() -> None:
     async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
         await beat(face)

@@ -17,7 +17,10 @@ from typing import Any
 from forebay import service
 
 KIND, TARGET, DATASET_ID, PATH, STEP_S, GRACE_S, LATER = sys.argv[1:8]
-JOB: Any = {"job_name": "training", "max_outstanding_requests": 60}  # lest few have everything
+JOB: Any = {
+    "job_name": "training",
+    "max_outstanding_requests": 60,
+}  # so that no trainer is sent all of it ahead
 record = os.open(PATH, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 

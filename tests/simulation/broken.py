@@ -111,9 +111,9 @@ def says_once_what_was_taken() -> AbstractContextManager[None]:
     resume = Receiving.resume
 
     def forgets(self: Receiving) -> Iterator[Any]:
-        news = set(self._news)
+        to_report = set(self._to_report)
         reads = [*resume(self)]
-        self._news = news
+        self._to_report = to_report
         return iter(reads)
 
     return replaced(Receiving, resume=forgets)

@@ -486,7 +486,7 @@ def test_connections_that_are_cut(
             consumer.client.close()
         assert forgetful or not reruns
         assert got == {1: [*range(1, LENGTH, 2)], 2: [*range(0, LENGTH, 2)]}, at
-    assert proxy.damaged
+    assert proxy.damaged > len(places) // 2
 
 
 @pytest.mark.parametrize("wrong", [block(3, 1, 1), block(0, 1, 2), block(0, 1)])

@@ -1,0 +1,190 @@
+"""What a consumer says that it waits for, and what it tells the dispatcher meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.client import consumer as consumer_module
+from forebay.service.client.consumer import Consumer
+from forebay.service.client.heartbeats import Heartbeats
+from forebay.service.client.options import ReadOptions
+from forebay.service.client.rounds import RoundsConsumer
+from forebay.service.delivery import EndOfTask
+from forebay.service.errors import Unavailable
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.transport import NobodyListens
+
+from .connections import Client, Dispatcher
+
+NEWS = pb.ConsumerHeartbeatResponse
+
+
+def tasks(*numbers: int, **info: Any) -> pb.ConsumerHeartbeatResponse:
+    served = [ev.TransferServer(protocol="tcp", address="h:1")]
+    return NEWS(
+        tasks=[
+            pb.TaskInfo(
+                task_id=i, worker_uid=10 + i, worker_address=f"h:{i}", transfer_servers=served,
+                **info,
+            )
+            for i in numbers
+        ]
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer_module, "BlockClient", Client)
+    monkeypatch.setattr(Client, "all", {}, raising=False)
+
+
+@contextlib.contextmanager
+def consuming(kind: type[Consumer] = Consumer, **how: Any) -> Iterator[Consumer]:
+    joined = pb.JoinIterationResponse(consumer_id=1)
+    reading = ReadOptions(**how)
+    consumer = kind(Dispatcher(), joined, credit_bytes=1, reading=reading)  # type: ignore[arg-type]
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+class TestWaiting:
+    def test_it_is_said_and_again_after_twice_as_long(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with consuming() as consumer:
+            times = [100, 159, 160, 219, 220]
+            said = []
+            for at_s in times:
+                caplog.clear()
+                consumer._warn_of_waiting(at_s)
+                said.append("".join(caplog.messages))
+        nobody = "waiting for a worker: none has a task of the epoch"
+        assert said == [
+            "",
+            "",
+            f"no element for 60 s: {nobody}",
+            "",
+            f"no element for 120 s: {nobody}",
+        ]
+
+    def test_who_reads_says_it(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(consumer_module, "WARN_S", 0.0)
+        with consuming() as consumer:
+            consumer._warn_after_s = 0.5
+            blocks = consumer.blocks(consumer_module.Block(0, ()))
+            next(blocks)  # after a second without one
+            assert caplog.messages == []
+            next(blocks)
+            assert "no element for 1 s: waiting for a worker" in caplog.messages[0]
+            consumer._update(tasks(1))
+            Client.all[11].send(1, 5)
+            while not next(blocks).count:
+                pass
+            assert consumer._waits_from_s is None, "it waits anew"
+
+    def test_for_whom(self) -> None:
+        with consuming() as consumer:
+            consumer._update(tasks(1, 2))
+            silent, refusing = Client.all[11], Client.all[12]
+            silent.silence, refusing.silence = (False, 7), (True, 8)
+            assert consumer._awaited() == (
+                "task 1 of worker h:1, which sends nothing; it was heard of 7 s ago; "
+                "task 2 of worker h:2, which refuses connections; it was heard of 8 s ago"
+            )
+            consumer._held_by_others.add(1)
+            consumer._update(tasks(1))
+            assert consumer._awaited() == (
+                "task 2 of worker h:2, given up by the dispatcher, which refuses connections; it "
+                "was heard of 8 s ago; "
+                "task 1 of worker h:1, of which other trainers have the rest, and have not used it"
+            )
+            consumer._given_up.clear()
+            consumer._end(1, EndOfTask())
+            assert consumer._awaited() == "other readers of the epoch, to come to its end"
+
+    def test_in_rounds(self) -> None:
+        with consuming(RoundsConsumer, consumer_index=0, num_consumers=2) as consumer:
+            assert consumer._awaited() == "a worker: none has a task of the epoch"
+            consumer._heard(tasks(1, 2, starting_round=3))
+            assert consumer._awaited() == "the element of round 3 of task 1"
+            consumer._heard(tasks(1, 2, starting_round=3, lost=9))
+            assert "the others' word on task 1" in consumer._awaited()
+            news = tasks(1, 2, starting_round=3)
+            news.block_round = 3
+            consumer._heard(news)
+            assert consumer._awaited() == "the other consumers, before round 3"
+
+
+def test_what_no_worker_heard_is_known_once_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with consuming(hands_back=True) as consumer:
+        consumer._update(tasks(1, 2))
+        monkeypatch.setattr(Client.all[12], "close", lambda _: False)
+        consumer.close()
+        assert consumer.not_handed_back == [2]
+
+
+class Recording:
+    """Keeps what it is asked; heartbeats that wait are answered when it is told to."""
+
+    def __init__(self) -> None:
+        self.at_once: list[pb.ConsumerHeartbeatRequest] = []
+        self.waited: queue.Queue[pb.ConsumerHeartbeatRequest] = queue.Queue()
+        self.answers: queue.Queue[pb.ConsumerHeartbeatResponse] = queue.Queue()
+
+    def call(self, request: Any, _: Any, **__: Any) -> Any:
+        kept = pb.ConsumerHeartbeatRequest()
+        kept.CopyFrom(request)
+        if not request.wait_ms:
+            self.at_once.append(kept)
+            return NEWS()
+        self.waited.put(kept)
+        answer = self.answers.get(timeout=30)
+        if answer is None:
+            raise Unavailable("it is over")
+        return answer
+
+
+def named(request: pb.ConsumerHeartbeatRequest) -> tuple[list[int], list[int]]:
+    return [*request.refused], [*request.never_answered]
+
+
+def test_heartbeats_say_which_workers_refuse(caplog: pytest.LogCaptureFixture) -> None:
+    dispatcher, heard, closed = Recording(), queue.Queue[Any](), threading.Event()
+    heartbeats = Heartbeats(
+        dispatcher, 1, news=NEWS(version=4, no_task="no worker can"),  # type: ignore[arg-type]
+        report=lambda request: request.rounds.CopyFrom(pb.RoundReport(current=6)),
+        hear=heard.put, closed=closed,
+    )  # fmt: skip
+    heartbeats.start()
+    first = dispatcher.waited.get(timeout=30)
+    assert first.version == 4 and named(first) == ([], [])
+    assert caplog.messages == ["no worker can"], "at once"
+    heartbeats.refused(8, NobodyListens.WHERE_IT_ANSWERED)
+    heartbeats.refused(7, NobodyListens.WHERE_IT_NEVER_ANSWERED)
+    heartbeats.refused(9, NobodyListens.WHERE_IT_ANSWERED)
+    assert list(map(named, dispatcher.at_once)) == [([8], []), ([8], [7]), ([8, 9], [7])]
+    assert [request.rounds.current for request in dispatcher.at_once] == [6, 6, 6]
+    dispatcher.answers.put(NEWS(version=5))
+    again = dispatcher.waited.get(timeout=30)
+    assert again.version == 5 and named(again) == ([8, 9], [7])
+    assert heard.get(timeout=30).version == 5
+    for uid in (7, 8):
+        heartbeats.refused(uid, None)
+    dispatcher.answers.put(NEWS(version=5))
+    last = dispatcher.waited.get(timeout=30)
+    assert named(last) == ([9], []) and len(dispatcher.at_once) == 3
+    dispatcher.answers.put(None)  # type: ignore[arg-type]
+    assert isinstance(heard.get(timeout=30), Unavailable)
+    heartbeats.join()
+    assert not heartbeats.alive and heard.empty()
