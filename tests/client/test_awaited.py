@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
+from forebay.service.blocks import Block
 from forebay.service.client import consumer as consumer_module
 from forebay.service.client.consumer import Consumer
 from forebay.service.client.heartbeats import Heartbeats
@@ -82,7 +83,7 @@ class TestWaiting:
         monkeypatch.setattr(consumer_module, "WARN_S", 0.0)
         with consuming() as consumer:
             consumer._warn_after_s = 0.5
-            blocks = consumer.blocks(consumer_module.Block(0, ()))
+            blocks = consumer.blocks(Block(0, ()))
             next(blocks)  # after a second without one
             assert caplog.messages == []
             next(blocks)
