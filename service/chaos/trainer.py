@@ -136,8 +136,16 @@ def unpack(block: Block) -> tuple[list[int], list[int]]:
 
 def _leave(number: int, _: Any) -> None:
     _told.add(number)
+    if number == signal.SIGTERM:
+        _ignore_others()
     if number == signal.SIGTERM and not _reading:
         sys.exit(0)
+
+
+def _ignore_others() -> None:
+    """Python takes its handlers away before it ends, and they would kill it then."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _cut_connections(*_: Any) -> None:
@@ -155,3 +163,4 @@ if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, _leave)
     main(msgspec.json.decode(sys.argv[1], type=TrainerTask))
+    _ignore_others()

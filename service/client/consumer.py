@@ -42,7 +42,7 @@ from ..proto import forebay_pb2 as pb
 from ..transport import BlockClient, ElementBudget, LocalClient, local_worker
 from ..transport.messages import Key
 from . import leaving
-from .heartbeats import Heartbeats, News
+from .heartbeats import HEARTBEAT_S, Heartbeats, News
 from .leaving import Taker
 from .options import AS_EVER, ReadOptions, TargetWorkers
 
@@ -240,7 +240,7 @@ class Consumer:
             self._held_at_s = time.monotonic()
         elif isinstance(item.item, Block):
             self._held_by_others.discard(item.task_id)
-            self._waits_from_s, self._warn_after_s = None, WARN_S
+            self._waits_anew()
             if item.item.skipped and self._reading.cache is not None:
                 self._reading.cache.skip(item.item.skipped)
             return item.client, item.task_id, item.item
@@ -248,22 +248,37 @@ class Consumer:
             self._end(item.task_id, item.item)
         return None
 
+    def _waits_anew(self) -> None:
+        """An element comes."""
+        self._waits_from_s, self._warn_after_s = None, WARN_S
+
     def _warn_of_waiting(self, now_s: float) -> None:
         if self._waits_from_s is None:
             self._waits_from_s = now_s
         waited_s = now_s - self._waits_from_s
-        if waited_s >= self._warn_after_s:
-            self._warn_after_s *= 2
-            log.warning("no element for %.0f s: waiting for %s", waited_s, self._awaited())
+        if waited_s < self._warn_after_s:
+            return
+        self._warn_after_s *= 2
+        awaited, silent_s = self._awaited(), self._heartbeats.silent_s
+        if silent_s > 2 * HEARTBEAT_S:
+            awaited += f"; and the dispatcher has not answered for {silent_s:.0f} s"
+        log.warning("no element for %.0f s: waiting for %s", waited_s, awaited)
 
     def _awaited(self) -> str:
         """What has not ended, by its worker."""
-        if not self._listed and not self._given_up:
+        tasks = {**self._given_up, **self._listed}
+        if not tasks:
             return "a worker: none has a task of the epoch"
-        tasks = {**self._given_up, **self._listed}.items()
-        mine = [task for i, task in tasks if i not in self._ended and self._is_for_us(task)]
-        return "; ".join(map(self._awaited_of, mine)) or (
-            "other readers of the epoch, to come to its end"
+        mine = {i: task for i, task in tasks.items() if self._is_for_us(task)}
+        if not mine:
+            return (
+                f"a worker to read from: with target_workers={self._reading.targets.name}, those "
+                f"that have tasks are not: {', '.join(t.worker_address for t in tasks.values())}"
+            )
+        open_ones = [self._awaited_of(task) for i, task in mine.items() if i not in self._ended]
+        return "; ".join(open_ones) or (
+            "the end of the epoch, of which this reader has its part: other readers, or a worker "
+            "on the list that is missing"
         )
 
     def _awaited_of(self, task: pb.TaskInfo) -> str:
@@ -275,7 +290,7 @@ class Consumer:
         else:
             refuses, silent_s = link.client.silent()
             state = "which refuses connections" if refuses else "which sends nothing"
-            state += f"; it was heard of {silent_s:.0f} s ago" if silent_s >= 1 else ""
+            state += f"; nothing was heard of it for {silent_s:.0f} s" if silent_s >= 1 else ""
         given_up = ", given up by the dispatcher" if task.task_id in self._given_up else ""
         return f"task {task.task_id} of worker {task.worker_address}{given_up}, {state}"
 

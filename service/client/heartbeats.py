@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -19,7 +20,8 @@ from ..transport import NobodyListens
 
 log = logging.getLogger(__name__)
 
-WAIT_MS = 5_000
+HEARTBEAT_S = 5.0
+"""How long one waits for news."""
 
 SAY_NOW_S = 1.0
 """For telling the dispatcher something at once."""
@@ -48,6 +50,7 @@ class Heartbeats:
         self._consumer_id = consumer_id
         self._joined = news
         self._told = ""  # why no worker has a task
+        self._answered_s = time.monotonic()
         self._report = report
         self._hear = hear
         self._closed = closed
@@ -65,9 +68,14 @@ class Heartbeats:
         """Whether news may come."""
         return self._thread.is_alive()
 
+    @property
+    def silent_s(self) -> float:
+        """Since the dispatcher last answered one."""
+        return time.monotonic() - self._answered_s
+
     def join(self) -> None:
         """Wait for the thread, which ends once the consumer is closed."""
-        self._thread.join(timeout=WAIT_MS / 1000 + 1)
+        self._thread.join(timeout=HEARTBEAT_S + 1)
 
     def refused(self, uid: int, why: NobodyListens | None) -> None:
         """A worker's address refuses us, or (None) does so no longer."""
@@ -91,19 +99,22 @@ class Heartbeats:
 
     def _run(self) -> None:
         request = pb.ConsumerHeartbeatRequest(
-            consumer_id=self._consumer_id, wait_ms=WAIT_MS, version=self._joined.version
+            consumer_id=self._consumer_id,
+            wait_ms=int(1000 * HEARTBEAT_S),
+            version=self._joined.version,
         )
         self._warn(self._joined)
         while not self._closed.is_set():
             self._fill_in(request)
             try:
                 news = self._dispatcher.call(
-                    request, News, timeout_s=WAIT_MS / 1000 + 5, closed=self._closed
+                    request, News, timeout_s=HEARTBEAT_S + 5, closed=self._closed
                 )
             except ForebayError as error:
                 if not self._closed.is_set():
                     self._hear(error)
                 return
+            self._answered_s = time.monotonic()
             self._warn(news)
             if news.version != request.version:
                 request.version = news.version

@@ -93,6 +93,7 @@ class RoundsConsumer(Consumer):
             taken = self._take()
             self._let_removed_go()
             if taken is not None:
+                self._waits_anew()
                 yield taken
                 continue
             self._say_what_is_used_up()
@@ -179,7 +180,10 @@ class RoundsConsumer(Consumer):
                 return f"the other consumers, before round {self._limit}"
             if self._tasks[task_id].is_held():
                 return f"the others' word on task {task_id}, whose worker is lost or stops"
-            return f"the element of round {round_} of task {task_id}"
+        whose = f"task {task_id}"
+        if (info := self._listed.get(task_id)) is not None:
+            whose = self._awaited_of(info)
+        return f"round {round_}, for which the other consumers may not have come: {whose}"
 
     def _heard(self, news: News) -> None:
         with self._step:

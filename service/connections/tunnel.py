@@ -106,7 +106,9 @@ def open_tunnel(address: str, timeout_s: float) -> socket.socket:
     end = _ConsumersEnd(theirs, tunnel)
     if failure := tunnel.failure(timeout_s):
         end.close()
-        raise ConnectionError(f"no tunnel through gRPC to {address}: {failure}")
+        refused = "Connection refused" in failure
+        kind = ConnectionRefusedError if refused else ConnectionError
+        raise kind(f"no tunnel through gRPC to {address}: {failure}")
     return end
 
 

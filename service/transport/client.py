@@ -296,9 +296,7 @@ class BlockClient(WorkerClient):
                 header = message.block
                 block = decode_block(header, self._payload(header, frame, reader), peer)
                 key = header.task_id, header.subscription
-                with self._lock:
-                    wanted = self._receiving.accept(key, header.number, block, peer)
-                    self._give_credit()
+                wanted = self._accept(key, header.number, block, peer)
                 if wanted:
                     self._deliver(*key, block)
                 return wanted
@@ -311,6 +309,14 @@ class BlockClient(WorkerClient):
                 if ended is None:
                     raise ProtocolError(f"{peer} sent {other or 'an empty message'}")
                 return self._end(*ended)
+
+    def _accept(self, key: Key, number: int, block: Block, peer: str) -> bool:
+        with self._lock:
+            if self._goodbye is not None:  # by now: it says what has been received
+                return False
+            wanted = self._receiving.accept(key, number, block, peer)
+            self._give_credit()
+            return wanted
 
     def _payload(
         self, header: pb.Block, frame: frames.Frame, reader: frames.FrameReader

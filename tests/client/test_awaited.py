@@ -100,31 +100,62 @@ class TestWaiting:
             silent, refusing = Client.all[11], Client.all[12]
             silent.silence, refusing.silence = (False, 7), (True, 8)
             assert consumer._awaited() == (
-                "task 1 of worker h:1, which sends nothing; it was heard of 7 s ago; "
-                "task 2 of worker h:2, which refuses connections; it was heard of 8 s ago"
+                "task 1 of worker h:1, which sends nothing; nothing was heard of it for 7 s; "
+                "task 2 of worker h:2, which refuses connections; nothing was heard of it for 8 s"
             )
             consumer._held_by_others.add(1)
             consumer._update(tasks(1))
             assert consumer._awaited() == (
-                "task 2 of worker h:2, given up by the dispatcher, which refuses connections; it "
-                "was heard of 8 s ago; "
+                "task 2 of worker h:2, given up by the dispatcher, which refuses connections; "
+                "nothing was heard of it for 8 s; "
                 "task 1 of worker h:1, of which other trainers have the rest, and have not used it"
             )
             consumer._given_up.clear()
             consumer._end(1, EndOfTask())
-            assert consumer._awaited() == "other readers of the epoch, to come to its end"
+            assert consumer._awaited().startswith("the end of the epoch")
+
+    def test_for_nobody_that_is_for_us(self) -> None:
+        with consuming() as consumer:
+            consumer._update(tasks(1, 2, worker_tags=["COLOCATED"]))
+            assert consumer._awaited() == (
+                "a worker to read from: with target_workers=AUTO, those that have tasks are not: "
+                "h:1, h:2"
+            )
+
+    def test_the_dispatcher_does_not_answer(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with consuming() as consumer:
+            monkeypatch.setattr(Heartbeats, "silent_s", 33.0)
+            consumer._warn_of_waiting(100)
+            consumer._warn_of_waiting(160)
+            assert caplog.messages[0].endswith("; and the dispatcher has not answered for 33 s")
 
     def test_in_rounds(self) -> None:
         with consuming(RoundsConsumer, consumer_index=0, num_consumers=2) as consumer:
             assert consumer._awaited() == "a worker: none has a task of the epoch"
             consumer._heard(tasks(1, 2, starting_round=3))
-            assert consumer._awaited() == "the element of round 3 of task 1"
+            assert consumer._awaited().endswith("the other consumers may not have come: task 1")
+            consumer._update(tasks(1, 2, starting_round=3))
+            Client.all[11].silence = (False, 7)
+            assert consumer._awaited() == (
+                "round 3, for which the other consumers may not have come: task 1 of worker h:1, "
+                "which sends nothing; nothing was heard of it for 7 s"
+            )
             consumer._heard(tasks(1, 2, starting_round=3, lost=9))
             assert "the others' word on task 1" in consumer._awaited()
             news = tasks(1, 2, starting_round=3)
             news.block_round = 3
             consumer._heard(news)
             assert consumer._awaited() == "the other consumers, before round 3"
+
+    def test_who_takes_what_is_here_does_not_wait(self) -> None:
+        with consuming(RoundsConsumer, consumer_index=0, num_consumers=2) as consumer:
+            consumer._heard(tasks(1))
+            consumer._update(tasks(1))
+            Client.all[11].send(1, 5, 6)
+            consumer._waits_from_s = 1.0
+            assert next(consumer.blocks()).count and consumer._waits_from_s is None
 
 
 def test_what_no_worker_heard_is_known_once_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from forebay.service.blocks import Block
 from forebay.service.delivery import AnyBlock, AnyOutput, EndOfTask, HeldByOthers
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import BlockServer, LocalClient
+from forebay.service.transport import BlockClient, BlockServer, LocalClient
 from forebay.service.transport.sending import Farewell
 from forebay.service.transport.sessions import Sessions
 
@@ -169,6 +169,42 @@ def test_a_goodbye_that_was_cut_off_is_said_again(output: AnyOutput) -> None:
         assert output.waiting_elements == 2
     finally:
         consumer.client.close()
+        server.stop()
+
+
+def test_what_comes_while_it_is_left_is_not_received(output: AnyOutput) -> None:
+    """Its goodbye says what was; and it is said again, as the connection is cut."""
+    server = BlockServer(UID)
+    server.add_task(TASK, output)
+    server.start()
+    consumer = Consumer(server.addresses, start=False)
+    client = consumer.client
+    assert isinstance(client, BlockClient)
+    client.read(TASK, HANDS_BACK)
+    client.start()
+    came, go_on = threading.Event(), threading.Event()
+    payload = client._payload
+
+    def late(*arguments: Any) -> Any:
+        came.set()
+        go_on.wait(TIMEOUT_S)
+        return payload(*arguments)
+
+    try:
+        output.put(block(0, 2))
+        assert got(consumer) == [0, 1]
+        client._payload = late  # type: ignore[method-assign, assignment]
+        output.put(block(2, 2))
+        assert came.wait(TIMEOUT_S)
+        with client._lock:
+            client._cut()
+        client.hand_back(None)
+        go_on.set()
+        assert client.close(time.monotonic() + TIMEOUT_S)
+        assert output.waiting_elements == 4
+    finally:
+        go_on.set()
+        client.close()
         server.stop()
 
 
