@@ -38,6 +38,7 @@ _told: set[int] = set()
 """Signals to leave. No event: a handler cannot set one that its thread clears."""
 
 _reading = False
+"""Whether there is something to hand back; if not, SIGTERM ends the process at once."""
 
 
 class TrainerTask(msgspec.Struct, frozen=True):

@@ -154,6 +154,7 @@ class TestWaiting:
             consumer._heard(tasks(1))
             consumer._update(tasks(1))
             Client.all[11].send(1, 5, 6)
+            consumer._next_delivered()  # which is here from now on, and not taken
             consumer._waits_from_s = 1.0
             assert next(consumer.blocks()).count and consumer._waits_from_s is None
 
@@ -207,8 +208,11 @@ def test_heartbeats_say_which_workers_refuse(caplog: pytest.LogCaptureFixture) -
     heartbeats.refused(9, NobodyListens.WHERE_IT_ANSWERED)
     assert list(map(named, dispatcher.at_once)) == [([8], []), ([8], [7]), ([8, 9], [7])]
     assert [request.rounds.current for request in dispatcher.at_once] == [6, 6, 6]
+    heartbeats._answered_s -= 100
+    assert heartbeats.silent_s > 100
     dispatcher.answers.put(NEWS(version=5))
     again = dispatcher.waited.get(timeout=30)
+    assert heartbeats.silent_s < 100
     assert again.version == 5 and named(again) == ([8, 9], [7])
     assert heard.get(timeout=30).version == 5
     for uid in (7, 8):

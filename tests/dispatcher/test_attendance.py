@@ -90,6 +90,18 @@ async def join(dispatcher: Dispatcher, face: ForebayFace) -> int:
     return consumer_id
 
 
+def joined_before(storage: Storage) -> int:
+    """A consumer that joined, as `join` does, when another dispatcher led; its id."""
+    consumers: list[int] = []
+
+    async def before(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        await beat(face)
+        consumers.append(await join(dispatcher, face))
+
+    run(before, storage)
+    return consumers[0]
+
+
 async def say_refused(face: ForebayFace, consumer_id: int, answered: bool = True) -> None:
     request = pb.ConsumerHeartbeatRequest(consumer_id=consumer_id)
     (request.refused if answered else request.never_answered).append(UID)
@@ -206,19 +218,14 @@ def test_a_broken_poll_and_a_refused_consumer_are_enough(said_first: bool) -> No
 
 def test_a_new_leader_believes_it_of_a_worker_that_it_has_not_heard() -> None:
     storage = MemoryStorage()
-    consumers: list[int] = []
-
-    async def before(dispatcher: Dispatcher, face: ForebayFace) -> None:
-        await beat(face)
-        consumers.append(await join(dispatcher, face))
+    consumer_id = joined_before(storage)
 
     async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
         await some_checks()
         assert dispatcher.state.workers
-        await say_refused(face, consumers[0])
+        await say_refused(face, consumer_id)
         await until(lambda: not dispatcher.state.workers)
 
-    run(before, storage)
     run(scene, storage)
 
 
@@ -272,17 +279,17 @@ def test_also_while_it_says_that_it_drains() -> None:
     async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
         await beat(face)
         consumer_id = await join(dispatcher, face)
-        heartbeat = await poll(dispatcher, face)
-        request = pb.WorkerHeartbeatRequest(address="w:1", uid=UID, draining=True)
-        await face.worker_heartbeat(request)
-        waiting = beat(face, (await beat(face)).version)
+        drains = pb.WorkerHeartbeatRequest(address="w:1", uid=UID, draining=True)
+        version = (await face.worker_heartbeat(drains)).version
+        waits = pb.WorkerHeartbeatRequest(version=version, wait_ms=30_000)
+        waits.MergeFrom(drains)
+        heartbeat = asyncio.create_task(face.worker_heartbeat(waits))
         await until(lambda: dispatcher._waiting)
-        await face.worker_heartbeat(request)
+        await face.worker_heartbeat(drains)
         await say_refused(face, consumer_id, answered=False)
         await some_checks()
-        assert dispatcher.state.workers and not waiting.done()
-        await break_off(waiting)
-        heartbeat.cancel()
+        assert dispatcher.state.workers and not heartbeat.done()
+        await break_off(heartbeat)
 
     run(scene, reconnect_grace_ms=100)
 
@@ -295,7 +302,7 @@ def test_a_worker_that_comes_back_in_time_stays() -> None:
         await say_refused(face, consumer_id, answered=False)
         heartbeat = await poll(dispatcher, face)
         await say_refused(face, consumer_id, answered=False)
-        await asyncio.sleep(2)
+        await some_checks()
         assert dispatcher.state.workers
         await break_off(heartbeat)
 
@@ -304,19 +311,14 @@ def test_a_worker_that_comes_back_in_time_stays() -> None:
 
 def test_a_new_leader_waits_for_a_worker_that_refuses_strangers() -> None:
     storage = MemoryStorage()
-    consumers: list[int] = []
-
-    async def before(dispatcher: Dispatcher, face: ForebayFace) -> None:
-        await beat(face)
-        consumers.append(await join(dispatcher, face))
+    consumer_id = joined_before(storage)
 
     async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
-        await say_refused(face, consumers[0], answered=False)
+        await say_refused(face, consumer_id, answered=False)
         await some_checks()
         assert dispatcher.state.workers
 
-    run(before, storage)
-    run(scene, storage)
+    run(scene, storage, reconnect_grace_ms=1_000)  # of which who is new here has three
 
 
 def test_nobody_is_given_up_without_a_timeout() -> None:

@@ -172,6 +172,24 @@ def test_a_goodbye_that_was_cut_off_is_said_again(output: AnyOutput) -> None:
         server.stop()
 
 
+def test_who_never_reached_its_worker_has_nothing_to_hand_back() -> None:
+    consumer = Consumer([("unix", "@forebay-nobody")], start=False, give_up_s=1e9)
+    consumer.client.read(TASK, HANDS_BACK)
+    consumer.client.start()
+    consumer.client.hand_back(None)
+    assert consumer.client.close(0.0)
+
+
+def test_reading_and_stopping_before_the_first_credit_leaves_nothing() -> None:
+    sessions, output = Sessions(linger_s=10), AnyOutput()
+    sessions.add_task(TASK, output)
+    link = sessions.attach(1, lambda: None)
+    for _ in range(3):
+        sessions.read(link, TASK, 0, HANDS_BACK)
+        sessions.stop_reading(link, TASK)
+    assert link.goes_on_with == set() and not link.session.sendings
+
+
 def test_what_comes_while_it_is_left_is_not_received(output: AnyOutput) -> None:
     """Its goodbye says what was; and it is said again, as the connection is cut."""
     server = BlockServer(UID)
